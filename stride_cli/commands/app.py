@@ -1,0 +1,59 @@
+"""The `stride` command: its subcommands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from index_format.errors import IndexFormatError
+from stride_cli import errors
+from stride_cli.commands import index, model
+
+app = typer.Typer(
+    name="stride",
+    help="Which training documents made this language model say that?",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.add_typer(index.app, name="index")
+app.add_typer(model.app, name="model")
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if debug:
+        os.environ["STRIDE_DEBUG"] = "1"
+
+
+def main() -> NoReturn:
+    """Run the command line; every known error leaves as one line, a remedy and its exit code."""
+    try:
+        app(standalone_mode=True)
+    except (errors.StrideError, IndexFormatError) as error:
+        if os.environ.get("STRIDE_DEBUG"):
+            raise
+        sys.stderr.write(render_error(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(errors.EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output left (`| head`): quiet, and nothing more to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(errors.EXIT_DONE)
+    sys.exit(errors.EXIT_DONE)
+
+
+def render_error(error: errors.StrideError | IndexFormatError) -> str:
+    """`error: …` and, where there is one, `  fix: …`."""
+    text = f"error: {error.message}\n"
+    if error.fix:
+        text += f"  fix: {error.fix}\n"
+    return text

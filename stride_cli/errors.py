@@ -1,0 +1,64 @@
+"""What can go wrong, each with its exit code and what to do next."""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_INDEX = 3
+EXIT_INTERRUPTED = 130
+
+
+class StrideError(Exception):
+    """An error the user can act on: one line of what is wrong and one line of what to do.
+
+    Parameters
+    ----------
+    message : str
+        Names the thing, the expected and the found.
+    fix : str, optional
+        What to do next, often a command.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+
+class UsageError(StrideError, ValueError):
+    """A flag, a value or a combination of them that cannot work."""
+
+
+class CorpusError(StrideError, ValueError):
+    """A corpus that cannot be read; names the file and line."""
+
+
+class ModelError(StrideError, ValueError):
+    """A checkpoint that cannot be loaded, or whose structure is not understood."""
+
+
+class QueryError(StrideError, ValueError):
+    """A query that cannot be measured: empty, too long, or without a scored token."""
+
+
+class NumericalError(StrideError, ArithmeticError):
+    """Values that are not finite, or a solver that did not reach its tolerance."""
+
+
+class StorageError(StrideError, OSError):
+    """The disk refused: full, read-only, or no permission."""
+
+
+class MissingExtraError(StrideError, ImportError):
+    """An optional dependency is not installed; names the extra."""
+
+
+def require_extra(module: str, extra: str) -> MissingExtraError:
+    """The error for an optional dependency that is absent, naming the extra that brings it."""
+    return MissingExtraError(
+        f"this needs the Python package '{module}', which is not installed",
+        fix=f"pip install 'stride-tda[{extra}]'",
+    )
