@@ -1,0 +1,1 @@
+"""From files of documents to the chunks, the design and the index that hold them."""

@@ -1,0 +1,298 @@
+"""What a document is, and how a record of a corpus becomes one: checked, with an id of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stride_cli.errors import CorpusError
+
+FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document: a text, a prompt with its response, or a conversation; the other fields are None.
+
+    `messages` are `{"role": str, "content": str}`. `source` and `line` (from 1; the row of a Parquet file,
+    1 for a text file) say where it was read.
+    """
+
+    id: str
+    text: str | None = None
+    prompt: str | None = None
+    response: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+    source: str = ""
+    line: int = 0
+
+    @property
+    def plain_text(self) -> str:
+        """What a reader sees: the text; prompt and response, or the messages, on lines of their own."""
+        if self.text is not None:
+            return self.text
+        if self.messages is not None:
+            return "\n".join(message["content"] for message in self.messages)
+        return f"{self.prompt}\n{self.response}"
+
+    def digest(self, previous: bytes = b"") -> bytes:
+        """SHA-256 over `previous` and this document's id and content (not where it was read).
+
+        Chained over a corpus it is the corpus' fingerprint: equal for equal documents in equal order, however
+        they were split into files, and extended by what is appended.
+        """
+        if self.text is not None:
+            parts = ["text", self.id, self.text]
+        elif self.messages is not None:
+            parts = ["messages", self.id]
+            for message in self.messages:
+                parts += [message["role"], message["content"]]
+        else:
+            parts = ["prompt", self.id, self.prompt or "", self.response or ""]
+        data = [part.encode() for part in parts]
+        # lengths first: no two different documents give the same bytes
+        lengths = ",".join(str(len(part)) for part in data).encode()
+        return hashlib.sha256(b"\n".join([previous, lengths, *data])).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The names that a corpus gives its fields; an empty name switches a field off."""
+
+    id: str = "id"
+    text: str = "text"
+    prompt: str = "prompt"
+    response: str = "response"
+    messages: str = "messages"
+
+    def names(self) -> list[str]:
+        """The names in use."""
+        return [name for name in (self.id, self.text, self.prompt, self.response, self.messages) if name]
+
+
+class _Ids:
+    """The ids seen, by 16-byte digest, with where each was first seen."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._names: list[str] = ["the index that is appended to"]
+        self._number: dict[str, int] = {}
+        self._seen: dict[int, int] = {self._key(name): 0 for name in known}
+
+    @staticmethod
+    def _key(name: str) -> int:
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+
+    def take(self, name: str, source: str, line: int) -> str | None:
+        """None when the id is new and now taken; else where it was first seen."""
+        number = self._number.get(source)
+        if number is None:
+            number = self._number[source] = len(self._names)
+            self._names.append(source)
+        place = number << 40 | line
+        first = self._seen.setdefault(self._key(name), place)
+        if first is place:  # identity, not equality: the same file may be given twice
+            return None
+        source_name = self._names[first >> 40]
+        return f"{source_name}:{first & (1 << 40) - 1}" if first else source_name
+
+
+class DocumentParser:
+    """Turns records into documents and checks them."""
+
+    def __init__(
+        self, fields: Fields, max_bytes: int, number_ids: bool, first_number: int, known_ids: Iterable[str]
+    ) -> None:
+        if max_bytes < 1:
+            raise CorpusError(f"--max-document-bytes is {max_bytes}, expected at least 1")
+        self.fields = fields
+        self.max_bytes = max_bytes
+        self._number: int | None = first_number if number_ids else None
+        self._ids = _Ids(known_ids)
+
+    def document(
+        self, record: Mapping[str, Any], source: str, line: int, available: Sequence[str] | None = None
+    ) -> Document:
+        where = f"{source}:{line}"
+        name = "" if self._number is not None else self._read_id(record, where, available)
+        content = self._read_content(record, where, available)
+        return Document(id=self._claim(name, source, line), source=source, line=line, **content)
+
+    def text_file(self, text: str, source: str) -> Document:
+        _check_text(text, f"{source}:1", "the file")
+        _filled(text, f"{source}:1", "the file")
+        return Document(id=self._claim(source, source, 1), text=text, source=source, line=1)
+
+    def _claim(self, name: str, source: str, line: int) -> str:
+        if self._number is not None:
+            name = str(self._number)
+        first = self._ids.take(name, source, line)
+        if first is not None:
+            raise CorpusError(
+                f"{source}:{line}: expected ids that differ, found id {_short(name)} again, first at {first}",
+                fix="give each document its own id, number them with --number-ids, or keep the first of each "
+                "with --on-bad skip",
+            )
+        if self._number is not None:
+            self._number += 1
+        return name
+
+    def _read_id(self, record: Mapping[str, Any], where: str, available: Sequence[str] | None) -> str:
+        field = self.fields.id
+        value = record.get(field)
+        if value is None or value == "":
+            found = "an empty one" if value == "" else f"the fields {_listed(available or record)}"
+            raise CorpusError(
+                f"{where}: expected an id in the field '{field}', found {found}",
+                fix="name the field that holds the ids with --id-field NAME, or number the documents with "
+                "--number-ids",
+            )
+        if isinstance(value, int) and not isinstance(value, bool):
+            try:
+                return str(value)
+            except ValueError:  # over 4300 digits
+                value = float("inf")
+        if not isinstance(value, str):
+            raise _wrong_type(where, f"'{field}'", "a string or an integer", value)
+        _check_text(value, where, f"the field '{field}'")
+        return value
+
+    def _read_content(
+        self, record: Mapping[str, Any], where: str, available: Sequence[str] | None
+    ) -> dict[str, Any]:
+        names = self.fields
+        text = record.get(names.text) if names.text else None
+        prompt = record.get(names.prompt) if names.prompt else None
+        response = record.get(names.response) if names.response else None
+        messages = record.get(names.messages) if names.messages else None
+        forms = [
+            form
+            for form, there in (
+                (f"'{names.text}'", text is not None),
+                (f"'{names.prompt}' and '{names.response}'", prompt is not None and response is not None),
+                (f"'{names.messages}'", messages is not None),
+            )
+            if there
+        ]
+        if len(forms) > 1:
+            raise CorpusError(
+                f"{where}: expected one form of content, found {' and also '.join(forms)}",
+                fix="switch a field off with an empty name: --text-field '' (or --messages-field)",
+            )
+        if not forms:
+            raise CorpusError(
+                f"{where}: expected '{names.text}', or '{names.prompt}' and '{names.response}', or "
+                f"'{names.messages}', found the fields {_listed(available or record)}",
+                fix="name the field that holds the text with --text-field NAME (or --prompt-field, "
+                "--response-field, --messages-field)",
+            )
+        if text is not None:
+            return {
+                "text": _filled(
+                    _string(text, where, f"the field '{names.text}'"), where, f"the field '{names.text}'"
+                )
+            }
+        if messages is not None:
+            return {"messages": _check_messages(messages, where, names.messages)}
+        what = f"the field '{names.response}'"
+        return {
+            "prompt": _string(prompt, where, f"the field '{names.prompt}'"),
+            "response": _filled(_string(response, where, what), where, what),
+        }
+
+
+def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, str], ...]:
+    if not isinstance(messages, list):
+        raise _wrong_type(where, f"the field '{field}'", "a list of {role, content}", messages)
+    checked = []
+    for number, message in enumerate(messages, 1):
+        what = f"message {number} of '{field}'"
+        if not isinstance(message, Mapping):
+            raise _wrong_type(where, what, "an object {role, content}", message)
+        role = _string(message.get("role"), where, f"'role' of {what}")
+        content = _string(message.get("content"), where, f"'content' of {what}")
+        checked.append({"role": _filled(role, where, f"'role' of {what}"), "content": content})
+    if not any(message["content"].strip() for message in checked):
+        raise _empty(where, f"the field '{field}'")
+    return tuple(checked)
+
+
+def _string(value: Any, where: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(where, what, "a string", value)
+    _check_text(value, where, what)
+    return value
+
+
+def _check_text(text: str, where: str, what: str) -> None:
+    if "\0" in text:
+        raise nul_found(where, what)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CorpusError(
+                f"{where}: expected text that is valid Unicode, found half of a surrogate pair "
+                f"({text[error.start]!a}) in {what}",
+                fix=FIX_OR_SKIP,
+            ) from None
+
+
+def _filled(text: str, where: str, what: str) -> str:
+    if not text or text.isspace():
+        raise _empty(where, what)
+    return text
+
+
+def nul_found(where: str, what: str) -> CorpusError:
+    """The error for a NUL character."""
+    return CorpusError(f"{where}: expected text, found a NUL character in {what}", fix=FIX_OR_SKIP)
+
+
+def not_utf8(where: str, error: UnicodeDecodeError) -> CorpusError:
+    """The error for bytes that are not UTF-8, naming the first."""
+    return CorpusError(
+        f"{where}: expected UTF-8, found the byte 0x{error.object[error.start]:02x}",
+        fix="convert it (iconv -f latin1 -t utf-8), or leave such lines out with --on-bad skip",
+    )
+
+
+def _empty(where: str, what: str) -> CorpusError:
+    return CorpusError(
+        f"{where}: expected a document with text, found {what} empty",
+        fix="remove the line, or leave such lines out with --on-bad skip",
+    )
+
+
+def _wrong_type(where: str, what: str, expected: str, found: Any) -> CorpusError:
+    return CorpusError(
+        f"{where}: expected {what} to be {expected}, found {type_name(found)}", fix=FIX_OR_SKIP
+    )
+
+
+def type_name(value: Any) -> str:
+    """What a JSON value is, in words."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object"), (bytes, "raw bytes")):
+        if isinstance(value, kind):
+            return name
+    return type(value).__name__
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [f"'{_clip(str(name), 30)}'" for name in names]
+    return ", ".join(shown[:8]) + (", …" if len(shown) > 8 else "") if shown else "(none)"
+
+
+def _short(name: str) -> str:
+    return f"'{_clip(name, 60)}'"
+
+
+def _clip(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

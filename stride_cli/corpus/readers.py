@@ -1,0 +1,246 @@
+"""Documents of a corpus, one by one, whatever file they come in; bad ones named by file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stride_cli.corpus.documents import (
+    FIX_OR_SKIP,
+    Document,
+    DocumentParser,
+    Fields,
+    not_utf8,
+    nul_found,
+    type_name,
+)
+from stride_cli.corpus.streams import (
+    DamagedStream,
+    ReadLog,
+    Source,
+    find_sources,
+    open_stream,
+    read_lines,
+    total_bytes,
+)
+from stride_cli.errors import CorpusError, require_extra
+
+__all__ = ["DEFAULT_MAX_DOCUMENT_BYTES", "Document", "Fields", "read_documents"]
+
+DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
+_BOM = b"\xef\xbb\xbf"
+_TEXT_SUFFIXES = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml"}
+_PARQUET_ROWS = 256
+
+
+def read_documents(
+    sources: Sequence[str],
+    *,
+    fields: Fields = Fields(),
+    on_bad: str = "error",
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
+    number_ids: bool = False,
+    known_ids: Iterable[str] = (),
+    first_number: int = 0,
+    log: ReadLog | None = None,
+) -> Iterator[Document]:
+    """Stream the documents of a corpus in order.
+
+    Parameters
+    ----------
+    sources : sequence of str
+        Files (JSON Lines, Parquet, plain text with one document a file; .gz and .zst of either), globs, `-`.
+    fields : Fields
+        What the corpus calls its fields.
+    on_bad : "error" | "skip"
+        What happens to a record that cannot be used; skipped ones are counted and told on stderr.
+    max_document_bytes : int
+        A line or text file of more bytes is bad; it is never held whole.
+    number_ids : bool
+        Number the documents from `first_number` and read no ids.
+    known_ids : iterable of str
+        Ids already taken (by an index that is appended to).
+    log : ReadLog, optional
+        Receives what is skipped and how far the read is; then `on_bad` is the log's.
+
+    Memory: one document, and about 130 bytes for each id seen.
+
+    Raises
+    ------
+    CorpusError
+        With file and line: broken JSON, not an object, missing or duplicate id, empty document, not UTF-8,
+        a NUL, too long, a wrong type; a truncated archive. And: no such file, a pattern without a match, no
+        document at all.
+        Sources are looked up at the call, before the first document is asked for.
+    """
+    found = find_sources(sources)
+    log = log if log is not None else ReadLog(on_bad)
+    log.bytes_total = total_bytes(found)
+    parser = DocumentParser(fields, max_document_bytes, number_ids, first_number, known_ids)
+    return _read(found, parser, log)
+
+
+def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    count = 0
+    try:
+        for source in sources:
+            if source.kind == "parquet":
+                documents = _read_parquet(source, parser, log)
+            elif source.kind == "text":
+                documents = _read_text(source, parser, log)
+            else:
+                documents = _read_jsonl(source, parser, log)
+            for document in documents:
+                count += 1
+                yield document
+    finally:
+        log.finish()
+    if count == 0:
+        names = ", ".join(source.name for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+        skipped = f" ({log.skipped} bad records were skipped)" if log.skipped else ""
+        raise CorpusError(
+            f"{names}: expected at least one document, found none{skipped}",
+            fix='give a file with lines such as {"id": "a", "text": "..."}',
+        )
+
+
+def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    number = 0
+    with open_stream(source, log) as stream:
+        try:
+            for number, line in read_lines(stream, parser.max_bytes):
+                where = f"{source.name}:{number}"
+                try:
+                    if line is None:
+                        raise _too_long(where, parser.max_bytes, "line")
+                    if number == 1:
+                        line = line.removeprefix(_BOM)
+                    if not line.strip():
+                        continue
+                    record = _parse_json(line, source.name, number)
+                    document = parser.document(record, source.name, number)
+                except CorpusError as error:
+                    log.reject(error)
+                    continue
+                yield document
+        except DamagedStream as error:
+            raise _damaged(source, number + 1, error) from None
+
+
+def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    with open_stream(source, log) as stream:
+        try:
+            data = stream.read(parser.max_bytes + 1)
+        except DamagedStream as error:
+            raise _damaged(source, 1, error) from None
+    try:
+        if len(data) > parser.max_bytes:
+            raise _too_long(f"{source.name}:1", parser.max_bytes, "file")
+        text = _decode(data.removeprefix(_BOM), source.name, 1)
+        if source.path is not None and source.path.suffix.lower() not in _TEXT_SUFFIXES:
+            _refuse_disguised_jsonl(text, source)
+        document = parser.text_file(text, source.name)
+    except CorpusError as error:
+        log.reject(error)
+        return
+    yield document
+
+
+def _read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise require_extra("pyarrow", "parquet") from None
+    path = source.path
+    assert path is not None  # stdin is never Parquet
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = list(file.schema_arrow.names)
+            wanted = [name for name in parser.fields.names() if name in columns]
+            size, rows = path.stat().st_size, max(file.metadata.num_rows, 1)
+            log.enter(lambda: size * min(row, rows) // rows)
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=wanted):
+                # an unwanted-columns-only file gives batches without a column but with their rows
+                for index in range(batch.num_rows):
+                    row += 1
+                    where = f"{source.name}:{row}"
+                    try:
+                        try:
+                            record = {name: batch.column(name)[index].as_py() for name in wanted}
+                        except UnicodeDecodeError as error:
+                            raise not_utf8(where, error) from None
+                        if sum(len(v) for v in record.values() if isinstance(v, str)) > parser.max_bytes:
+                            raise _too_long(where, parser.max_bytes, "row")
+                        document = parser.document(record, source.name, row, columns)
+                    except CorpusError as error:
+                        log.reject(error)
+                        continue
+                    yield document
+            log.leave()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(
+            f"{source.name}:{row + 1}: expected a readable Parquet file, found: {str(error).splitlines()[0]}",
+            fix="write the file again; a copy or download may have been cut off",
+        ) from None
+
+
+def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
+    where = f"{name}:{number}"
+    text = _decode(line, name, number)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        fix = FIX_OR_SKIP
+        if name.lower().endswith(".json"):
+            fix = "give one object a line: jq -c '.[]? // .' FILE.json > FILE.jsonl"
+        raise CorpusError(
+            f"{where}: expected a JSON object on the line, found broken JSON: {reason}", fix=fix
+        ) from None
+    if not isinstance(record, dict):
+        fix = FIX_OR_SKIP
+        if isinstance(record, list):
+            fix = "give one object a line: jq -c '.[]' FILE > FILE.jsonl"
+        raise CorpusError(f"{where}: expected a JSON object on the line, found {type_name(record)}", fix=fix)
+    return record
+
+
+def _refuse_disguised_jsonl(text: str, source: Source) -> None:
+    first = text.lstrip()[:1]
+    if first != "{":
+        return
+    try:
+        is_object = isinstance(json.loads(text.lstrip().split("\n", 1)[0]), dict)
+    except (ValueError, RecursionError):
+        return
+    if is_object:
+        raise CorpusError(
+            f"{source.name}:1: expected plain text (one document a file), found JSON Lines",
+            fix=f"name it .jsonl, or pipe it in: stride index build - < {source.name}",
+        )
+
+
+def _damaged(source: Source, line: int, error: DamagedStream) -> CorpusError:
+    return CorpusError(
+        f"{source.name}:{line}: expected a whole archive, found that {error}",
+        fix="copy or download the file again; a compressed file can be checked with gzip -t or zstd -t",
+    )
+
+
+def _too_long(where: str, limit: int, unit: str) -> CorpusError:
+    return CorpusError(
+        f"{where}: expected a {unit} of at most {limit:,} bytes, found a longer one",
+        fix="split the document, raise --max-document-bytes, or leave it out with --on-bad skip",
+    )
+
+
+def _decode(data: bytes, name: str, line: int) -> str:
+    if b"\0" in data:
+        raise nul_found(f"{name}:{line + data[: data.index(0)].count(10)}", "the line")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{name}:{line + data[: error.start].count(10)}", error) from None
