@@ -63,3 +63,9 @@ class StageMissing(IndexFormatError, KeyError):
 
     def __str__(self) -> str:  # KeyError would show the repr
         return self.message
+
+
+class StorageFull(IndexFormatError, OSError):
+    """The disk, or the quota, is full; what is committed so far can be resumed."""
+
+    exit_code = 2

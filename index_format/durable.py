@@ -1,0 +1,226 @@
+"""Making bytes stay: fsync, atomic replacement, locks, and a full disk told as such."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from index_format.errors import IndexBusy, IndexExists, StorageFull
+
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+# the kernel or the filesystem does not know the flag
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+_COPY_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def storage(path: Path, n_bytes: int) -> Iterator[None]:
+    """Turn "no space" and "over quota" into StorageFull, which names `path` and the bytes being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, StorageFull):
+            raise
+        full = StorageFull(
+            f"no space left while writing {n_bytes:,} bytes to {path} ({_free_bytes(path):,} bytes free)",
+            fix="free some space and rerun the same command; it resumes from the last commit",
+        )
+        full.errno = error.errno
+        raise full from error
+
+
+def _free_bytes(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, path: Path) -> None:
+    """Write all of `data` to `fd` at its position; StorageFull when the disk is full."""
+    view = memoryview(data).cast("B")
+    with storage(path, len(view)):
+        while len(view):
+            view = view[os.write(fd, view) :]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Create or replace the file `path`, on disk when this returns (its directory entry is not)."""
+    with storage(path, len(data)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write_all(fd, data, path)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and its parents where missing."""
+    with storage(path, 0):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of directory `path` durable."""
+    with storage(path, 0):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network filesystems cannot, and need not
+                raise
+        finally:
+            os.close(fd)
+
+
+def sync_tree(path: Path) -> None:
+    """Make the entries of `path` and of all directories below it durable."""
+    for directory, _, _ in os.walk(path):
+        sync_directory(Path(directory))
+
+
+def sha256_file(path: Path) -> tuple[int, str]:
+    """(length, SHA-256 in hexadecimal) of a file, read in pieces."""
+    digest = hashlib.sha256()
+    length = 0
+    with path.open("rb") as file:
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+            length += len(piece)
+    return length, digest.hexdigest()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give `source` a second name; copy it where the filesystem has no hard links."""
+    make_directory(target.parent)
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with storage(target, 0):
+                raise
+        copy_file(source, target)
+
+
+def copy_file(source: Path, target: Path) -> str:
+    """Copy a file, durably; returns the SHA-256 of what was read."""
+    make_directory(target.parent)
+    digest = hashlib.sha256()
+    with storage(target, source.stat().st_size), source.open("rb") as read, target.open("wb", 0) as write:
+        while piece := read.read(_COPY_BYTES):
+            digest.update(piece)
+            write_all(write.fileno(), piece, target)
+        os.fsync(write.fileno())
+    return digest.hexdigest()
+
+
+def link_tree(source: Path, target: Path, *, skip: tuple[str, ...] = ()) -> None:
+    """`link_or_copy` for every file below `source`, except those whose name is in `skip`."""
+    for directory, _, names in os.walk(source):
+        here = target / Path(directory).relative_to(source)
+        make_directory(here)
+        for name in names:
+            if name not in skip:
+                link_or_copy(Path(directory) / name, here / name)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename, in one step, to a name that is free; IndexExists when it is not."""
+    failure = _renameat2(source, target, _RENAME_NOREPLACE)
+    if failure in _UNSUPPORTED:
+        # os.rename would replace an empty directory only, and never one with something in it
+        failure = errno.EEXIST if os.path.lexists(target) else 0
+        if not failure:
+            source.rename(target)
+    if failure == errno.EEXIST:
+        raise IndexExists(f"{target} has appeared while its build was running", fix="move it away and rerun")
+    if failure:
+        raise OSError(failure, os.strerror(failure), str(source), None, str(target))
+
+
+def exchange(source: Path, target: Path, aside: Path) -> None:
+    """Put `source` in the place of `target`, in one step where the filesystem can.
+
+    Afterwards what was at `target` is at `source`, or at `aside` where it had to be done in two renames (a
+    reader between the two finds nothing at `target`; `aside` tells the next build to put it back).
+    """
+    failure = _renameat2(source, target, _RENAME_EXCHANGE)
+    if failure in _UNSUPPORTED:
+        target.rename(aside)
+        source.rename(target)
+    elif failure:
+        raise OSError(failure, os.strerror(failure), str(source), None, str(target))
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> int:
+    """The errno of renameat2(2), 0 when it worked."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # an older C library, or not Linux
+        return errno.ENOSYS
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags) == 0:
+        return 0
+    return ctypes.get_errno()
+
+
+class DirectoryLock:
+    """An exclusive lock on a directory, held by the file ``lock`` in it; gone when its process is.
+
+    Raises
+    ------
+    IndexBusy      another live process holds it
+    """
+
+    NAME = "lock"
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / self.NAME
+        self._fd = -1
+        while self._fd < 0:
+            self._try()
+
+    def _try(self) -> None:
+        make_directory(self._path.parent)
+        with storage(self._path, 0):
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:  # the holder has just published and removed the directory
+                return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise IndexBusy(
+                f"another process{f' ({holder})' if holder else ''} is building in {self._path.parent}",
+                fix="wait until it has finished, or stop it",
+            ) from None
+        # the file may have been unlinked, by the holder, between our open and our lock
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), self._path.stat()):
+                self._fd = fd
+                with contextlib.suppress(OSError):  # the number is a courtesy; a full disk must not stop us
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                return
+        os.close(fd)
+
+    def remove(self) -> None:
+        """Delete the lock file and let go; the last act of a build."""
+        self._path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go, leaving the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

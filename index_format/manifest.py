@@ -1,0 +1,60 @@
+"""manifest.json: the length and SHA-256 of every file, in canonical bytes that carry their own digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from index_format.errors import IndexDamaged
+from index_format.metadata import encode_json
+
+MANIFEST = "manifest.json"
+_KIND = "stride-manifest"
+
+
+def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
+    """The bytes of manifest.json and the digest in them.
+
+    Parameters
+    ----------
+    files : mapping      path relative to the manifest's directory -> (length in bytes, SHA-256 in hexadecimal)
+    """
+    content: dict[str, Any] = {
+        "files": {path: {"length": length, "sha256": digest} for path, (length, digest) in files.items()},
+        "kind": _KIND,
+        "version": 1,
+    }
+    digest = hashlib.sha256(encode_json(content)).hexdigest()
+    return encode_json({**content, "digest": digest}), digest
+
+
+def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
+    """The files that `directory` should hold, and the manifest's digest.
+
+    Returns
+    -------
+    files : dict      path -> (length, SHA-256)
+    digest : str
+
+    Raises
+    ------
+    IndexDamaged      the manifest is missing, or any byte of it is not what was written
+    """
+    path = directory / MANIFEST
+    fix = "restore the index from a copy, or build it again"
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise IndexDamaged(f"{path} is missing", fix=fix) from None
+    try:
+        content = json.loads(data)
+        files = {path: (entry["length"], entry["sha256"]) for path, entry in content["files"].items()}
+        canonical, digest = encode_manifest(files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise IndexDamaged(f"{path} is no manifest", fix=fix) from None
+    if data != canonical:
+        raise IndexDamaged(f"{path} does not match its own digest", fix=fix)
+    return files, digest
