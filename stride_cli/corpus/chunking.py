@@ -1,0 +1,269 @@
+"""Documents to tokens to chunks: which tokens a chunk holds, and which of them are scored (ω)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from stride_cli.corpus.documents import Document
+from stride_cli.errors import CorpusError
+
+# Private-use characters that stand for the contents while a chat template is taken apart.
+_OPEN, _CLOSE = "\ue0a0", "\ue0a1"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A tokenised document.
+
+    Attributes
+    ----------
+    tokens : ndarray (L,) int32
+        With one BOS in front where the tokenizer has one.
+    scored : ndarray (L,) bool
+        The tokens whose loss counts (ω, paper app:token_masking): all of a text, only the answers of a
+        prompt and response or a conversation. Never the first, which has nothing before it.
+    document : Document
+    """
+
+    tokens: np.ndarray
+    scored: np.ndarray
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A contiguous block of a document.
+
+    Attributes
+    ----------
+    tokens : ndarray (L,) int32, 1 <= L <= block_size
+    loss_start : int
+        First scored position, at least 1 (the first token of a chunk is read without context); L when none
+        is.
+    loss_mask : ndarray (L,) uint8 | None
+        1 where a token is scored; None when that is loss_start … L-1.
+    """
+
+    tokens: np.ndarray
+    loss_start: int
+    loss_mask: np.ndarray | None
+
+    @property
+    def n_scored(self) -> int:
+        """How many of the tokens are scored."""
+        return len(self.tokens) - self.loss_start if self.loss_mask is None else int(self.loss_mask.sum())
+
+
+class DocumentTokenizer:
+    """Tokenises documents in batches with the checkpoint's own tokenizer, and cuts them into chunks.
+
+    Parameters
+    ----------
+    tokenizer : transformers tokenizer
+        Its chat template, where it has one, joins prompt and response, and messages; without one the parts
+        are joined by line breaks. Special tokens written out in a text are read as such, as in training.
+    block_size : int
+        Most tokens of a chunk.
+    """
+
+    def __init__(self, tokenizer: Any, *, block_size: int) -> None:
+        if block_size < 2:
+            raise CorpusError(
+                f"the block size is {block_size}, expected at least 2 (a chunk's first token is not scored)",
+                fix="give --block-size 512, or leave it out",
+            )
+        self.tokenizer = tokenizer
+        self.block_size = block_size
+        self.bos: int | None = tokenizer.bos_token_id
+        # a byte-level tokenizer may have more ids than len() counts when ids are not contiguous
+        highest = max(tokenizer.get_vocab().values(), default=0)
+        self.token_dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.uint32)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+        self._scaffold = lru_cache(maxsize=256)(self._take_apart)
+
+    def encode_batch(self, documents: Sequence[Document]) -> list[Encoded]:
+        """Tokenise documents; the order is kept, and a document's result does not depend on its batch.
+
+        Raises
+        ------
+        CorpusError
+            The chat template refuses a conversation, or rewrites its answers so that they cannot be found
+            again.
+        """
+        texts: list[str] = []
+        answers: list[list[tuple[int, int]] | None] = []
+        for document in documents:
+            text, spans = self._render(document)
+            texts.append(text)
+            answers.append(spans)
+        if not texts:
+            return []
+        batch = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            # else a warning for each document longer than the context: that is what chunks are for
+            verbose=False,
+        )
+        return [
+            self._encoded(document, ids, spans, batch, number)
+            for number, (document, ids, spans) in enumerate(
+                zip(documents, batch["input_ids"], answers, strict=True)
+            )
+        ]
+
+    def chunks(self, encoded: Encoded) -> list[Chunk]:
+        """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
+        size = self.block_size
+        return [
+            _chunk(encoded.tokens[start : start + size], encoded.scored[start : start + size])
+            for start in range(0, len(encoded.tokens), size)
+        ]
+
+    def _encoded(
+        self, document: Document, ids: list[int], spans: list[tuple[int, int]] | None, batch: Any, number: int
+    ) -> Encoded:
+        tokens = np.array(ids, np.int32)
+        if spans is None:
+            scored = np.ones(len(tokens), bool)
+        else:
+            scored = np.zeros(len(tokens), bool)
+            end = 0
+            for span in spans:
+                first, end = self._token_range(batch, number, tokens, span)
+                scored[first:end] = True
+            if end and (document.messages is None or document.messages[-1]["role"] == "assistant"):
+                # what the template writes after the last answer is neither scored nor read by what is
+                tokens, scored = tokens[:end], scored[:end]
+        if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
+            tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
+            scored = np.concatenate([np.zeros(1, bool), scored])
+        scored[:1] = False
+        return Encoded(tokens, scored, document)
+
+    def _token_range(
+        self, batch: Any, number: int, tokens: np.ndarray, span: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Tokens that hold a character of the answer, and the end-of-turn token right behind it."""
+        begin, stop = span
+        first = last = None
+        for position in range(begin, stop):  # some tokenizers give no token to white space
+            first = batch.char_to_token(number, position)
+            if first is not None:
+                break
+        for position in range(stop - 1, begin - 1, -1):
+            last = batch.char_to_token(number, position)
+            if last is not None:
+                break
+        if first is None or last is None:
+            return 0, 0
+        end = last + 1
+        # a character of several bytes can be several tokens, all with its place
+        while end < len(tokens) and (place := batch.token_to_chars(number, end)) and place.start < stop:
+            end += 1
+        if end < len(tokens) and int(tokens[end]) in self._special:
+            end += 1  # stopping is a part of the answer
+        return first, end
+
+    def _render(self, document: Document) -> tuple[str, list[tuple[int, int]] | None]:
+        """The text to tokenise and the character ranges of its answers; None when all of it is scored."""
+        if document.text is not None:
+            return document.text, None
+        if document.messages is not None:
+            messages = list(document.messages)
+        else:
+            messages = [
+                {"role": "user", "content": document.prompt or ""},
+                {"role": "assistant", "content": document.response or ""},
+            ]
+        if not getattr(self.tokenizer, "chat_template", None):
+            return _join([""] + ["\n"] * (len(messages) - 1) + [""], messages)
+        text = self._apply_template(messages, document)
+        pieces = self._scaffold(tuple(message["role"] for message in messages))
+        if pieces is not None:
+            # templates write contents as they are, or without white space around them
+            for clean in (lambda content: content, str.strip):
+                joined, spans = _join(
+                    pieces, [{**message, "content": clean(message["content"])} for message in messages]
+                )
+                if joined == text:
+                    return joined, spans
+        return text, self._spans_by_prefix(text, messages, document)
+
+    def _take_apart(self, roles: tuple[str, ...]) -> list[str] | None:
+        """What the template writes around the contents of a conversation with these roles; None if that
+        depends on the contents."""
+        marked = [{"role": role, "content": f"{_OPEN}{number}{_CLOSE}"} for number, role in enumerate(roles)]
+        try:
+            rest = self.tokenizer.apply_chat_template(marked, tokenize=False)
+        except Exception:
+            return None
+        pieces = []
+        for message in marked:
+            piece, found, rest = rest.partition(message["content"])
+            if not found:
+                return None
+            pieces.append(piece)
+        return [*pieces, rest]
+
+    def _spans_by_prefix(
+        self, text: str, messages: list[dict[str, str]], document: Document
+    ) -> list[tuple[int, int]]:
+        """Answers of a template that depends on the contents: what each adds to what was there before."""
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._apply_template(messages[:number], document, add_generation_prompt=True)
+            content = message["content"].strip()
+            begin = text.find(content, len(before)) if text.startswith(before) else -1
+            if begin < 0:
+                raise CorpusError(
+                    f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
+                    f"document '{document.id}', so its answer tokens cannot be told from the others",
+                    fix="give prompt and response as one 'text', or use a tokenizer with a plainer template",
+                )
+            spans.append((begin, begin + len(content)))
+        return spans
+
+    def _apply_template(self, messages: list[dict[str, str]], document: Document, **options: Any) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        except Exception as error:  # jinja2 errors, and whatever the template raises itself
+            raise CorpusError(
+                f"{document.source}:{document.line}: the model's chat template refuses document "
+                f"'{document.id}': {error}",
+                fix="correct the roles (most templates take user and assistant in turn), or leave it out",
+            ) from None
+
+
+def _join(pieces: Sequence[str], messages: Sequence[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
+    """The contents between the pieces, and the character ranges of the assistant's."""
+    parts, spans, length = [], [], 0
+    for piece, message in zip(pieces, messages, strict=False):
+        length += len(piece)
+        if message["role"] == "assistant" and message["content"]:
+            spans.append((length, length + len(message["content"])))
+        length += len(message["content"])
+        parts += [piece, message["content"]]
+    return "".join([*parts, pieces[len(messages)]]), spans
+
+
+def _chunk(tokens: np.ndarray, scored: np.ndarray) -> Chunk:
+    length = len(tokens)
+    positions = np.flatnonzero(scored[1:])
+    if len(positions) == 0:
+        return Chunk(tokens, length, None)
+    start = int(positions[0]) + 1
+    if len(positions) == length - start:
+        return Chunk(tokens, start, None)
+    mask = scored.astype(np.uint8)
+    mask[0] = 0
+    return Chunk(tokens, start, mask)
