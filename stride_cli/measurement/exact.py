@@ -1,0 +1,158 @@
+"""Exact measurement: K steered continuations from the layer (paper, alg:stride, "Measure perturbation")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.errors import QueryError
+from stride_cli.measurement.linear import measure_linear
+from stride_cli.operators.batches import Batch
+from stride_cli.operators.store import Operators
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+
+_LOGIT_BYTES = 256 << 20
+_AGREEMENT = 0.999
+_STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
+
+
+def measure_exact(
+    model: CausalLM,
+    operators: Operators,
+    batch: Batch,
+    *,
+    subsets: np.ndarray | None = None,
+    batch_size: int = 8,
+) -> np.ndarray:
+    """Loss change that steering towards each subset causes on each query.
+
+        y[q, k] = loss(base, q) − loss(steered by k, q)                          operators fitted by sgd
+        y[q, k] = (loss(steered by −εk, q) − loss(steered by +εk, q)) / 2ε       closed form, ε = operators.step
+
+    Sign: positive where subset k lowers the loss on q (opposite to the paper's eq:perturbation). The hidden state
+    at the layer is computed once per query, the head runs at scored positions only, the loss is in float32.
+
+    Parameters
+    ----------
+    model : CausalLM
+    operators : Operators        K subsets
+    batch : Batch                Q queries
+    subsets : (S,) int64         measure only these; all K by default
+    batch_size : int             steered continuations at once; the result does not depend on it
+
+    Returns
+    -------
+    ndarray (Q, S) float64       mean nats per scored token
+
+    Raises
+    ------
+    QueryError                   a query has no scored token
+    """
+    chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
+    spaces = [space.to(model.device) for space in operators.spaces]
+    central = operators.fit == "closed"
+    responses = np.zeros((len(batch.ids), len(chosen)))
+    with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
+        for row in range(len(batch.ids)):
+            weights = batch.weights[row, 1:]
+            scored = torch.nonzero(weights).flatten()
+            if len(scored) == 0:
+                raise QueryError(
+                    f"query {int(batch.rows[row])} has no scored token", fix="give it a response of one token or more"
+                )
+            length = int(scored[-1]) + 2
+            ids = batch.ids[row : row + 1, :length].to(model.device)
+            share = (weights[scored] / weights[scored].sum()).to(model.device)
+            scored = scored.to(model.device)
+            targets = ids[0, scored + 1]
+            hidden = model.hidden(ids, operators.layer)
+            base = None
+            if not central:
+                base = _losses(model, spaces, operators.layer, hidden, None, scored, targets, share)[0]
+            limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
+            size = max(1, min(batch_size, limit))
+            for start in range(0, len(chosen), size):
+                picked = chosen[start : start + size]
+                gates = [torch.from_numpy(np.array(gate[picked])).to(model.device) for gate in operators.gates]
+                if central:
+                    scaled = [gate * operators.step for gate in gates]
+                    up = _losses(model, spaces, operators.layer, hidden, scaled, scored, targets, share)
+                    flipped = [-gate for gate in scaled]
+                    down = _losses(model, spaces, operators.layer, hidden, flipped, scored, targets, share)
+                    change = (down - up) / (2 * operators.step)
+                else:
+                    assert base is not None
+                    change = base - _losses(model, spaces, operators.layer, hidden, gates, scored, targets, share)
+                responses[row, start : start + len(picked)] = change.cpu().numpy()
+                bar.advance(len(picked))
+    return responses
+
+
+def choose_step(model: CausalLM, operators: Operators, batch: Batch, *, seed: int) -> tuple[float, float]:
+    """The largest ε at which central differences agree with the first-order response.
+
+    Parameters
+    ----------
+    batch : Batch      probe sequences
+
+    Returns
+    -------
+    step : float, agreement : float      Pearson correlation over 24 random subsets at that step, worst probe
+    """
+    chosen = np.sort(stream(seed, "step probes").permutation(operators.n_subsets)[:24])
+    linear = measure_linear(model, operators, batch)[:, chosen]
+    best = (_STEPS[-1], -1.0)
+    before = operators.step
+    try:
+        for step in _STEPS:
+            operators.step = step
+            exact = measure_exact(model, operators, batch, subsets=chosen)
+            agreement = min(pearson(a, b) for a, b in zip(linear, exact, strict=True))
+            if agreement >= _AGREEMENT:
+                return step, agreement
+            if agreement > best[1]:
+                best = (step, agreement)
+    finally:
+        operators.step = before
+    return best
+
+
+def pearson(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson correlation; 0 where either side does not vary."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / scale if scale > 0 and np.isfinite(scale) else 0.0
+
+
+def _losses(
+    model: CausalLM,
+    spaces: list,
+    layer: int,
+    hidden: torch.Tensor,
+    gates: list[torch.Tensor] | None,
+    scored: torch.Tensor,
+    targets: torch.Tensor,
+    share: torch.Tensor,
+) -> torch.Tensor:
+    """Mean loss over scored tokens of every steered continuation, (B,) float64; unsteered when gates is None."""
+    count = 1 if gates is None else len(gates[0])
+    state = hidden.expand(count, -1, -1)
+    pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
+    shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
+    if not isinstance(shift, int):
+        state = state + shift.to(state.dtype)
+    final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
+    logits = model.logits(final).float()  # (B, S, V)
+    for space, gate in pairs:
+        if space.site == "logit":
+            logits = logits + space(final, gate)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.repeat(count), reduction="none"
+    ).reshape(count, -1)
+    return (losses.double() * share.double()).sum(dim=1)

@@ -1,0 +1,40 @@
+"""First-order measurement: y = A g_x from one backward pass, whatever K is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.operators.batches import Batch
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.store import Operators
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+
+
+def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.ndarray:
+    """Loss change that steering towards each subset causes, to first order in the gates.
+
+        y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
+
+    For operators fitted in closed form this *is* the response that the fit defines; for gates that are not small
+    it is the linear part of what `measure_exact` returns.
+
+    Parameters
+    ----------
+    model : CausalLM
+    operators : Operators      K subsets
+    batch : Batch              Q queries
+
+    Returns
+    -------
+    ndarray (Q, K) float64     mean nats per scored token; positive where subset k lowers the loss on q
+    """
+    spaces = [space.to(model.device) for space in operators.spaces]
+    gradients, _, _ = gate_gradients(model, spaces, operators.layer, batch)
+    responses = np.zeros((len(batch.ids), operators.n_subsets))
+    for gates, gradient in zip(operators.gates, gradients, strict=True):
+        responses += (gates @ gradient.cpu().numpy().T).T
+    return responses

@@ -1,0 +1,106 @@
+"""Chunks of an index as padded batches of token ids and loss weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+_WINDOW = 256  # chunks sorted by length together: little padding, order still close to the index's
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A right-padded batch of sequences.
+
+    Attributes
+    ----------
+    rows : (B,) int64              which chunk (or query) each row is
+    ids : (B, T) int64             token ids; padding is 0 and is never scored
+    weights : (B, T) float32       ω of the paper's fidelity loss: 1 where the token is scored, else 0
+    """
+
+    rows: np.ndarray
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+    @property
+    def scored(self) -> torch.Tensor:
+        """Scored tokens of each row, (B,) float32."""
+        return self.weights.sum(dim=1)
+
+
+def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarray]) -> Batch:
+    """Right-pad sequences of unequal length to one batch."""
+    longest = max(len(row) for row in tokens)
+    ids = torch.zeros(len(tokens), longest, dtype=torch.int64)
+    mask = torch.zeros(len(tokens), longest, dtype=torch.float32)
+    for position, (row, weight) in enumerate(zip(tokens, weights, strict=True)):
+        ids[position, : len(row)] = torch.from_numpy(np.asarray(row, dtype=np.int64))
+        mask[position, : len(row)] = torch.from_numpy(np.asarray(weight, dtype=np.float32))
+    return Batch(rows, ids, mask)
+
+
+class ChunkReader:
+    """The chunks of an index, by number.
+
+    Parameters
+    ----------
+    index : Index
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.tokens = index.array("corpus/tokens")
+        self.offsets = np.asarray(index.array("corpus/chunk_offsets"))
+        self.loss_start = np.asarray(index.array("corpus/loss_start"))
+        self.loss_mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
+        self.lengths = np.diff(self.offsets)
+        self.n_chunks = len(self.lengths)
+
+    def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids (T,) and loss weights (T,) of one chunk."""
+        start, stop = int(self.offsets[row]), int(self.offsets[row + 1])
+        weights = (np.arange(stop - start) >= max(1, int(self.loss_start[row]))).astype(np.float32)
+        if self.loss_mask is not None:
+            weights *= np.asarray(self.loss_mask[start:stop])
+        return np.asarray(self.tokens[start:stop]), weights
+
+    def scored_tokens(self) -> int:
+        """How many tokens of the corpus are scored."""
+        if self.loss_mask is not None:
+            return sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
+        return int(np.maximum(0, self.lengths - np.maximum(1, self.loss_start)).sum())
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The given chunks as one batch."""
+        pairs = [self.chunk(int(row)) for row in rows]
+        return pad_batch(np.asarray(rows), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+    def plan(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
+        """Chunk numbers grouped into batches of at most ``batch_tokens`` padded tokens, in a fixed order.
+
+        The grouping depends on nothing but the lengths, so that interrupted passes continue exactly.
+        """
+        rows = np.arange(self.n_chunks) if rows is None else np.asarray(rows)
+        groups: list[np.ndarray] = []
+        for start in range(0, len(rows), _WINDOW):
+            window = rows[start : start + _WINDOW]
+            window = window[np.argsort(-self.lengths[window], kind="stable")]
+            position = 0
+            while position < len(window):
+                longest = max(1, int(self.lengths[window[position]]))
+                size = max(1, batch_tokens // longest)
+                groups.append(window[position : position + size])
+                position += size
+        return groups
+
+    def batches(self, batch_tokens: int, rows: np.ndarray | None = None) -> Iterator[Batch]:
+        """All chunks (or the given ones), batch by batch."""
+        for group in self.plan(batch_tokens, rows):
+            yield self.batch(group)

@@ -1,0 +1,256 @@
+"""The closed form: all K operators at once from one pass over the corpus.
+
+For small gates fidelity plus stability is quadratic in the gates of each subset,
+
+    −ḡ_k·a + ½ aᵀ (λ_stab F + γ I) a,      ḡ = D⁻¹ M G,   g_i = −∂loss(z_i)/∂a |_{a=0},
+
+with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum is
+``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
+distribution; when p exceeds the number of Fisher rows the system is solved in the dual.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.errors import NumericalError
+from stride_cli.operators.bases import fit_bases, label_uniforms
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.spaces import OperatorSpace
+from stride_cli.operators.store import Operators
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+
+DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 16}
+_CHECKPOINT_SECONDS = 120.0
+_FISHER_ROWS = 4096
+_FISHER_BYTES = 1 << 30
+_SPREAD_CHUNKS = 256
+_CHUNKS_AT_ONCE = 32  # G of so many chunks is held while it is added to M G
+
+
+@dataclass(frozen=True)
+class ClosedSettings:
+    """How the closed form is fitted.
+
+    Attributes
+    ----------
+    spaces : names of the operator spaces
+    layer : residual spaces act after this many blocks
+    ranks : rank of each space by name
+    n_buckets : c of the logit space
+    damping : γ as a multiple of the mean non-zero eigenvalue of λ_stab F
+    stability : λ_stab
+    batch_tokens : padded tokens in one forward pass
+    seed : names every random stream
+    """
+
+    spaces: tuple[str, ...]
+    layer: int
+    ranks: dict[str, int]
+    n_buckets: int = 4096
+    damping: float = 0.1
+    stability: float = 1.0
+    batch_tokens: int = 4096
+    seed: int = 0
+
+
+def fit_closed(
+    model: CausalLM,
+    chunks: ChunkReader,
+    columns: np.ndarray,
+    n_subsets: int,
+    settings: ClosedSettings,
+    *,
+    scratch: Path | None = None,
+) -> Operators:
+    """Fit every operator in closed form.
+
+    Parameters
+    ----------
+    model : CausalLM
+    chunks : ChunkReader                the n chunks of the corpus
+    columns : (n, d) unsigned           the subsets of each chunk
+    n_subsets : K
+    settings : ClosedSettings
+    scratch : directory, optional       where an interrupted pass continues from
+
+    Returns
+    -------
+    Operators        gates (K, p) float32 per space; every chunk seen
+
+    Raises
+    ------
+    NumericalError   a loss, gradient or Fisher matrix is not finite
+    """
+    spaces = fit_bases(
+        model,
+        chunks,
+        settings.spaces,
+        settings.layer,
+        ranks=settings.ranks,
+        n_buckets=settings.n_buckets,
+        seed=settings.seed,
+        batch_tokens=settings.batch_tokens,
+    )
+    sums, fisher, probes, loss = _accumulate(model, spaces, chunks, columns, n_subsets, settings, scratch)
+    sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
+    gates = []
+    for total, rows in zip(sums, fisher, strict=True):
+        mean = total / torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None]
+        gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
+    _equalise(gates, probes)
+    return Operators(
+        spaces=[space.cpu() for space in spaces],
+        gates=[gate.numpy() for gate in gates],
+        layer=settings.layer,
+        fit="closed",
+        seen=np.ones(chunks.n_chunks, dtype=np.uint8),
+        log={"loss": np.asarray([loss])},
+    )
+
+
+def solve_gates(
+    mean_gradients: torch.Tensor, fisher_rows: torch.Tensor, *, damping: float, stability: float = 1.0
+) -> torch.Tensor:
+    """``(λ_stab F + γ I)⁻¹ ḡ_k`` for every subset, with ``F = RᵀR / N``.
+
+    Parameters
+    ----------
+    mean_gradients : (K, p) float32      ḡ = D⁻¹ M G
+    fisher_rows : (N, p) float32         R
+    damping : float                      γ / (mean non-zero eigenvalue of λ_stab F)
+    stability : float                    λ_stab
+
+    Returns
+    -------
+    Tensor (K, p) float32; primal (p × p) when p ≤ N, else dual (N × N), in float64 where it matters
+
+    Raises
+    ------
+    NumericalError
+        F is zero or not finite.
+    """
+    n_rows, size = fisher_rows.shape
+    trace = float((fisher_rows.double() ** 2).sum()) * stability / n_rows
+    if not np.isfinite(trace) or trace <= 0:
+        raise NumericalError(
+            f"the Fisher matrix has trace {trace} (expected a positive number): the model's output does not "
+            "depend on the gates",
+            fix="steer at another layer (--layer) or check the checkpoint",
+        )
+    gamma = damping * trace / min(n_rows, size)
+    if size <= n_rows:
+        rows = fisher_rows.double()
+        system = rows.T @ rows * (stability / n_rows)
+        system.diagonal().add_(gamma)
+        factor = torch.linalg.cholesky(system)
+        return torch.cholesky_solve(mean_gradients.double().T, factor).T.float().contiguous()
+    # Woodbury: (c RᵀR + γI)⁻¹ b = (b − Rᵀ (RRᵀ + γ/c I)⁻¹ R b) / γ,  c = λ_stab / N
+    gram = (fisher_rows @ fisher_rows.T).double()
+    gram.diagonal().add_(gamma * n_rows / stability)
+    factor = torch.linalg.cholesky(gram)
+    inner = torch.cholesky_solve((fisher_rows @ mean_gradients.T).double(), factor)  # (N, K)
+    return torch.addmm(mean_gradients, inner.T.float(), fisher_rows, alpha=-1).div_(gamma)
+
+
+def _accumulate(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    chunks: ChunkReader,
+    columns: np.ndarray,
+    n_subsets: int,
+    settings: ClosedSettings,
+    scratch: Path | None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], float]:
+    """One pass: M G (K, p), Fisher rows (N, p) and a few true gradients (S, p) of every space; mean loss."""
+    sizes = [space.gate_size for space in spaces]
+    limit = min(_FISHER_ROWS, max(64, _FISHER_BYTES // (4 * sum(sizes))))
+    order = stream(settings.seed, "fisher chunks").permutation(chunks.n_chunks)
+    slot = np.full(chunks.n_chunks, -1, dtype=np.int64)  # which Fisher row a chunk fills
+    slot[np.sort(order[:limit])] = np.arange(min(limit, chunks.n_chunks))
+    n_fisher = min(limit, chunks.n_chunks)
+    n_probe = min(_SPREAD_CHUNKS, n_fisher)
+
+    sums = [torch.zeros(n_subsets, size) for size in sizes]
+    fisher = [torch.zeros(n_fisher, size) for size in sizes]
+    probes = [torch.zeros(n_probe, size) for size in sizes]
+    plan = chunks.plan(settings.batch_tokens)
+    first, loss_sum, loss_count = 0, 0.0, 0
+    saved = scratch / "closed-pass.pt" if scratch is not None else None
+    if saved is not None and saved.exists():
+        state = torch.load(saved, weights_only=True, mmap=False)
+        first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
+        sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
+    last_saved = time.monotonic()
+    total = int(chunks.lengths.sum())
+    with progress("fitting operators", total, unit="tokens") as bar:
+        bar.advance(sum(int(chunks.lengths[group].sum()) for group in plan[:first]))
+        for number in range(first, len(plan)):
+            for rows in np.array_split(plan[number], -(-len(plan[number]) // _CHUNKS_AT_ONCE)):
+                batch = chunks.batch(rows)
+                wanted = slot[rows] >= 0
+                uniforms = label_uniforms(settings.seed, batch) if wanted.any() else None
+                true, drawn, loss = gate_gradients(model, spaces, settings.layer, batch, sampled=uniforms)
+                membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))
+                # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
+                root = batch.scored.sqrt()[:, None]
+                for position, gradient in enumerate(true):
+                    gradient = gradient.cpu()
+                    for draw in range(membership.shape[1]):
+                        sums[position].index_add_(0, membership[:, draw], gradient)
+                    if drawn is not None:
+                        target = torch.from_numpy(slot[rows][wanted])
+                        keep = torch.from_numpy(wanted)
+                        fisher[position][target] = (drawn[position].cpu() * root)[keep]
+                        inside = target < n_probe
+                        probes[position][target[inside]] = gradient[keep][inside]
+                loss_sum += float(loss.sum())
+                loss_count += int((batch.scored > 0).sum())
+            bar.advance(int(chunks.lengths[plan[number]].sum()))
+            if saved is not None and time.monotonic() - last_saved > _CHECKPOINT_SECONDS:
+                state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
+                state |= {"sums": sums, "fisher": fisher, "probes": probes}
+                save_atomically(state, saved)
+                last_saved = time.monotonic()
+    return sums, fisher, probes, loss_sum / max(1, loss_count)
+
+
+def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
+    """Scale the spaces of a sum so that each moves the corpus's own chunks equally far, in place.
+
+    The spread of a space is the median over probe chunks of the median absolute deviation of its responses over
+    subsets (robust: the few subsets that hold the probe itself stand out). The geometric mean is kept.
+    """
+    if len(gates) < 2:
+        return
+    spreads = []
+    for gate, probe in zip(gates, probes, strict=True):
+        responses = gate @ probe.T  # (K, S)
+        deviation = (responses - responses.median(dim=0).values).abs().median(dim=0).values
+        spreads.append(max(float(deviation.median()), float(np.finfo(np.float32).tiny)))
+    common = float(np.exp(np.mean(np.log(spreads))))
+    for gate, spread in zip(gates, spreads, strict=True):
+        gate.mul_(common / spread)
+
+
+def save_atomically(state: dict[str, object], path: Path) -> None:
+    """torch.save beside the target, flushed to disk, then one rename."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,188 @@
+"""Per-example gate gradients: one forward pass, and one backward pass down to the steered layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.errors import NumericalError
+from stride_cli.operators.batches import Batch
+from stride_cli.operators.spaces import OperatorSpace
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+
+_HEAD_BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the loss of a batch says at the two places where operators act.
+
+    Attributes
+    ----------
+    hidden : (B, T, d)            residual stream at the layer
+    final : (B, T, d)             normed state before the head
+    pull : (B, T, d) float32 or None
+        ``−∂loss/∂hidden``; None where no space acts on the residual stream.
+    logit : list of (B, p) float32
+        ``−∂loss/∂a`` of each logit space, in order.
+    loss : (B,) float64           mean nats per scored token
+    """
+
+    hidden: torch.Tensor
+    final: torch.Tensor
+    pull: torch.Tensor | None
+    logit: list[torch.Tensor]
+    loss: torch.Tensor
+
+
+def gate_gradients(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    layer: int,
+    batch: Batch,
+    *,
+    sampled: np.ndarray | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
+    """Gate gradients ``g_i = −∂loss(z_i)/∂a |_{a=0}`` of every row, in every space.
+
+    Parameters
+    ----------
+    model : CausalLM
+    spaces : sequence of OperatorSpace
+    layer : int                     where residual spaces act: after this many blocks
+    batch : Batch                   B rows; a row without a scored token gets a zero gradient
+    sampled : (B, T) float64, optional
+        Uniform numbers in [0, 1). When given, the same gradients are also taken for labels drawn from the
+        model's own distribution (inverse CDF), as the Fisher matrix needs them.
+
+    Returns
+    -------
+    gradients : list of (B, p) float32, one per space; positive along gates that lower the row's loss
+    sampled_gradients : the same for the drawn labels, or None
+    loss : (B,) float64             mean nats per scored token
+
+    Raises
+    ------
+    NumericalError
+        An activation or loss is not finite; names the first such row.
+    """
+    true, drawn = signals(model, spaces, layer, batch, sampled=sampled)
+    gradients = _assemble(spaces, true)
+    return gradients, (None if drawn is None else _assemble(spaces, drawn)), true.loss
+
+
+def signals(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    layer: int,
+    batch: Batch,
+    *,
+    sampled: np.ndarray | None = None,
+) -> tuple[Signals, Signals | None]:
+    """Activations and loss gradients of a batch; see `gate_gradients` for the parameters."""
+    ids = batch.ids.to(model.device)
+    scored = batch.scored.to(model.device)
+    share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
+    residual = any(space.site == "residual" for space in spaces)
+    logit_spaces = [space for space in spaces if space.site == "logit"]
+    with torch.no_grad():
+        hidden = model.hidden(ids, layer)
+    with torch.set_grad_enabled(residual):
+        if residual:
+            hidden.requires_grad_(True)
+        final = model.continue_from(hidden, layer)
+    uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
+
+    n_rows, length = ids.shape
+    rows_at_once = max(1, _HEAD_BYTES // (4 * model.vocab_size * max(1, length)))
+    d_final = torch.zeros_like(final)
+    d_final_drawn = torch.zeros_like(final) if uniform is not None else None
+    logit: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
+    logit_drawn: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
+    losses, losses_drawn = [], []
+    for start in range(0, n_rows, rows_at_once):
+        rows = slice(start, min(start + rows_at_once, n_rows))
+        # position t predicts token t + 1; only the stretch with scored tokens goes through the head
+        columns = torch.nonzero(share[rows, 1:].sum(dim=0)).flatten()
+        if len(columns) == 0:
+            columns = torch.zeros(1, dtype=torch.int64, device=ids.device)
+        stretch = slice(int(columns[0]), int(columns[-1]) + 1)
+        after = slice(stretch.start + 1, stretch.stop + 1)
+        state = final.detach()[rows, stretch].requires_grad_(residual)
+        with torch.set_grad_enabled(residual):
+            raw = model.logits(state)
+        log_p = torch.log_softmax(raw.detach().float(), dim=-1)  # (b, s, V)
+        probability = log_p.exp()
+        weight = share[rows, after]
+        for is_drawn in (False, True) if uniform is not None else (False,):
+            if is_drawn:
+                assert uniform is not None
+                labels = _draw(probability, uniform[rows, after])
+            else:
+                labels = ids[rows, after]
+            picked = log_p.gather(-1, labels[..., None])[..., 0]  # (b, s)
+            (losses_drawn if is_drawn else losses).append(-(picked.double() * weight).sum(dim=1))
+            # −∂loss/∂logits = ω (onehot − p)
+            pull = probability * -weight[..., None]
+            pull.scatter_add_(-1, labels[..., None], weight[..., None])
+            for position, space in enumerate(logit_spaces):
+                (logit_drawn if is_drawn else logit)[position].append(space.gate_gradient(state.detach(), pull))
+            if residual:
+                keep = uniform is not None and not is_drawn
+                (d_state,) = torch.autograd.grad(raw, state, pull.to(raw.dtype), retain_graph=keep)
+                target = d_final_drawn if is_drawn else d_final
+                assert target is not None
+                target[rows, stretch] = d_state
+
+    loss = torch.cat(losses)
+    _check_finite(loss, batch)
+    pull_hidden = pull_drawn = None
+    if residual:
+        (pull_hidden,) = torch.autograd.grad(final, hidden, d_final, retain_graph=d_final_drawn is not None)
+        if d_final_drawn is not None:
+            (pull_drawn,) = torch.autograd.grad(final, hidden, d_final_drawn)
+    hidden, final = hidden.detach(), final.detach()
+    true = Signals(hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss)
+    if uniform is None:
+        return true, None
+    return true, Signals(
+        hidden, final, pull_drawn, [torch.cat(parts) for parts in logit_drawn], torch.cat(losses_drawn)
+    )
+
+
+def _assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:
+    """Signals → one gate gradient per space, in the order of the spaces."""
+    logit = iter(found.logit)
+    gradients = []
+    with torch.no_grad():
+        for space in spaces:
+            if space.site == "logit":
+                gradients.append(next(logit))
+            else:
+                assert found.pull is not None
+                gradients.append(space.gate_gradient(found.hidden, found.pull))
+    return gradients
+
+
+def _draw(probability: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Labels drawn by inverse CDF: (b, s, V) probabilities, (b, s) uniforms → (b, s) int64."""
+    cumulative = probability.cumsum(dim=-1)
+    threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
+    labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]
+    return labels.clamp_max(probability.shape[-1] - 1)
+
+
+def _check_finite(loss: torch.Tensor, batch: Batch) -> None:
+    bad = torch.nonzero(~torch.isfinite(loss)).flatten()
+    if len(bad):
+        raise NumericalError(
+            f"the model's loss on row {int(batch.rows[int(bad[0])])} is not finite "
+            f"(expected a number, found {float(loss[bad[0]])})",
+            fix="check the checkpoint (stride model info MODEL), or run with --dtype fp32",
+        )

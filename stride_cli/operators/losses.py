@@ -1,0 +1,80 @@
+"""The three losses of the published recipe (paper, §3.1 and app:ablations)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+STABILITY_VARIANTS = ("kl", "logit", "norm")
+
+
+def fidelity_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each row over its scored tokens (paper, L_fid; mean instead of sum over tokens).
+
+    Parameters
+    ----------
+    logits : (B, T, V) float32
+    targets : (B, T) int64
+    weights : (B, T) float32      ω
+
+    Returns
+    -------
+    Tensor (B,)      mean nats per scored token
+    """
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").reshape(targets.shape)
+    return (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
+
+
+def stability_loss(
+    variant: str,
+    base: torch.Tensor,
+    steered: torch.Tensor,
+    shift: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    top: int = 20,
+) -> torch.Tensor:
+    """How far steering moves predictions that it should leave alone, per row (paper, app:ablations).
+
+    Parameters
+    ----------
+    variant : str
+        ``"kl"``: KL(base ∥ steered) over the base model's ``top`` tokens, renormalised (paper, L_stab-KL);
+        ``"logit"``: squared change of those logits; ``"norm"``: squared norm of the injected shift.
+    base, steered : (B, T, V) float32 logits
+    shift : (B, T, ·)          what was added, in the residual stream or to the logits
+    weights : (B, T)           positions that count
+    top : int                  m
+
+    Returns
+    -------
+    Tensor (B,)      mean over the positions that count
+    """
+    if variant == "norm":
+        positions = shift.float().square().sum(dim=-1)
+    else:
+        values, indices = base.topk(min(top, base.shape[-1]), dim=-1)
+        picked = steered.gather(-1, indices)
+        if variant == "logit":
+            positions = (picked - values).square().sum(dim=-1)
+        else:
+            log_base, log_steered = values.log_softmax(-1), picked.log_softmax(-1)
+            positions = (log_base.exp() * (log_base - log_steered)).sum(dim=-1)
+    return (positions * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
+
+
+def linearity_residual(sketch: torch.Tensor, *, ridge: float = 1e-2) -> torch.Tensor:
+    """The matrix Q with ``L_LDS(y) = ‖Q y‖²``: the residual of a ridge fit in the sketched design (paper, L_LDS).
+
+    Parameters
+    ----------
+    sketch : (k, q) float64      rows of M̃ = M R
+    ridge : float                γ
+
+    Returns
+    -------
+    Tensor (k, k) float64        ``I − M̃ (M̃ᵀM̃ + γI)⁻¹ M̃ᵀ``
+    """
+    size = sketch.shape[1]
+    system = sketch.T @ sketch + ridge * torch.eye(size, dtype=sketch.dtype)
+    return torch.eye(len(sketch), dtype=sketch.dtype) - sketch @ torch.linalg.solve(system, sketch.T)

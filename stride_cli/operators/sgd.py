@@ -1,0 +1,319 @@
+"""The published recipe: operators trained by stochastic gradient descent (paper, alg:stride, tab:stride_hparams)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stride_cli.errors import NumericalError
+from stride_cli.operators.batches import Batch, ChunkReader
+from stride_cli.operators.closed import save_atomically
+from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
+from stride_cli.operators.spaces import OperatorSpace, initial_space
+from stride_cli.operators.store import Operators
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+
+_CHECKPOINT_SECONDS = 60.0
+_LOGIT_BYTES = 256 << 20
+CURVES = ("loss", "fidelity", "stability", "linearity", "gain")
+
+
+@dataclass(frozen=True)
+class SgdSettings:
+    """Defaults are tab:stride_hparams.
+
+    Attributes
+    ----------
+    spaces : names of the operator spaces
+    layer : residual spaces act after this many blocks
+    ranks : r of each space by name
+    n_buckets : c of the logit space
+    steps, warmup : training iterations; linear warm-up, then linear decay from lr to lr_end
+    subsets_per_step : subsets in one iteration
+    fidelity_batch, stability_batch : sequences per subset
+    fidelity, stability, linearity : λ_fid, λ_stab, λ_LDS
+    variant : "kl", "logit" or "norm" (see `stability_loss`)
+    top : m of the truncated KL
+    sketch : q, columns of R in L_LDS
+    seed : names every random stream
+    """
+
+    spaces: tuple[str, ...]
+    layer: int
+    ranks: dict[str, int]
+    n_buckets: int = 4096
+    steps: int = 10_000
+    warmup: int = 100
+    lr: float = 3e-4
+    lr_end: float = 3e-5
+    subsets_per_step: int = 8
+    fidelity_batch: int = 2
+    stability_batch: int = 2
+    fidelity: float = 1.0
+    stability: float = 1.0
+    linearity: float = 0.1
+    variant: str = "kl"
+    top: int = 20
+    sketch: int = 4
+    seed: int = 0
+
+
+def fit_sgd(
+    model: CausalLM,
+    chunks: ChunkReader,
+    row_offsets: np.ndarray,
+    row_members: np.ndarray,
+    settings: SgdSettings,
+    *,
+    scratch: Path | None = None,
+) -> Operators:
+    """Train bases and gates jointly; Muon for the bases' matrices, AdamW for the gates.
+
+    Each iteration draws a few subsets, for each some of its own chunks (fidelity) and some chunks outside it
+    (stability), and one further chunk on which all drawn subsets are measured (linearity).
+
+    Parameters
+    ----------
+    model : CausalLM
+    chunks : ChunkReader               the n chunks of the corpus
+    row_offsets : (K + 1,) int64, row_members : (n d,)      chunks of each subset
+    settings : SgdSettings
+    scratch : directory, optional      where an interrupted run continues from
+
+    Returns
+    -------
+    Operators        gates (K, p) float32; `seen` marks the chunks drawn for fidelity; curves per iteration
+
+    Raises
+    ------
+    NumericalError   the loss is not finite
+    """
+    row_offsets = np.asarray(row_offsets)
+    n_subsets = len(row_offsets) - 1
+    spaces = [
+        initial_space(
+            name,
+            d_model=model.d_model,
+            vocab_size=model.vocab_size,
+            rank=settings.ranks[name],
+            n_buckets=settings.n_buckets,
+            seed=settings.seed,
+        ).to(model.device)
+        for name in settings.spaces
+    ]
+    gates = [
+        torch.zeros(n_subsets, space.gate_size, device=model.device, requires_grad=True) for space in spaces
+    ]
+    bases = [parameter for space in spaces for parameter in space.parameters()]
+    muon = torch.optim.Muon(bases, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(gates, lr=settings.lr, weight_decay=0.0)
+    sketches = _sketch(row_offsets, row_members, chunks.n_chunks, settings)
+    seen = np.zeros(chunks.n_chunks, dtype=np.uint8)
+    curves = {name: np.zeros(settings.steps) for name in CURVES}
+
+    first = 0
+    saved = scratch / "sgd.pt" if scratch is not None else None
+    if saved is not None and saved.exists():
+        state = torch.load(saved, weights_only=True)
+        first = state["next"]
+        for target, source in zip([*bases, *gates], state["parameters"], strict=True):
+            target.data.copy_(source)
+        muon.load_state_dict(state["muon"])
+        adamw.load_state_dict(state["adamw"])
+        seen = state["seen"].numpy()
+        curves = {name: values.numpy() for name, values in state["curves"].items()}
+    last_saved = time.monotonic()
+    with progress("training operators", settings.steps, unit="steps") as bar:
+        bar.advance(first)
+        for step in range(first, settings.steps):
+            rate = _learning_rate(step, settings)
+            for group in (*muon.param_groups, *adamw.param_groups):
+                group["lr"] = rate
+            draw = _draw(step, row_offsets, row_members, chunks.n_chunks, settings)
+            muon.zero_grad(set_to_none=True)
+            adamw.zero_grad(set_to_none=True)
+            values = _step_losses(model, spaces, gates, chunks, draw, sketches, settings)
+            if not np.isfinite(values["loss"]):
+                raise NumericalError(
+                    f"the operator loss at step {step} is {values['loss']} (expected a finite number)",
+                    fix="lower --lr, or run with --dtype fp32",
+                )
+            muon.step()
+            adamw.step()
+            seen[draw.fidelity.reshape(-1)] = 1
+            for name in CURVES:
+                curves[name][step] = values[name]
+            bar.advance()
+            if step % 20 == 0:
+                bar.describe(f"training operators (loss {values['loss']:.3f})")
+            if saved is not None and time.monotonic() - last_saved > _CHECKPOINT_SECONDS:
+                checkpoint: dict[str, Any] = {"next": step + 1, "muon": muon.state_dict()}
+                checkpoint["parameters"] = [parameter.detach() for parameter in (*bases, *gates)]
+                checkpoint["adamw"] = adamw.state_dict()
+                checkpoint["seen"] = torch.from_numpy(seen)
+                checkpoint["curves"] = {name: torch.from_numpy(curve) for name, curve in curves.items()}
+                save_atomically(checkpoint, saved)
+                last_saved = time.monotonic()
+    return Operators(
+        spaces=[space.cpu().requires_grad_(False) for space in spaces],
+        gates=[gate.detach().cpu().numpy() for gate in gates],
+        layer=settings.layer,
+        fit="sgd",
+        seen=seen,
+        log=curves,
+    )
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What one iteration looks at: chunk numbers."""
+
+    subsets: np.ndarray  # (s,)
+    fidelity: np.ndarray  # (s, f), members of each subset
+    stability: np.ndarray  # (s, o), outside each subset
+    probe: int  # measured by every subset, for linearity
+
+
+def _draw(
+    step: int, row_offsets: np.ndarray, row_members: np.ndarray, n_chunks: int, settings: SgdSettings
+) -> _Draw:
+    random = stream(settings.seed, "sgd step", step)
+    filled = np.flatnonzero(np.diff(row_offsets) > 0)
+    subsets = random.choice(filled, size=min(settings.subsets_per_step, len(filled)), replace=False)
+    fidelity, stability = [], []
+    for subset in subsets:
+        members = np.asarray(row_members[row_offsets[subset] : row_offsets[subset + 1]])
+        fidelity.append(members[random.integers(0, len(members), settings.fidelity_batch)])
+        outside: list[int] = []
+        while len(outside) < settings.stability_batch:
+            candidate = int(random.integers(n_chunks))
+            position = int(np.searchsorted(members, candidate))
+            # a subset that holds every chunk has no outside: take any
+            if len(members) == n_chunks or position == len(members) or members[position] != candidate:
+                outside.append(candidate)
+        stability.append(outside)
+    return _Draw(subsets, np.asarray(fidelity), np.asarray(stability), int(random.integers(n_chunks)))
+
+
+def _learning_rate(step: int, settings: SgdSettings) -> float:
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return settings.lr + (settings.lr_end - settings.lr) * done
+
+
+def _sketch(
+    row_offsets: np.ndarray, row_members: np.ndarray, n_chunks: int, settings: SgdSettings
+) -> torch.Tensor:
+    """M̃ = M R / √(mean subset size), (K, q) float64, R Gaussian."""
+    projection = stream(settings.seed, "linearity sketch").standard_normal((n_chunks, settings.sketch))
+    sketch = np.zeros((len(row_offsets) - 1, settings.sketch))
+    for subset in range(len(sketch)):
+        sketch[subset] = projection[np.asarray(row_members[row_offsets[subset] : row_offsets[subset + 1]])].sum(0)
+    return torch.from_numpy(sketch / np.sqrt(max(1.0, len(row_members) / len(sketch))))
+
+
+def _step_losses(
+    model: CausalLM,
+    spaces: list[OperatorSpace],
+    gates: list[torch.Tensor],
+    chunks: ChunkReader,
+    draw: _Draw,
+    sketches: torch.Tensor,
+    settings: SgdSettings,
+) -> dict[str, float]:
+    """Accumulate the gradient of one iteration, micro-batch by micro-batch; returns the loss and its parts."""
+    device = model.device
+    values = dict.fromkeys(CURVES, 0.0)
+
+    def run(rows: np.ndarray, owners: np.ndarray, part: Callable[..., torch.Tensor]) -> None:
+        batch = chunks.batch(rows)
+        scale = 4 * model.vocab_size * batch.ids.shape[1]
+        size = max(1, _LOGIT_BYTES // scale)
+        for start in range(0, len(rows), size):
+            stop = start + size
+            length = int((chunks.lengths[rows[start:stop]]).max())
+            piece = Batch(batch.rows[start:stop], batch.ids[start:stop, :length], batch.weights[start:stop, :length])
+            gate = [value[torch.from_numpy(owners[start:stop]).to(device)] for value in gates]
+            loss = part(piece, gate, slice(start, stop))
+            loss.backward()
+
+    def fidelity(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+        base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
+        losses = fidelity_loss(steered, targets, weights) / settings.fidelity_batch
+        values["fidelity"] += float(losses.detach().sum())
+        values["gain"] += float((fidelity_loss(base, targets, weights) / settings.fidelity_batch - losses.detach()).sum())
+        return settings.fidelity * losses.sum()
+
+    def stability(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+        base, steered, shift, _, weights = _continue(model, spaces, settings.layer, piece, gate)
+        losses = stability_loss(settings.variant, base, steered, shift, weights, top=settings.top)
+        losses = losses / settings.stability_batch
+        values["stability"] += float(losses.detach().sum())
+        return settings.stability * losses.sum()
+
+    count = len(draw.subsets)
+    if settings.fidelity:
+        run(draw.fidelity.reshape(-1), np.repeat(draw.subsets, settings.fidelity_batch), fidelity)
+    if settings.stability:
+        run(draw.stability.reshape(-1), np.repeat(draw.subsets, settings.stability_batch), stability)
+    if settings.linearity and count > settings.sketch:
+        # L_LDS couples the subsets: its gradient 2 QᵀQ y in y first, then backward through each response
+        residual = linearity_residual(sketches[draw.subsets])
+        probe = np.full(count, draw.probe)
+        responses = torch.zeros(count, dtype=torch.float64)
+
+        def respond(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+            base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
+            return fidelity_loss(base, targets, weights) - fidelity_loss(steered, targets, weights)
+
+        def measure(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
+            with torch.no_grad():
+                responses[where] = respond(piece, gate, where).double().cpu()
+            return torch.zeros((), requires_grad=True)
+
+        run(probe, draw.subsets, measure)
+        slope = (2 * residual.T @ (residual @ responses)).to(device)
+        values["linearity"] = float((residual @ responses).square().sum())
+
+        def pull(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
+            return settings.linearity * (slope[where] * respond(piece, gate, where)).sum()
+
+        run(probe, draw.subsets, pull)
+    values["loss"] = (
+        settings.fidelity * values["fidelity"]
+        + settings.stability * values["stability"]
+        + settings.linearity * values["linearity"]
+    )
+    return {name: value / (1 if name == "linearity" else count) for name, value in values.items()}
+
+
+def _continue(
+    model: CausalLM, spaces: list[OperatorSpace], layer: int, piece: Batch, gates: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Base and steered logits (B, T − 1, V), the shift, targets and weights (B, T − 1)."""
+    ids = piece.ids.to(model.device)
+    with torch.no_grad():
+        hidden = model.hidden(ids, layer)
+        base = model.logits(model.continue_from(hidden, layer)[:, :-1]).float()
+    pairs = list(zip(spaces, gates, strict=True))
+    shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
+    state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
+    final = model.continue_from(state, layer)[:, :-1]
+    steered = model.logits(final).float()
+    for space, gate in pairs:
+        if space.site == "logit":
+            shifts.append(space(final, gate))
+            steered = steered + shifts[-1]
+    shift = shifts[0][:, : base.shape[1]]
+    return base, steered, shift, ids[:, 1:], piece.weights[:, 1:].to(model.device)

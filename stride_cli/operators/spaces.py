@@ -1,0 +1,250 @@
+"""Operator spaces: what a steering operator is allowed to change, and the gradient of a loss in its gates.
+
+Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear in
+``a``: of the residual stream at one layer (site ``"residual"``) or of the output logits (site ``"logit"``).
+
+============================  =========================================  ====================================
+space                         shift                                      source
+============================  =========================================  ====================================
+``residual``                  ``U (a ⊙ SiLU(W LN(h)))``                  paper, Table operator_arch
+``residual-matrix``           ``U (a V LN(h))``, a is r' × r              design, PCA bases on both sides
+``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S spreads c buckets over V
+============================  =========================================  ====================================
+
+A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shifts are applied at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from stride_cli.errors import UsageError
+from stride_cli.randomness import stream, torch_seed
+
+SPACE_NAMES = ("residual", "residual-matrix", "logit")
+
+
+def parse_space(text: str) -> tuple[str, ...]:
+    """The spaces named by ``"residual-matrix+logit"``, in order.
+
+    Raises
+    ------
+    UsageError
+        A name is unknown or repeated.
+    """
+    names = tuple(part.strip() for part in text.split("+"))
+    for name in names:
+        if name not in SPACE_NAMES:
+            raise UsageError(
+                f"unknown operator space '{name}' in '{text}'",
+                fix=f"use one of {', '.join(SPACE_NAMES)}, or a sum such as residual-matrix+logit",
+            )
+    if len(set(names)) != len(names):
+        raise UsageError(f"operator space '{text}' names a space twice", fix="name each space once")
+    return names
+
+
+def layer_norm(hidden: torch.Tensor) -> torch.Tensor:
+    """LayerNorm without parameters over the last axis, in float32 (paper, Table operator_arch)."""
+    return F.layer_norm(hidden.float(), (hidden.shape[-1],))
+
+
+class OperatorSpace(torch.nn.Module):
+    """A family of steering operators that share one basis and differ in their gates.
+
+    Attributes
+    ----------
+    name : str
+    site : str          ``"residual"`` (shift added to h at the layer) or ``"logit"`` (added to the logits)
+    gate_size : int     p, the length of one gate vector
+    """
+
+    name: ClassVar[str]
+    site: ClassVar[str]
+    gate_size: int
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """The shift that each row's gates cause.
+
+        Parameters
+        ----------
+        hidden : (B, T, d)     residual stream at the layer, or the final normed state for logit spaces
+        gates : (B, p)         one gate vector per row
+
+        Returns
+        -------
+        Tensor (B, T, d) or, for logit spaces, (B, T, V); float32
+        """
+        raise NotImplementedError
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        """Gradient in the gates, per row, of ``Σ_t ⟨cotangent_t, shift_t⟩``.
+
+        Parameters
+        ----------
+        hidden : (B, T, d)
+        cotangent : (B, T, d) or (B, T, V)     zero at positions that are not scored
+
+        Returns
+        -------
+        Tensor (B, p) float32
+        """
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The basis as arrays to store, float32 (integers for index arrays)."""
+        return {name: value.detach().cpu().numpy() for name, value in self.state_dict().items()}
+
+    def settings(self) -> dict[str, Any]:
+        """What rebuilds the space around its arrays."""
+        return {"name": self.name, "gate_size": self.gate_size}
+
+
+class ResidualSpace(OperatorSpace):
+    """Rank-r gate in the residual stream: ``U (a ⊙ SiLU(W LN(h)))`` (paper, Table operator_arch).
+
+    Parameters
+    ----------
+    W : (r, d) float32     projection down
+    U : (d, r) float32     projection back
+    """
+
+    name = "residual"
+    site = "residual"
+
+    def __init__(self, W: torch.Tensor, U: torch.Tensor) -> None:
+        super().__init__()
+        self.W = torch.nn.Parameter(W.float().clone())
+        self.U = torch.nn.Parameter(U.float().clone())
+        self.gate_size = W.shape[0]
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        features = F.silu(layer_norm(hidden) @ self.W.T)  # (B, T, r)
+        return (features * gates[:, None, :]) @ self.U.T
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        features = F.silu(layer_norm(hidden) @ self.W.T)
+        return (features * (cotangent.float() @ self.U)).sum(dim=1)
+
+
+class ResidualMatrixSpace(OperatorSpace):
+    """Matrix gate between two bases of the residual stream: ``U (a V LN(h))``.
+
+    Parameters
+    ----------
+    V : (r, d) float32     leading principal directions of the normed activations
+    U : (d, r') float32    leading principal directions of the loss gradients
+
+    A gate vector is the (r', r) matrix, row by row: p = r' r.
+    """
+
+    name = "residual-matrix"
+    site = "residual"
+
+    def __init__(self, V: torch.Tensor, U: torch.Tensor) -> None:
+        super().__init__()
+        self.V = torch.nn.Parameter(V.float().clone())
+        self.U = torch.nn.Parameter(U.float().clone())
+        self.gate_size = U.shape[1] * V.shape[0]
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        matrix = gates.reshape(len(gates), self.U.shape[1], self.V.shape[0])  # (B, r', r)
+        return (layer_norm(hidden) @ self.V.T) @ matrix.transpose(1, 2) @ self.U.T
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        inner = layer_norm(hidden) @ self.V.T  # (B, T, r)
+        outer = cotangent.float() @ self.U  # (B, T, r')
+        return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+
+
+class LogitSpace(OperatorSpace):
+    """Shift of the output logits: ``S (a B LN(h_final))`` (paper, §3.1, with a factored vocabulary).
+
+    Parameters
+    ----------
+    B : (r, d) float32          leading principal directions of the normed final state
+    bucket : (V,) int64         the bucket of each token, 0 … c − 1
+    sign : (V,) float32         ±1: how the token reads its bucket (all +1 when every token has its own)
+
+    A gate vector is the (c, r) matrix, row by row: p = c r. With c = V this is the paper's ``a_k ∈ R^{r×C}``;
+    with c < V tokens share buckets with random signs (a count sketch), so that K × p stays affordable.
+    """
+
+    name = "logit"
+    site = "logit"
+
+    def __init__(self, B: torch.Tensor, bucket: torch.Tensor, sign: torch.Tensor) -> None:
+        super().__init__()
+        self.B = torch.nn.Parameter(B.float().clone())
+        self.register_buffer("bucket", bucket.long().clone())
+        self.register_buffer("sign", sign.float().clone())
+        self.bucket: torch.Tensor
+        self.sign: torch.Tensor
+        self.n_buckets = int(bucket.max()) + 1
+        self.identity = self.n_buckets == len(bucket)
+        self.gate_size = self.n_buckets * B.shape[0]
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        matrix = gates.reshape(len(gates), self.n_buckets, self.B.shape[0])  # (B, c, r)
+        shift = (layer_norm(hidden) @ self.B.T) @ matrix.transpose(1, 2)  # (B, T, c)
+        return shift if self.identity else shift[..., self.bucket] * self.sign
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        features = layer_norm(hidden) @ self.B.T  # (B, T, r)
+        # features first: (V, r) per row instead of sketching (T, V)
+        full = torch.bmm(cotangent.float().transpose(1, 2), features)  # (B, V, r)
+        if not self.identity:
+            sketch = full.new_zeros(len(full), self.n_buckets, full.shape[2])
+            full = sketch.index_add_(1, self.bucket, full * self.sign[:, None])
+        return full.flatten(1)
+
+
+_CLASSES: dict[str, type[OperatorSpace]] = {
+    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, LogitSpace)
+}
+
+
+def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSpace:
+    """Rebuild a space from the arrays that `OperatorSpace.arrays` gave."""
+    return _CLASSES[name](**{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
+
+
+def vocabulary_buckets(vocab_size: int, n_buckets: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bucket and sign of every token; the identity when there is a bucket for each.
+
+    Returns
+    -------
+    bucket : (V,) int64, sign : (V,) float32
+    """
+    if vocab_size <= n_buckets:
+        return torch.arange(vocab_size), torch.ones(vocab_size)
+    generator = stream(seed, "vocabulary buckets")
+    # a shuffled round-robin fills the buckets evenly
+    bucket = torch.from_numpy(generator.permutation(vocab_size) % n_buckets)
+    sign = torch.from_numpy(generator.integers(0, 2, vocab_size) * 2.0 - 1.0)
+    return bucket, sign.float()
+
+
+def initial_space(
+    name: str, *, d_model: int, vocab_size: int, rank: int, n_buckets: int, seed: int
+) -> OperatorSpace:
+    """A space with random bases, the start of `--fit sgd` (uniform ±1/√fan-in, as torch.nn.Linear)."""
+    generator = torch.Generator().manual_seed(torch_seed(seed, "operator bases", SPACE_NAMES.index(name)))
+
+    def uniform(rows: int, columns: int) -> torch.Tensor:
+        bound = 1 / math.sqrt(columns)
+        return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
+
+    rank = min(rank, d_model)
+    if name == "residual":
+        return ResidualSpace(uniform(rank, d_model), uniform(d_model, rank))
+    if name == "residual-matrix":
+        return ResidualMatrixSpace(uniform(rank, d_model), uniform(d_model, rank))
+    bucket, sign = vocabulary_buckets(vocab_size, n_buckets, seed)
+    return LogitSpace(uniform(rank, d_model), bucket, sign)

@@ -1,0 +1,139 @@
+"""Fitted operators in memory, and as the arrays of an index's ``operators/`` group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+_HALF_BYTES = 256 << 20  # larger gate matrices are stored as float16 with one scale a row
+
+
+@dataclass
+class Operators:
+    """K steering operators: shared bases and one gate vector per subset and space.
+
+    Attributes
+    ----------
+    spaces : list of OperatorSpace
+    gates : list of (K, p) float32      one per space; nats per unit response (see `measurement`)
+    layer : int                         residual spaces act after this many blocks
+    fit : "closed" or "sgd"
+    seen : (n,) uint8                   1 where the fit has seen the chunk
+    step : float                        the share of the gates at which `exact` measures (1 for sgd)
+    log : curves of the fit, name → (steps,) float64
+    """
+
+    spaces: list[OperatorSpace]
+    gates: list[np.ndarray]
+    layer: int
+    fit: str
+    seen: np.ndarray
+    step: float = 1.0
+    log: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def n_subsets(self) -> int:
+        return len(self.gates[0])
+
+    @property
+    def gate_size(self) -> int:
+        """p summed over the spaces."""
+        return sum(gate.shape[1] for gate in self.gates)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the chunks that the fit has seen."""
+        return float(self.seen.mean()) if len(self.seen) else 0.0
+
+    @property
+    def space_name(self) -> str:
+        return "+".join(space.name for space in self.spaces)
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays (name within the group → values) and attributes that `from_index` reads back."""
+        arrays: dict[str, np.ndarray] = {}
+        stored = []
+        for space, gate in zip(self.spaces, self.gates, strict=True):
+            prefix = space.name.replace("-", "_")
+            for key, value in space.arrays().items():
+                arrays[f"{prefix}_{key}"] = value
+            if gate.nbytes > _HALF_BYTES:
+                scale = np.maximum(np.abs(gate).max(axis=1), np.finfo(np.float32).tiny).astype(np.float32)
+                arrays[f"{prefix}_gates"] = (gate / scale[:, None]).astype(np.float16)
+                arrays[f"{prefix}_gate_scale"] = scale
+            else:
+                arrays[f"{prefix}_gates"] = gate
+            stored.append({**space.settings(), "arrays": sorted(space.arrays())})
+        arrays["seen"] = self.seen
+        for name, values in self.log.items():
+            arrays[f"training_log_{name}"] = np.asarray(values, dtype=np.float64)
+        attributes = {
+            "spaces": stored,
+            "space": self.space_name,
+            "layer": self.layer,
+            "fit": self.fit,
+            "step": self.step,
+            "coverage": self.coverage,
+            "gate_size": self.gate_size,
+        }
+        return arrays, attributes
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Operators:
+        """The inverse of `to_arrays`."""
+        spaces, gates = [], []
+        for stored in attributes["spaces"]:
+            prefix = stored["name"].replace("-", "_")
+            basis = {key: np.asarray(arrays[f"{prefix}_{key}"]) for key in stored["arrays"]}
+            spaces.append(space_from_arrays(stored["name"], basis).requires_grad_(False))
+            gate = np.asarray(arrays[f"{prefix}_gates"])
+            if gate.dtype == np.float16:
+                gate = gate.astype(np.float32) * np.asarray(arrays[f"{prefix}_gate_scale"])[:, None]
+            gates.append(gate)
+        prefix = "training_log_"
+        log = {key[len(prefix) :]: np.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}
+        return cls(
+            spaces=spaces,
+            gates=gates,
+            layer=int(attributes["layer"]),
+            fit=str(attributes["fit"]),
+            seen=np.asarray(arrays["seen"]),
+            step=float(attributes["step"]),
+            log=log,
+        )
+
+    @classmethod
+    def from_index(cls, index: Index) -> Operators:
+        """The operators of an index.
+
+        Raises
+        ------
+        StageMissing
+            ``stride train`` has not been run on it.
+        """
+        attributes = index.group_attributes("operators")
+        return cls.from_arrays(_GroupArrays(index), attributes)
+
+
+class _GroupArrays(Mapping[str, np.ndarray]):
+    """The arrays of the ``operators`` group as a mapping, opened when asked for."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self._index.array(f"operators/{key}")
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._index.group_arrays("operators"))
+
+    def __len__(self) -> int:
+        return len(self._index.group_arrays("operators"))
