@@ -214,6 +214,10 @@ class DirectoryLock:
                 return
         os.close(fd)
 
+    @property
+    def held(self) -> bool:
+        return self._fd >= 0
+
     def remove(self) -> None:
         """Delete the lock file and let go; the last act of a build."""
         self._path.unlink(missing_ok=True)

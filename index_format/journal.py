@@ -41,7 +41,7 @@ class Journal:
         write_all(self._fd, b"%08x %s\n" % (zlib.crc32(body), body), self.path)
         with storage(self.path, len(body)):
             os.fsync(self._fd)
-        self.entries.append(entry)
+        self.entries.append(json.loads(body))
 
     def close(self) -> None:
         if self._fd >= 0:

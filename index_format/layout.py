@@ -146,7 +146,9 @@ ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 
 ATTRIBUTES: dict[str, AttributeSpec] = {
     "format_version": AttributeSpec((int,), True, f"{FORMAT_VERSION}; written by the writer"),
-    "build_key": AttributeSpec((str,), True, "digest of all that determined the build; written by the writer"),
+    "build_key": AttributeSpec(
+        (str,), True, "digest of all that determined the build; written by the writer"
+    ),
     "shard_bytes": AttributeSpec((int,), True, "largest chunk file, in bytes; written by the writer"),
     "seed": AttributeSpec((int,), True, "seed of the design"),
     "n_subsets": AttributeSpec((int,), True, "K"),

@@ -1,0 +1,293 @@
+"""The chunk files of one array: appended to by ShardWriter, mapped by map_array, read as one by ShardedArray."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index_format.durable import make_directory, sha256_file, storage, write_all
+from index_format.metadata import ArrayMetadata, chunk_file, rows_per_file
+
+_BUFFER_BYTES = 1 << 20
+_ZEROS = bytes(1 << 20)
+
+
+class ShardedArray:
+    """An array that lies in several files, split along axis 0; read-only.
+
+    Offers what stages read by: ``len``, ``shape``, ``dtype``, rows, slices of rows, arrays of row numbers
+    (negative ones too), boolean masks, ``np.asarray``. What a read within one file returns is a view of it; else
+    it is a copy.
+
+    Attributes
+    ----------
+    shards : list of ndarray      the pieces, in order, as memory maps
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray]) -> None:
+        self.shards = list(shards)
+        self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
+        self.shape: tuple[int, ...] = (int(self._starts[-1]), *shards[0].shape[1:])
+        self.dtype = shards[0].dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for shard in self.shards:
+            yield from shard
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array in several files cannot be had without a copy")
+        whole = np.concatenate(self.shards)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            if not key:
+                return np.asarray(self)
+            # the first key picks rows; the others apply to what it leaves
+            rows = self[key[0]]
+            return rows[key[1:] if isinstance(key[0], int | np.integer) else (slice(None), *key[1:])]
+        if isinstance(key, int | np.integer):
+            row = int(key) + (len(self) if key < 0 else 0)
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {key} of an array of {len(self)} rows")
+            shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+            return self.shards[shard][row - self._starts[shard]]
+        if isinstance(key, slice):
+            return self._slice(key)
+        if key is Ellipsis:
+            return np.asarray(self)
+        return self._gather(np.asarray(key))
+
+    def _slice(self, key: slice) -> np.ndarray:
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            return self._gather(np.arange(start, stop, step))
+        pieces = [
+            shard[max(start - low, 0) : stop - low]
+            for shard, low in zip(self.shards, self._starts[:-1].tolist(), strict=True)
+            if start < low + len(shard) and stop > low
+        ]
+        if not pieces:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _gather(self, rows: np.ndarray) -> np.ndarray:
+        if rows.dtype == bool:
+            if rows.shape != (len(self),):
+                raise IndexError(f"a mask of shape {rows.shape} for an array of {len(self)} rows")
+            rows = np.flatnonzero(rows)
+        if rows.size == 0:
+            return np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        if rows.dtype.kind not in "iu":
+            raise IndexError(f"rows are chosen by integers or booleans, found {rows.dtype}")
+        wanted = rows.astype(np.int64).ravel()
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if wanted.min() < 0 or wanted.max() >= len(self):
+            raise IndexError(f"a row outside an array of {len(self)} rows")
+        found = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        owner = np.searchsorted(self._starts, wanted, side="right") - 1
+        for shard in np.unique(owner):
+            here = owner == shard
+            found[here] = self.shards[shard][wanted[here] - self._starts[shard]]
+        return found.reshape(*rows.shape, *self.shape[1:])
+
+
+def map_array(directory: Path, metadata: ArrayMetadata) -> np.ndarray | ShardedArray:
+    """Memory-map, read-only, the array whose chunk files lie below `directory`.
+
+    Returns
+    -------
+    np.memmap where one file holds it, ShardedArray where several do, a plain array where it has no rows
+    """
+    dtype = np.dtype(metadata.dtype).newbyteorder("<")
+    if metadata.n_files == 0:
+        empty = np.empty(metadata.shape, dtype)
+        empty.flags.writeable = False
+        return empty
+    maps = []
+    for file in range(metadata.n_files):
+        first, last = metadata.file_rows(file)
+        path = chunk_file(directory, file, len(metadata.shape))
+        maps.append(np.memmap(path, dtype, "r", shape=(last - first, *metadata.shape[1:])))
+    return maps[0] if len(maps) == 1 else ShardedArray(maps)
+
+
+class ShardWriter:
+    """Appends rows to the chunk files of one array, digesting them as they pass.
+
+    Parameters
+    ----------
+    directory : Path           of the array
+    dtype : str                NumPy name
+    tail : tuple of int        the sizes of a row
+    shard_bytes : int          largest chunk file
+    length : int               rows already there; the files hold exactly these
+    digests : dict             file number -> SHA-256, of files already full
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        tail: tuple[int, ...],
+        *,
+        shard_bytes: int,
+        length: int = 0,
+        digests: dict[int, str] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.dtype = np.dtype(dtype)
+        self.tail = tail
+        self.length = length
+        self.digests = dict(digests or {})
+        row_bytes = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
+        self._rows = rows_per_file(row_bytes, shard_bytes)
+        self._row_bytes = row_bytes
+        self._file_bytes = self._rows * row_bytes
+        self._file = length // self._rows  # the file that the next row goes to
+        self._used = length % self._rows * row_bytes  # bytes in it, buffered ones included
+        # the digest of the current file so far; None when its beginning was written by an earlier process
+        self._digest = hashlib.sha256() if self._used == 0 else None
+        self._buffer = bytearray()
+        self._fd = -1
+        self._dirty = False
+        self.has_new_files = False
+
+    @property
+    def metadata(self) -> ArrayMetadata:
+        """Shape, dtype and chunking as they are now; one chunk as large as the array while one file holds it."""
+        return ArrayMetadata(
+            (self.length, *self.tail), self.dtype.name, min(self._rows, self.length) if self.length else 1
+        )
+
+    def append(self, values: np.ndarray) -> None:
+        """Append rows (their dtype and row shape are the caller's to check)."""
+        if len(values) == 0:
+            return
+        little = np.ascontiguousarray(values, self.dtype.newbyteorder("<"))
+        data = little.reshape(-1).view(np.uint8).data
+        while len(data):
+            piece = data[: self._file_bytes - self._used]
+            if self._buffer or len(piece) < _BUFFER_BYTES:
+                self._buffer += piece
+                if len(self._buffer) >= _BUFFER_BYTES:
+                    self.flush()
+            else:
+                self._write(piece)  # large pieces need no copy
+            self._used += len(piece)
+            data = data[len(piece) :]
+            if self._used == self._file_bytes:
+                self._seal()
+        self.length += len(values)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system."""
+        if self._buffer:
+            self._write(self._buffer)
+            self._buffer = bytearray()
+
+    def sync(self) -> None:
+        """Everything appended is on disk when this returns (directory entries are the caller's)."""
+        self.flush()
+        if self._dirty:
+            with storage(self._path(self._file), self._used):
+                os.fsync(self._fd)
+            self._dirty = False
+
+    def view(self) -> np.ndarray | ShardedArray:
+        """What has been appended so far, mapped."""
+        self.flush()
+        return map_array(self.directory, self.metadata)
+
+    def finish(self) -> list[tuple[Path, int, str]]:
+        """Complete the last file and sync: (path, length, SHA-256) of every chunk file.
+
+        Zarr wants all chunks of an array to be of one size: where there are several, the last is filled up
+        with zeros. Nothing may be appended afterwards.
+        """
+        self.flush()
+        n_files = self.metadata.n_files
+        if self._used:
+            missing = self._file_bytes - self._used if n_files > 1 else 0
+            if missing:
+                self._open()
+                with storage(self._path(self._file), missing):
+                    os.ftruncate(self._fd, self._file_bytes)  # a hole: takes no space
+                self._dirty = True
+                if self._digest is not None:
+                    for _ in range(missing // len(_ZEROS)):
+                        self._digest.update(_ZEROS)
+                    self._digest.update(_ZEROS[: missing % len(_ZEROS)])
+            self.sync()
+            if self._digest is not None:
+                self.digests[self._file] = self._digest.hexdigest()
+        self.close()
+        files = []
+        for file in range(n_files):
+            path = self._path(file)
+            digest = self.digests.get(file) or sha256_file(path)[1]
+            files.append((path, path.stat().st_size, digest))
+        return files
+
+    def trim(self) -> None:
+        """Cut the zeros that `finish` had filled a copied last file up with."""
+        if self._used:
+            os.truncate(self._path(self._file), self._used)
+
+    def close(self) -> None:
+        """Close the file; what is still buffered is dropped, as it is not committed."""
+        self._buffer = bytearray()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _path(self, file: int) -> Path:
+        return chunk_file(self.directory, file, 1 + len(self.tail))
+
+    def _open(self) -> None:
+        if self._fd < 0:
+            path = self._path(self._file)
+            new = not path.exists()
+            make_directory(path.parent)
+            with storage(path, self._file_bytes if new else 0):
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            os.lseek(self._fd, 0, os.SEEK_END)
+            self.has_new_files |= new
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self._open()
+        write_all(self._fd, data, self._path(self._file))
+        self._dirty = True
+        if self._digest is not None:
+            self._digest.update(data)
+
+    def _seal(self) -> None:
+        """The current file is full: sync it, keep its digest, go on to the next."""
+        self.sync()
+        digest = self._digest.hexdigest() if self._digest else sha256_file(self._path(self._file))[1]
+        self.digests[self._file] = digest
+        self.close()
+        self._file += 1
+        self._used = 0
+        self._digest = hashlib.sha256()

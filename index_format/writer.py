@@ -1,0 +1,292 @@
+"""Writing an index: IndexWriter for corpus and design, GroupWriter for what a stage adds to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from index_format import design, durable
+from index_format.build import Build, partial_path
+from index_format.errors import IndexDamaged, IndexExists, IndexNotFound
+from index_format.layout import (
+    ARRAYS,
+    FORMAT_VERSION,
+    ROOT_GROUPS,
+    SHARD_BYTES,
+    STAGE_GROUPS,
+    check_arrays,
+    check_attributes,
+)
+from index_format.manifest import MANIFEST, read_manifest
+from index_format.metadata import chunk_file
+from index_format.reader import Index
+from index_format.shards import ShardWriter
+
+
+class IndexWriter(Build):
+    """Builds an index as PATH.partial; PATH appears, whole, by one rename.
+
+    Use as a context manager. After a crash, `create` (or `extend`) with the same build key goes on from the last
+    `commit`, and the result is the same, bit for bit.
+
+    Attributes
+    ----------
+    path : Path
+    state : dict | None      what the last commit recorded; None at a fresh start
+    """
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        build_key: str,
+        overwrite: bool = False,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> IndexWriter:
+        """Begin, or resume, the build of the index at `path`.
+
+        Parameters
+        ----------
+        path : path           where the index will be; missing parent directories are made
+        build_key : str       digest of all that determines the result; an unfinished build is resumed where it
+                              is the same
+        overwrite : bool      discard an unfinished build with another key, and replace an index at `path` when
+                              this one is published (until then the old one stays)
+        shard_bytes : int     largest chunk file; part of the format of this index
+
+        Raises
+        ------
+        IndexExists           something is at `path` and `overwrite` is False; or it is no index
+        IndexIncomplete       an unfinished build with another key is there and `overwrite` is False
+        IndexBusy             another process is building there
+        IndexDamaged          the unfinished build has lost committed data
+        StorageFull           the disk is full
+        """
+        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
+        if overwrite and os.path.lexists(path) and not (path / MANIFEST).is_file():
+            raise IndexExists(f"{path} is no index, and is not overwritten", fix="give another path")
+        return cls(
+            path,
+            prefix="",
+            build_key=build_key,
+            overwrite=overwrite,
+            replaces=overwrite,
+            shard_bytes=shard_bytes,
+        )
+
+    @classmethod
+    def extend(cls, path: str | os.PathLike[str], *, build_key: str, overwrite: bool = False) -> IndexWriter:
+        """Begin, or resume, an append to the index at `path`: a new index that starts with all of the old one.
+
+        Arrays of corpus/ and design/ begin with their present rows, except the transposed design, which is to be
+        built anew (`append_rows_of_design`). Full chunk files are shared with the old index by hard links (copied
+        where there are none); stages' groups are taken over as they are at publication. The old index is
+        readable, and unchanged, until the new one takes its place in one step.
+
+        Raises
+        ------
+        IndexNotFound, IndexDamaged     there is no whole index at `path`
+        IndexExists                     this very append (by build key) has been published already
+        and what `create` raises
+        """
+        index = Index.open(path)
+        if index.attributes["build_key"] == build_key:
+            raise IndexExists(f"{index.path} already contains this append", fix="nothing is left to do")
+        return cls(
+            index.path,
+            prefix="",
+            build_key=build_key,
+            overwrite=overwrite,
+            replaces=True,
+            shard_bytes=index.attributes["shard_bytes"],
+            extends=index.digest,
+        )
+
+    def append_strings(self, prefix: str, values: Sequence[str]) -> None:
+        """Append UTF-8 strings to the pair ``<prefix>_bytes``, ``<prefix>_offsets``.
+
+        Parameters
+        ----------
+        prefix : str      "corpus/document_id" or "corpus/text"
+        values : sequence of str; UnicodeEncodeError where one has a lone surrogate
+        """
+        encoded = [value.encode() for value in values]
+        if self.length(f"{prefix}_offsets") == 0:
+            self.append(f"{prefix}_offsets", np.zeros(1, np.int64))
+        start = self.length(f"{prefix}_bytes")
+        self.append(f"{prefix}_bytes", np.frombuffer(b"".join(encoded), np.uint8))
+        ends = start + np.cumsum([len(value) for value in encoded], dtype=np.int64)
+        self.append(f"{prefix}_offsets", ends)
+
+    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 25) -> None:
+        """Append design/row_offsets and design/row_members, the transpose of the design/columns appended so far.
+
+        Memory is bounded by `max_members` (8 bytes each, a few times over), whatever the number of chunks. A
+        resume begins it again unless the caller has committed in between; hence both arrays must be empty.
+        """
+        for name in ("design/row_offsets", "design/row_members"):
+            if self.length(name):
+                raise ValueError(f"{name} has been written already")
+        columns = self.view("design/columns")
+        sizes = design.row_sizes(columns, n_subsets)
+        self.append("design/row_offsets", design.offsets_of(sizes))
+        for members in design.iter_row_members(columns, sizes, max_members=max_members):
+            self.append("design/row_members", members)
+
+    def publish(self, attributes: Mapping[str, Any]) -> None:
+        """Complete the index and make it appear at its path; the writer is closed afterwards.
+
+        Parameters
+        ----------
+        attributes : mapping      layout.ATTRIBUTES, without those that say "written by the writer"
+
+        Raises
+        ------
+        ValueError      an array or attribute is missing, or sizes do not agree
+        IndexExists     something has appeared at the path
+        IndexBusy       (an append) a stage is running on the index that would be replaced
+        StorageFull     the disk is full; resume later
+        """
+        self._publish({**attributes, "format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes})
+
+    def _groups(self) -> tuple[str, ...]:
+        return ROOT_GROUPS
+
+    def _validate(self, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
+        wrong = check_attributes(attributes)
+        if not wrong:
+            arrays = {name: self._arrays[name].metadata for name in names}
+            wrong = check_arrays(
+                {name: array.shape for name, array in arrays.items()},
+                {name: array.dtype for name, array in arrays.items()},
+                n_subsets=attributes["n_subsets"],
+                degree=attributes["degree"],
+            )
+        if wrong:
+            raise ValueError(f"the index is not complete: {'; '.join(wrong)}")
+
+    def _populate(self) -> None:
+        """All files of the old corpus and design but the last of each array are shared; that one is copied,
+        because it will grow, and checked while it is copied."""
+        files, digest = read_manifest(self.path)
+        if digest != self._extends:
+            raise IndexDamaged(
+                f"{self.path} has changed while an append to it began", fix="rerun the command"
+            )
+        index = Index.open(self.path)
+        for group in ROOT_GROUPS:
+            for name in index.names(group):
+                if not ARRAYS[name].derived:
+                    self._populate_array(name, index, files)
+
+    def _populate_array(self, name: str, index: Index, files: Mapping[str, tuple[int, str]]) -> None:
+        shape, dtype = index.shape(name), index.array(name).dtype.name
+        n_files = len(index.shards(name)) if shape[0] else 0
+        digests: dict[int, str] = {}
+        for file in range(n_files):
+            relative = chunk_file(Path(name), file, len(shape))
+            source, target = index.path / relative, self._data / relative
+            expected = files[relative.as_posix()][1]
+            if file < n_files - 1:
+                durable.link_or_copy(source, target)
+                digests[file] = expected
+            elif durable.copy_file(source, target) != expected:
+                raise IndexDamaged(
+                    f"{source} has other content than the manifest records",
+                    fix="restore the index from a copy, or build it again",
+                )
+        array = ShardWriter(
+            self._directory(name),
+            dtype,
+            shape[1:],
+            shard_bytes=self._shard_bytes,
+            length=shape[0],
+            digests=digests,
+        )
+        array.trim()
+        array.has_new_files = n_files > 0
+        self._arrays[name] = array
+
+    def _prepare(self) -> None:
+        """An append takes the stages' groups over, finished or not."""
+        if self._extends is None:
+            return
+        for group in STAGE_GROUPS:
+            unfinished = partial_path(self.path / group)
+            if unfinished.is_dir():
+                durable.DirectoryLock(unfinished).release()  # IndexBusy while the stage runs
+                durable.link_tree(
+                    unfinished, self._data / unfinished.name, skip=(durable.DirectoryLock.NAME,)
+                )
+            if (self.path / group).is_dir():
+                durable.link_tree(self.path / group, self._data / group)
+
+
+class GroupWriter(Build):
+    """Builds the group that a stage adds to an index, as INDEX/<group>.partial; it replaces INDEX/<group> whole.
+
+    The interface is IndexWriter's. The group has a manifest of its own; the root's never changes.
+
+    Parameters
+    ----------
+    index_path : path
+    group : "operators" or "truth"
+    build_key : str       digest of all that determines the result; an unfinished build is resumed where it is
+                          the same
+    overwrite : bool      discard an unfinished build with another key
+
+    Raises
+    ------
+    IndexNotFound         there is no index at `index_path`
+    IndexIncomplete, IndexBusy, IndexDamaged, StorageFull      as IndexWriter.create
+    """
+
+    def __init__(
+        self,
+        index_path: str | os.PathLike[str],
+        group: Literal["operators", "truth"],
+        build_key: str,
+        *,
+        overwrite: bool = False,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        if group not in STAGE_GROUPS:
+            raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
+        if not (Path(index_path) / MANIFEST).is_file():
+            raise IndexNotFound(f"{index_path} is no index", fix="stride index build makes one")
+        super().__init__(
+            Path(index_path) / group,
+            prefix=f"{group}/",
+            build_key=build_key,
+            overwrite=overwrite,
+            replaces=True,
+            shard_bytes=shard_bytes,
+        )
+
+    def scratch_path(self, name: str) -> Path:
+        """A file of the builder's own (a training checkpoint): kept for a resume, deleted by `publish`.
+
+        Writing it durably, and telling from `state` which one is good, is the builder's business.
+        """
+        if Path(name).name != name:
+            raise ValueError(f"a scratch file's name has no directories, found {name!r}")
+        self._check_usable()
+        durable.make_directory(self._partial / "scratch")
+        return self._partial / "scratch" / name
+
+    def publish(self, attributes: Mapping[str, Any], *, exclude: Iterable[str] = ()) -> None:
+        """Complete the group and put it in its place; the writer is closed afterwards.
+
+        Parameters
+        ----------
+        attributes : mapping      what `Index.group_attributes` will return, with "build_key" and "arrays" added
+        exclude : names           arrays needed only while building
+        """
+        exclude = tuple(exclude)
+        arrays = sorted(name for name in self.names() if name not in exclude)
+        self._publish({**attributes, "arrays": arrays}, exclude)
