@@ -85,6 +85,7 @@ class DocumentTokenizer:
         self.token_dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.uint32)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+        self._backend = _plain_backend(tokenizer)
         self._scaffold = lru_cache(maxsize=256)(self._take_apart)
 
     def encode_batch(self, documents: Sequence[Document]) -> list[Encoded]:
@@ -104,6 +105,12 @@ class DocumentTokenizer:
             answers.append(spans)
         if not texts:
             return []
+        if self._backend is not None and all(spans is None for spans in answers):
+            encodings = self._encode_fast(texts)
+            return [
+                self._encoded(document, encoding.ids, None, None, 0)
+                for document, encoding in zip(documents, encodings, strict=True)
+            ]
         batch = self.tokenizer(
             texts,
             add_special_tokens=False,
@@ -126,6 +133,14 @@ class DocumentTokenizer:
             _chunk(encoded.tokens[start : start + size], encoded.scored[start : start + size])
             for start in range(0, len(encoded.tokens), size)
         ]
+
+    def _encode_fast(self, texts: list[str]) -> Any:
+        """What the tokenizer's own call does, without offsets in characters (a fifth of its time)."""
+        assert self._backend is not None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = self.tokenizer.split_special_tokens
+        return self._backend.encode_batch_fast(texts, add_special_tokens=False)
 
     def _encoded(
         self, document: Document, ids: list[int], spans: list[tuple[int, int]] | None, batch: Any, number: int
@@ -242,6 +257,19 @@ class DocumentTokenizer:
                 f"'{document.id}': {error}",
                 fix="correct the roles (most templates take user and assistant in turn), or leave it out",
             ) from None
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The `tokenizers` object of a tokenizer whose call is a call of that object and no more; else None."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    methods = ("__call__", "_encode_plus")
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in methods
+    ):
+        return None
+    return tokenizer.backend_tokenizer
 
 
 def _join(pieces: Sequence[str], messages: Sequence[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:

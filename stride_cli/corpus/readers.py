@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from stride_cli.corpus.documents import (
@@ -26,12 +27,46 @@ from stride_cli.corpus.streams import (
 )
 from stride_cli.errors import CorpusError, require_extra
 
-__all__ = ["DEFAULT_MAX_DOCUMENT_BYTES", "Document", "Fields", "read_documents"]
+__all__ = [
+    "DEFAULT_MAX_DOCUMENT_BYTES",
+    "Document",
+    "Fields",
+    "ReadOptions",
+    "open_documents",
+    "read_documents",
+]
 
 DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
 _BOM = b"\xef\xbb\xbf"
 _TEXT_SUFFIXES = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml"}
 _PARQUET_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a corpus is read; each as in `read_documents`."""
+
+    fields: Fields = field(default_factory=Fields)
+    on_bad: str = "error"
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    number_ids: bool = False
+
+
+def open_documents(
+    sources: Sequence[str], options: ReadOptions, *, known_ids: Iterable[str] = (), first_number: int = 0
+) -> tuple[Iterator[Document], ReadLog]:
+    """`read_documents` with its options as one value, and the log of the read."""
+    log = ReadLog(options.on_bad)
+    documents = read_documents(
+        sources,
+        fields=options.fields,
+        max_document_bytes=options.max_document_bytes,
+        number_ids=options.number_ids,
+        known_ids=known_ids,
+        first_number=first_number,
+        log=log,
+    )
+    return documents, log
 
 
 def read_documents(

@@ -1,0 +1,468 @@
+"""Build and extend an index: documents in, a published index out; bounded memory, resumable after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index_format.design import build_columns
+from index_format.errors import IndexFormatError
+from index_format.layout import FORMAT_VERSION
+from index_format.reader import Index
+from index_format.writer import IndexWriter
+from stride_cli import __version__, output
+from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
+from stride_cli.corpus.plan import (
+    DEFAULT_BLOCK_SIZE,
+    CorpusCounts,
+    check_design,
+    choose_design,
+)
+from stride_cli.corpus.readers import Document, ReadOptions, open_documents
+from stride_cli.corpus.streams import ReadLog
+from stride_cli.errors import CorpusError, StorageError, UsageError
+
+COMMIT_SECONDS = 2.0
+_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 1 << 20
+_DESIGN_BLOCK = 1 << 18  # chunks
+_MASK_BLOCK = 1 << 16  # chunks
+# What the chain of document digests starts from.
+_EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """What a commit records: the documents in the index, the chained digest of them, and what was counted."""
+
+    documents: int = 0
+    digest: str = _EMPTY_CORPUS.hex()
+    scored_tokens: int = 0
+    unscored_documents: int = 0
+
+
+def build_index(
+    sources: Sequence[str],
+    *,
+    tokenizer: Any,
+    model_fingerprint: str,
+    tokenizer_fingerprint: str,
+    model_path: str | None,
+    out: str | Path,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    n_subsets: int | None = None,
+    degree: int | None = None,
+    seed: int = 0,
+    store_text: bool = True,
+    reading: ReadOptions = ReadOptions(),
+    overwrite: bool = False,
+    commit_seconds: float = COMMIT_SECONDS,
+) -> Index:
+    """Read a corpus, chunk it, draw its design and publish the index at `out`.
+
+    A build that was interrupted (even by kill -9) goes on where its last commit was, when it is called again
+    with the same corpus and settings, and gives the same bytes as one that was not.
+
+    Parameters
+    ----------
+    sources : sequence of str
+        As `read_documents`.
+    tokenizer : transformers tokenizer
+        The checkpoint's own.
+    model_fingerprint, tokenizer_fingerprint : str
+        Recorded; a query against another model or tokenizer is refused.
+    model_path : str | None
+        Recorded, the default model of later commands.
+    block_size : int
+        Most tokens of a chunk.
+    n_subsets, degree : int, optional
+        K and d; None for what fits the corpus (`choose_design`).
+    seed : int
+        Of the design, 0 <= seed < 2**64.
+    store_text : bool
+        Whether the index keeps the documents' texts (queries show passages either way, decoded from tokens).
+    reading : ReadOptions
+        Field names and what happens to bad records.
+    overwrite : bool
+        Replace an index at `out`, and discard an unfinished build of another corpus or other settings.
+    commit_seconds : float
+        Work between two commits: what a kill can cost.
+
+    Raises
+    ------
+    CorpusError
+        A record that cannot be used, a corpus smaller than K, or one that has changed since the interrupted
+        build.
+    UsageError
+        Settings that no corpus can have.
+    IndexFormatError
+        `out` exists, is being built by another process, or holds an unfinished build from other settings.
+    StorageError
+        The disk refuses.
+    """
+    check_design(n_subsets, degree)
+    if not 0 <= seed < 1 << 64:
+        raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    # before anything is created: no such file, a pattern without a match
+    documents, log = open_documents(sources, reading)
+    settings = {
+        "format_version": FORMAT_VERSION,
+        "model": model_fingerprint,
+        "tokenizer": tokenizer_fingerprint,
+        "block_size": block_size,
+        "n_subsets": n_subsets,
+        "degree": degree,
+        "seed": seed,
+        "store_text": store_text,
+    }
+    with (
+        _storage_errors(out),
+        IndexWriter.create(out, build_key=_key(settings), overwrite=overwrite) as writer,
+    ):
+        corpus = _Corpus(writer, chunker, store_text=store_text)
+        progress = corpus.add(documents, log, _Progress(), commit_seconds)
+        k, d = choose_design(corpus.n_chunks, n_subsets, degree)
+        writer.commit(asdict(progress))
+        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=seed)
+        writer.publish(
+            {
+                "seed": seed,
+                "n_subsets": k,
+                "degree": d,
+                "design": "regular",
+                "block_size": block_size,
+                "fingerprints": {
+                    "corpus": progress.digest,
+                    "tokenizer": tokenizer_fingerprint,
+                    "model": model_fingerprint,
+                },
+                "model_path": model_path,
+                "config": {"sources": list(sources), **settings, "reading": asdict(reading)},
+                "counts": _counts(corpus, progress, skipped=log.skipped),
+                "created_by": f"stride {__version__}",
+            }
+        )
+    return Index.open(out)
+
+
+def append_to_index(
+    path: str | Path,
+    sources: Sequence[str],
+    *,
+    tokenizer: Any,
+    tokenizer_fingerprint: str,
+    reading: ReadOptions = ReadOptions(),
+    commit_seconds: float = COMMIT_SECONDS,
+) -> Index:
+    """Add documents to an index: what is there stays, and K, and operators (their coverage falls).
+
+    The new index takes the old one's place at once, when it is complete; interrupted, it resumes as a build
+    does. The result has the same corpus and design as one build of both corpora with the same K, d and seed.
+
+    Raises
+    ------
+    IndexMismatch
+        Another tokenizer than the index's.
+    CorpusError
+        As `build_index`; also an id that the index has already.
+    """
+    index = Index.open(path)
+    index.check_fingerprint("tokenizer", tokenizer_fingerprint)
+    attributes = dict(index.attributes)
+    chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])
+    store_text = index.has("corpus/text_bytes")
+    known = (index.document_id(document) for document in range(index.n_documents))
+    documents, log = open_documents(sources, reading, known_ids=known, first_number=index.n_documents)
+    counts = attributes.get("counts") or {}
+    fingerprint = attributes["fingerprints"]["corpus"]
+    start = _Progress(
+        documents=index.n_documents,
+        digest=fingerprint,
+        scored_tokens=counts.get("scored_tokens", 0),
+        unscored_documents=counts.get("unscored_documents", 0),
+    )
+    seed, k, d = index.seed, index.n_subsets, index.degree
+    key = _key(
+        {"append_to": fingerprint, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
+    )
+    del index
+    with _storage_errors(path), IndexWriter.extend(path, build_key=key) as writer:
+        corpus = _Corpus(writer, chunker, store_text=store_text)
+        progress = corpus.add(documents, log, start, commit_seconds)
+        writer.commit(asdict(progress))
+        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=seed)
+        attributes["fingerprints"] = {**attributes["fingerprints"], "corpus": progress.digest}
+        attributes["counts"] = _counts(
+            corpus, progress, skipped=log.skipped + counts.get("skipped_records", 0)
+        )
+        config = dict(attributes.get("config") or {})
+        config["appended"] = [
+            *config.get("appended", []),
+            {"sources": list(sources), "reading": asdict(reading), "first_document": start.documents},
+        ]
+        attributes["config"] = config
+        attributes["created_by"] = f"stride {__version__}"
+        writer.publish(attributes)
+    return Index.open(path)
+
+
+def survey_corpus(
+    sources: Sequence[str],
+    *,
+    tokenizer: Any,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    reading: ReadOptions = ReadOptions(),
+) -> CorpusCounts:
+    """The size that a corpus will have in an index, found by tokenising it; nothing is written."""
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    documents, log = open_documents(sources, reading)
+    counts = CorpusCounts(documents=0, chunks=0, tokens=0)
+    with output.progress("tokenising", _megabytes(log), unit="MB") as ticker:
+        done = 0.0
+        for batch in _encode_ahead(chunker, documents):
+            for encoded in batch:
+                chunks = chunker.chunks(encoded)
+                counts = CorpusCounts(
+                    documents=counts.documents + 1,
+                    chunks=counts.chunks + len(chunks),
+                    tokens=counts.tokens + len(encoded.tokens),
+                    id_bytes=counts.id_bytes + len(encoded.document.id.encode()),
+                    text_bytes=counts.text_bytes + len(encoded.document.plain_text.encode()),
+                    needs_mask=counts.needs_mask or any(chunk.loss_mask is not None for chunk in chunks),
+                )
+            ticker.advance(log.bytes_done / 1e6 - done)
+            done = log.bytes_done / 1e6
+    return counts
+
+
+class _Corpus:
+    """The corpus arrays of an index that is being written."""
+
+    def __init__(self, writer: IndexWriter, chunker: DocumentTokenizer, *, store_text: bool) -> None:
+        self._writer = writer
+        self._chunker = chunker
+        self._store_text = store_text
+
+    @property
+    def n_chunks(self) -> int:
+        return self._writer.length("corpus/chunk_document")
+
+    @property
+    def n_documents(self) -> int:
+        return max(0, self._writer.length("corpus/document_offsets") - 1)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._writer.length("corpus/tokens")
+
+    def add(
+        self, documents: Iterator[Document], log: ReadLog, start: _Progress, commit_seconds: float
+    ) -> _Progress:
+        """Append documents after those that earlier commits hold, committing as it goes (not the last ones).
+
+        `documents` starts with the first document after `start`, whatever was committed since.
+        """
+        if not self._writer.length("corpus/chunk_offsets"):
+            for name in ("chunk_offsets", "document_offsets"):
+                self._writer.append(f"corpus/{name}", np.zeros(1, np.int64))
+        progress = start
+        if self._writer.state is not None:
+            progress = _Progress(**self._writer.state)
+            self._skip(documents, start, progress)
+        with output.progress("tokenising", _megabytes(log), unit="MB") as ticker:
+            last = time.monotonic()
+            done = 0.0
+            try:
+                for batch in _encode_ahead(self._chunker, documents):
+                    progress = self._append(batch, progress)
+                    if time.monotonic() - last >= commit_seconds:
+                        self._writer.commit(asdict(progress))
+                        last = time.monotonic()
+                    ticker.advance(log.bytes_done / 1e6 - done)
+                    done = log.bytes_done / 1e6
+            except CorpusError:
+                if self._writer.state is not None:
+                    output.note(
+                        f"{self._writer.state['documents']:,} documents are kept in "
+                        f"{self._writer.path}.partial; once the corpus is corrected behind them, the same "
+                        "command goes on from there"
+                    )
+                raise
+        return progress
+
+    def _skip(self, documents: Iterator[Document], start: _Progress, committed: _Progress) -> None:
+        """Read over the documents that the interrupted build committed, and make sure they are the same."""
+        count = committed.documents - start.documents
+        digest = bytes.fromhex(start.digest)
+        found = 0
+        for document in itertools.islice(documents, count):
+            digest = document.digest(digest)
+            found += 1
+        if found < count or digest.hex() != committed.digest:
+            what = f"only {found:,} documents" if found < count else "other documents"
+            raise CorpusError(
+                f"the corpus has changed since the build at {self._writer.path} was interrupted: expected "
+                f"its first {count:,} documents again, found {what}",
+                fix="give the same corpus to resume, or start afresh with --overwrite",
+            )
+
+    def _append(self, batch: Sequence[Encoded], progress: _Progress) -> _Progress:
+        digest = bytes.fromhex(progress.digest)
+        scored = unscored = 0
+        chunks: list[Chunk] = []
+        owners: list[int] = []
+        chunk_ends: list[int] = []  # per document
+        first_document, first_chunk = self.n_documents, self.n_chunks
+        for number, encoded in enumerate(batch):
+            digest = encoded.document.digest(digest)
+            pieces = self._chunker.chunks(encoded)
+            chunks += pieces
+            owners += [first_document + number] * len(pieces)
+            chunk_ends.append(first_chunk + len(chunks))
+            n_scored = sum(chunk.n_scored for chunk in pieces)
+            scored += n_scored
+            unscored += n_scored == 0
+        self._append_masks(chunks)
+        self._append_chunks(chunks, owners)
+        self._writer.append("corpus/document_offsets", np.array(chunk_ends, np.int64))
+        self._writer.append_strings("corpus/document_id", [encoded.document.id for encoded in batch])
+        if self._store_text:
+            self._writer.append_strings("corpus/text", [encoded.document.plain_text for encoded in batch])
+        return replace(
+            progress,
+            documents=progress.documents + len(batch),
+            digest=digest.hex(),
+            scored_tokens=progress.scored_tokens + scored,
+            unscored_documents=progress.unscored_documents + unscored,
+        )
+
+    def _append_chunks(self, chunks: Sequence[Chunk], owners: Sequence[int]) -> None:
+        write = self._writer.append
+        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+        write("corpus/chunk_offsets", self.n_tokens + np.cumsum(lengths))
+        write("corpus/chunk_document", np.array(owners, np.int64))
+        write("corpus/loss_start", np.array([chunk.loss_start for chunk in chunks], np.int32))
+        if chunks:
+            tokens = np.concatenate([chunk.tokens for chunk in chunks])
+            write("corpus/tokens", tokens.astype(self._chunker.token_dtype))
+
+    def _append_masks(self, chunks: Sequence[Chunk]) -> None:
+        """Masks of chunks about to be appended; the array begins with the first chunk that needs one."""
+        begun = self._writer.length("corpus/loss_mask") > 0
+        if not begun:
+            if all(chunk.loss_mask is None for chunk in chunks):
+                return
+            self._append_earlier_masks()
+        starts = np.array([chunk.loss_start for chunk in chunks], np.int64)
+        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+        masks = _suffix_masks(lengths, starts)
+        for chunk, end in zip(chunks, np.cumsum(lengths).tolist(), strict=True):
+            if chunk.loss_mask is not None:
+                masks[end - len(chunk.tokens) : end] = chunk.loss_mask
+        self._writer.append("corpus/loss_mask", masks)
+
+    def _append_earlier_masks(self) -> None:
+        read = self._writer.read
+        for first in range(0, self.n_chunks, _MASK_BLOCK):
+            last = min(first + _MASK_BLOCK, self.n_chunks)
+            lengths = np.diff(read("corpus/chunk_offsets", first, last + 1))
+            starts = read("corpus/loss_start", first, last).astype(np.int64)
+            self._writer.append("corpus/loss_mask", _suffix_masks(lengths, starts))
+
+
+def _suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """1 from each chunk's start to its end: (sum of lengths,) uint8."""
+    begins = np.cumsum(lengths) - lengths
+    positions = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    return (positions >= np.repeat(starts, lengths)).astype(np.uint8)
+
+
+def _append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree: int, seed: int) -> None:
+    """The design of all chunks that have none yet, and its transpose anew; blockwise.
+
+    Nothing is committed: it takes seconds, and a resumed build makes it again from (seed, chunk number).
+    """
+    with output.progress("drawing subsets", n_chunks, unit="chunks") as ticker:
+        for start in range(writer.length("design/columns"), n_chunks, _DESIGN_BLOCK):
+            stop = min(start + _DESIGN_BLOCK, n_chunks)
+            columns = build_columns(start, stop, n_subsets=n_subsets, degree=degree, seed=seed)
+            writer.append("design/columns", columns)
+            ticker.advance(stop - start)
+    writer.append_rows_of_design(n_subsets)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Lists of documents, up to about a million characters each: enough to keep every core tokenising."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.plain_text)
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_ahead(chunker: DocumentTokenizer, documents: Iterator[Document]) -> Iterator[list[Encoded]]:
+    """Tokenised batches; the next one is tokenised while the caller writes this one to disk."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = None
+        for batch in _batches(documents):
+            following = pool.submit(chunker.encode_batch, batch)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
+
+
+def _counts(corpus: _Corpus, progress: _Progress, *, skipped: int) -> dict[str, int]:
+    return {
+        "documents": corpus.n_documents,
+        "chunks": corpus.n_chunks,
+        "tokens": corpus.n_tokens,
+        "scored_tokens": progress.scored_tokens,
+        "unscored_documents": progress.unscored_documents,
+        "skipped_records": skipped,
+    }
+
+
+def _key(settings: dict[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _megabytes(log: ReadLog) -> float | None:
+    return None if log.bytes_total is None else log.bytes_total / 1e6
+
+
+class _storage_errors:
+    """Turns what the operating system refuses at the index's place into a StorageError."""
+
+    def __init__(self, out: str | Path) -> None:
+        self._out = out
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # read errors of a corpus are CorpusErrors by now; a broken pipe is the terminal's
+        if isinstance(error, OSError) and not isinstance(
+            error, IndexFormatError | BrokenPipeError | StorageError
+        ):
+            raise StorageError(
+                f"{self._out}: cannot be written: {error.strerror or error}",
+                fix="check the directory's permissions and the disk; the same command resumes",
+            ) from error

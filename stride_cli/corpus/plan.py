@@ -1,0 +1,248 @@
+"""What an index will be, before it is made: subsets and degree, bytes, coverage, collisions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stride_cli.errors import CorpusError, UsageError
+
+DEFAULT_BLOCK_SIZE = 512
+DEFAULT_DEGREE = 10  # tab:stride_hparams
+MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
+_ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
+_CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of the direct readout
+# A fixed budget, not this machine's memory: the same corpus must give the same index everywhere.
+DEFAULT_GATE_BYTES = 8 << 30
+DEFAULT_GATE_DIMENSION = 64 * 64  # a matrix gate on 64 + 64 principal components
+# tab:stride_hparams: 8 subsets of 2 examples in each of 10,000 steps
+SGD_DRAWS = 8 * 2 * 10_000
+# One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
+_BUILD_BYTES = 400 << 20
+_BYTES_PER_ID = 130
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCounts:
+    """The size of a chunked corpus. `needs_mask`: some document's scored tokens are not a suffix."""
+
+    documents: int
+    chunks: int
+    tokens: int
+    id_bytes: int = 0
+    text_bytes: int = 0
+    needs_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An index before it is made.
+
+    Attributes
+    ----------
+    n_documents, n_chunks, n_tokens : int
+        None for documents and tokens where only the number of chunks was given.
+    n_subsets, degree : int
+        K and d.
+    chunks_per_subset : float
+        n d / K, the mean size of a subset.
+    coverage_closed, coverage_sgd : float
+        Share of the chunks that fitting sees: all with the closed form; with the published recipe (8 subsets
+        x 2 examples x 10,000 steps) what is expected of that many draws.
+    expected_neighbours : float
+        Other chunks that share at least d - 1 of a chunk's d subsets, expected: recovery can hardly tell them
+        from it.
+    gate_dimension, gate_bytes : int
+        p, and K p numbers of 4 bytes.
+    bytes : dict of str to int
+        Bytes on disk of each array.
+    total_bytes : int
+        Their sum, without the gates.
+    build_memory_bytes, query_memory_bytes : int
+        What the build holds at most (beside the tokenizer); what stays in the page cache for fast queries.
+    """
+
+    n_documents: int | None
+    n_chunks: int
+    n_tokens: int | None
+    n_subsets: int
+    degree: int
+    chunks_per_subset: float
+    coverage_closed: float
+    coverage_sgd: float
+    expected_neighbours: float
+    gate_dimension: int
+    gate_bytes: int
+    bytes: dict[str, int]
+    total_bytes: int
+    build_memory_bytes: int
+    query_memory_bytes: int
+
+
+def check_design(n_subsets: int | None, degree: int | None) -> None:
+    """Refuse what no corpus can have: d < 1, K < 1, K < d, K > 65,535 (UsageError)."""
+    if degree is not None and degree < 1:
+        raise UsageError(
+            f"--degree is {degree}, expected at least 1",
+            fix=f"leave it out for the default of {DEFAULT_DEGREE}",
+        )
+    if n_subsets is None:
+        return
+    if n_subsets < 1:
+        raise UsageError(
+            f"--subsets is {n_subsets}, expected at least 1",
+            fix="leave it out for a number that fits the corpus",
+        )
+    if n_subsets > MAX_SUBSETS:
+        raise UsageError(
+            f"--subsets is {n_subsets:,}, expected at most {MAX_SUBSETS:,} (subset ids have 16 bits)",
+            fix=f"give at most --subsets {MAX_SUBSETS}, or leave it out",
+        )
+    if degree is not None and n_subsets < degree:
+        raise UsageError(
+            f"--subsets is {n_subsets}, expected at least the degree {degree}: a chunk is in {degree} "
+            "different subsets",
+            fix=f"give --subsets {degree} or more, or a smaller --degree",
+        )
+
+
+def choose_design(n_chunks: int, n_subsets: int | None = None, degree: int | None = None) -> tuple[int, int]:
+    """K and d for n chunks: what is given, defaults for what is None.
+
+    Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
+    `DEFAULT_GATE_BYTES` of gates allow. Default d: 10, at most K / 2 (a chunk in all subsets cannot be told
+    from another).
+
+    Raises
+    ------
+    CorpusError
+        No chunk; fewer chunks than the subsets asked for.
+    UsageError
+        As `check_design`.
+    """
+    check_design(n_subsets, degree)
+    if n_chunks < 1:
+        raise CorpusError("the corpus has no chunk", fix="give documents that hold text")
+    if n_subsets is None:
+        n_subsets = max(default_subsets(n_chunks), degree or 1)
+        if n_subsets > n_chunks:
+            raise UsageError(
+                f"--degree is {degree}, expected at most the number of chunks, {n_chunks}",
+                fix="leave it out, or give a larger corpus",
+            )
+    elif n_subsets > n_chunks:
+        raise CorpusError(
+            f"--subsets is {n_subsets:,}, expected at most the number of chunks: the corpus has {n_chunks:,}",
+            fix=f"leave --subsets out (here: {default_subsets(n_chunks):,}), or give a larger corpus",
+        )
+    if degree is None:
+        degree = max(1, min(DEFAULT_DEGREE, n_subsets // 2))
+    return n_subsets, degree
+
+
+def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSION) -> int:
+    """The number of subsets K for n chunks where the user gives none."""
+    if n_chunks <= _ALL_UP_TO:
+        return n_chunks
+    affordable = DEFAULT_GATE_BYTES // (4 * gate_dimension)
+    return max(_ALL_UP_TO, min(n_chunks // _CHUNKS_PER_SUBSET, affordable, MAX_SUBSETS))
+
+
+def expected_neighbours(n_chunks: int, n_subsets: int, degree: int) -> float:
+    """How many other chunks are expected to share at least d - 1 of a chunk's d subsets.
+
+    The number that two columns share is hypergeometric: P(d) = 1 / C(K, d), P(d - 1) = d (K - d) / C(K, d).
+    """
+    share = (1 + degree * (n_subsets - degree)) / math.comb(n_subsets, degree)
+    return (n_chunks - 1) * min(share, 1.0)
+
+
+def sgd_coverage(n_chunks: int, draws: int = SGD_DRAWS) -> float:
+    """Share of n chunks that `draws` uniform draws are expected to touch: 1 - (1 - 1/n)^draws."""
+    return 1.0 if n_chunks == 1 else -math.expm1(draws * math.log1p(-1 / n_chunks))
+
+
+def plan_index(
+    counts: CorpusCounts,
+    *,
+    n_subsets: int | None = None,
+    degree: int | None = None,
+    gate_dimension: int = DEFAULT_GATE_DIMENSION,
+    vocabulary: int = 1 << 16,
+    store_text: bool = True,
+) -> Plan:
+    """What an index of that corpus will be.
+
+    Parameters
+    ----------
+    counts : CorpusCounts
+        Zero documents or tokens: not known, and left out of the bytes.
+    n_subsets, degree : int, optional
+        K and d; None for the defaults (`choose_design`, which also names the errors).
+    gate_dimension : int
+        p, the numbers of one operator.
+    vocabulary : int
+        Decides whether a token takes 2 bytes or 4.
+    store_text : bool
+        Whether the index holds the documents' texts.
+    """
+    if gate_dimension < 1:
+        raise UsageError(f"the gate dimension is {gate_dimension}, expected at least 1")
+    n = counts.chunks
+    k, d = choose_design(n, n_subsets, degree)
+    sizes = {
+        "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
+        "corpus/chunk_offsets": 8 * (n + 1),
+        "corpus/chunk_document": 8 * n,
+        "corpus/loss_start": 4 * n,
+        "corpus/loss_mask": counts.tokens if counts.needs_mask else 0,
+        "corpus/document_offsets": 8 * (counts.documents + 1),
+        "corpus/document_id_bytes": counts.id_bytes,
+        "corpus/document_id_offsets": 8 * (counts.documents + 1),
+        "corpus/text_bytes": counts.text_bytes if store_text else 0,
+        "corpus/text_offsets": 8 * (counts.documents + 1) if store_text else 0,
+        "design/columns": 2 * n * d,
+        "design/row_offsets": 8 * (k + 1),
+        "design/row_members": 4 * n * d,
+    }
+    gate_bytes = 4 * k * gate_dimension
+    return Plan(
+        n_documents=counts.documents or None,
+        n_chunks=n,
+        n_tokens=counts.tokens or None,
+        n_subsets=k,
+        degree=d,
+        chunks_per_subset=n * d / k,
+        coverage_closed=1.0,
+        coverage_sgd=sgd_coverage(n),
+        expected_neighbours=expected_neighbours(n, k, d),
+        gate_dimension=gate_dimension,
+        gate_bytes=gate_bytes,
+        bytes={name: size for name, size in sizes.items() if size},
+        total_bytes=sum(sizes.values()),
+        build_memory_bytes=_BUILD_BYTES + _BYTES_PER_ID * counts.documents,
+        query_memory_bytes=sizes["design/columns"] + gate_bytes,
+    )
+
+
+def choose_block_size(requested: int | None, context: int | None) -> int:
+    """Tokens of a block: what is asked for, else 512 or the model's context where that is shorter.
+
+    Raises
+    ------
+    UsageError
+        More than the context, or less than 2.
+    """
+    if requested is None:
+        return min(DEFAULT_BLOCK_SIZE, context or DEFAULT_BLOCK_SIZE)
+    if requested < 2:
+        raise UsageError(
+            f"--block-size is {requested}, expected at least 2 (the first token of a block is not scored)",
+            fix=f"leave it out for the default of {DEFAULT_BLOCK_SIZE}",
+        )
+    if context is not None and requested > context:
+        raise UsageError(
+            f"--block-size is {requested:,}, expected at most the model's context of {context:,} tokens",
+            fix=f"give --block-size {context}, or leave it out",
+        )
+    return requested
