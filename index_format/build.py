@@ -147,7 +147,9 @@ class Build:
             array.close()
         self._arrays = {}
         if self._lock.held:
-            if (self._journal is None and not self._has_content()) or (self._journal is not None and not self._committed and not self._has_scratch()):
+            if (self._journal is None and not self._has_content()) or (
+                self._journal is not None and not self._committed and not self._has_scratch()
+            ):
                 self._remove()
             if self._journal is not None:
                 self._journal.close()
@@ -453,7 +455,7 @@ class Build:
             )
 
     def _guarded(self, action: Callable[[], _T]) -> _T:
-        """Run `action`; when it fails the files no longer agree with the counters, so nothing more is accepted."""
+        """Run `action`; when it fails, files and counters disagree, and nothing more is accepted."""
         try:
             return action()
         except BaseException:  # an interrupt leaves them as torn as a full disk does

@@ -1,8 +1,8 @@
 """The design matrix M: which subsets each chunk belongs to, from a counter-based generator.
 
 Every chunk belongs to exactly ``degree`` of the ``n_subsets`` subsets (left-regular, paper sec. 3.2). The
-subsets of chunk i are a function of (seed, i) alone: columns are computed in any order and any block size, and
-an index grows without touching what is there.
+subsets of chunk i are a function of (seed, i) alone: columns are computed in any order and any block size,
+and an index grows without touching what is there.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def build_columns(start: int, stop: int, *, n_subsets: int, degree: int, seed: i
     """The subsets of chunks ``start … stop-1``.
 
     For chunk i a SplitMix64 stream, whose start is a hash of (seed, i), drives Floyd's sampling of `degree`
-    distinct values out of `n_subsets`: every set of that size is equally likely (up to 2**-32 * n_subsets, the
-    rounding of a 32-bit draw to a range).
+    distinct values out of `n_subsets`: every set of that size is equally likely (up to 2**-32 * n_subsets,
+    the rounding of a 32-bit draw to a range).
 
     Parameters
     ----------

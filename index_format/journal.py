@@ -1,4 +1,4 @@
-"""The journal of a build: one line per commit, each with its checksum, so that a torn last line is ignored."""
+"""The journal of a build: a line per commit, each with its checksum, so that a torn last line is ignored."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from index_format.durable import storage, write_all
 class Journal:
     """An append-only file of JSON objects, one a line: ``<crc32 of the JSON, 8 hex digits> <JSON>``.
 
-    Opening reads the entries up to the first line that is incomplete or fails its checksum; what follows is cut
-    off, so that the next entry starts on a line of its own.
+    Opening reads the entries up to the first line that is incomplete or fails its checksum; what follows is
+    cut off, so that the next entry starts on a line of its own.
     """
 
     NAME = "journal.jsonl"

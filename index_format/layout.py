@@ -1,4 +1,4 @@
-"""What an index holds: every array and attribute, by name. SPEC.md says the same in prose; a test compares them."""
+"""What an index holds: every array and attribute, by name. SPEC.md says the same; a test compares them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
 
     Parameters
     ----------
-    files : mapping      path relative to the manifest's directory -> (length in bytes, SHA-256 in hexadecimal)
+    files : mapping      path relative to the manifest's directory -> (length in bytes, SHA-256 in hex)
     """
     content: dict[str, Any] = {
         "files": {path: {"length": length, "sha256": digest} for path, (length, digest) in files.items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,28 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from index_format.build import partial_path
-from index_format.errors import (
-    IndexDamaged,
-    IndexIncomplete,
-    IndexMismatch,
-    IndexNotFound,
-    IndexVersionError,
-    StageMissing,
-)
-from index_format.layout import (
-    FORMAT_VERSION,
-    STAGE_GROUPS,
-    check_arrays,
-    check_attributes,
-    find_spec,
-)
-from index_format.manifest import read_manifest
-from index_format.metadata import ATTRIBUTES_KEY, ZARR_JSON, ArrayMetadata, chunk_file, parse_array
+from index_format.errors import IndexDamaged, IndexMismatch, StageMissing
+from index_format.group import REBUILD, STAGE_COMMANDS, Group, read_attributes, read_group, read_stage
+from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
+from index_format.metadata import ArrayMetadata
 from index_format.shards import ShardedArray, map_array
-
-_REBUILD = "restore the index from a copy, or build it again"
-_STAGE_COMMANDS = {"operators": "stride train", "truth": "stride evaluate truth"}
 
 
 class Index:
@@ -47,12 +29,12 @@ class Index:
     digest : str              of the root's manifest: changes with any content of corpus/ or design/
     """
 
-    def __init__(self, path: Path, attributes: Mapping[str, Any], root: _Group) -> None:
+    def __init__(self, path: Path, attributes: Mapping[str, Any], root: Group) -> None:
         self.path = path
         self.attributes = MappingProxyType(dict(attributes))
         self._root = root
-        self._stages: dict[str, _Group] = {}
-        self._views: dict[str, np.ndarray] = {}
+        self._stages: dict[str, Group] = {}
+        self._views: dict[str, np.ndarray | ShardedArray] = {}
         self.digest = root.digest
         self.n_subsets: int = attributes["n_subsets"]
         self.degree: int = attributes["degree"]
@@ -65,10 +47,10 @@ class Index:
     def open(cls, path: str | os.PathLike[str], *, check: bool = True) -> Index:
         """Open the index at `path`.
 
-        Compared: the format version; the manifest with its own digest; the length of every file and the content
-        of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape. The content
-        of the chunk files is `verify`'s business. A stage's group (operators, truth) is checked in the same way
-        when it is first asked for, so that a damaged one can be fitted again.
+        Compared: the format version; the manifest with its own digest; the length of every file and the
+        content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
+        The content of the chunk files is `verify`'s business. A stage's group (operators, truth) is checked
+        in the same way when it is first asked for, so that a damaged one can be fitted again.
 
         Parameters
         ----------
@@ -80,8 +62,8 @@ class Index:
         IndexNotFound, IndexIncomplete, IndexVersionError, IndexDamaged
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
-        attributes = _read_attributes(path)
-        root = _read_group(path, "", check=check)
+        attributes = read_attributes(path)
+        root = read_group(path, "", check=check)
         wrong = check_attributes(attributes)
         if not wrong:
             shapes = {name: array.shape for name, array in root.arrays.items()}
@@ -90,7 +72,7 @@ class Index:
                 shapes, dtypes, n_subsets=attributes["n_subsets"], degree=attributes["degree"]
             )
         if wrong:
-            raise IndexDamaged(f"{path}: {'; '.join(wrong)}", fix=_REBUILD)
+            raise IndexDamaged(f"{path}: {'; '.join(wrong)}", fix=REBUILD)
         return cls(path, attributes, root)
 
     def has(self, name: str) -> bool:
@@ -187,14 +169,14 @@ class Index:
 
     # ---- inside ----
 
-    def _stage(self, group: str) -> _Group:
+    def _stage(self, group: str) -> Group:
         if group not in STAGE_GROUPS:
             raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
         if group not in self._stages:
             if not (self.path / group).is_dir():
                 raise StageMissing(
                     f"index {self.path} has no {group} yet",
-                    fix=f"{_STAGE_COMMANDS[group]} --index {self.path}",
+                    fix=f"{STAGE_COMMANDS[group]} --index {self.path}",
                 )
             self._stages[group] = read_stage(self.path, group)
         return self._stages[group]
@@ -204,7 +186,7 @@ class Index:
         arrays = self._stage(group).arrays if group in STAGE_GROUPS else self._root.arrays
         if name not in arrays:
             if group in STAGE_GROUPS:
-                fix = f"{_STAGE_COMMANDS[group]} --index {self.path}, with settings that keep it"
+                fix = f"{STAGE_COMMANDS[group]} --index {self.path}, with settings that keep it"
             else:
                 fix = "build the index again with settings that keep it"
             raise StageMissing(f"index {self.path} has no array {name}", fix=fix)
@@ -214,7 +196,7 @@ class Index:
         """The array without np.memmap's slow slicing, kept: single rows are read often."""
         if name not in self._views:
             array = self.array(name)
-            self._views[name] = array.view(np.ndarray) if isinstance(array, np.ndarray) else array  # type: ignore[assignment]
+            self._views[name] = array.view(np.ndarray) if isinstance(array, np.ndarray) else array
         return self._views[name]
 
     def _pair(self, offsets: str, row: int) -> tuple[int, int]:
@@ -229,106 +211,3 @@ class Index:
     def _check_number(what: str, number: int, count: int) -> None:
         if not 0 <= number < count:
             raise IndexError(f"{what} {number} of an index with {what}s 0 … {count - 1}")
-
-
-class _Group:
-    """A directory with a manifest: its arrays' metadata, its attributes, its files."""
-
-    def __init__(
-        self,
-        arrays: dict[str, ArrayMetadata],
-        attributes: dict[str, Any],
-        files: dict[str, tuple[int, str]],
-        digest: str,
-    ) -> None:
-        self.arrays = arrays
-        self.attributes = attributes
-        self.files = files
-        self.digest = digest
-
-
-def read_stage(path: Path, group: str) -> _Group:
-    """The stage group `group` of the index at `path`, validated as `Index.open` validates the root."""
-    fix = f"{_STAGE_COMMANDS[group]} --index {path} makes it again"
-    try:
-        return _read_group(path / group, f"{group}/", check=True)
-    except IndexDamaged as error:
-        raise IndexDamaged(error.message, fix=fix) from None
-
-
-def _read_attributes(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((path / ZARR_JSON).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        if partial_path(path).is_dir() and not path.exists():
-            raise IndexIncomplete(
-                f"the build of {path} has not finished", fix="rerun the command that began it; it resumes"
-            ) from None
-        if (path / "manifest.json").exists():
-            raise IndexDamaged(f"{path / ZARR_JSON} is missing", fix=_REBUILD) from None
-        what = "is no index" if path.exists() else "does not exist"
-        raise IndexNotFound(f"{path} {what}", fix="stride index build makes one") from None
-    except ValueError:
-        raise IndexDamaged(f"{path / ZARR_JSON} is no JSON", fix=_REBUILD) from None
-    attributes = content.get("attributes", {}) if isinstance(content, dict) else {}
-    attributes = attributes.get(ATTRIBUTES_KEY) if isinstance(attributes, dict) else None
-    if not isinstance(attributes, dict) or "format_version" not in attributes:
-        if (path / "manifest.json").exists():
-            raise IndexDamaged(f"{path / ZARR_JSON} has no format version", fix=_REBUILD)
-        raise IndexNotFound(f"{path} is no STRIDE index", fix="stride index build makes one")
-    version = attributes["format_version"]
-    if version != FORMAT_VERSION:
-        raise IndexVersionError(
-            f"index {path} has format version {version!r}, this release reads {FORMAT_VERSION}",
-            fix="use the release that built it, or build it again",
-        )
-    return attributes
-
-
-def _read_group(directory: Path, prefix: str, *, check: bool) -> _Group:
-    """Read the manifest in `directory` and every zarr.json it names; array names begin with `prefix`."""
-    files, digest = read_manifest(directory)
-    arrays: dict[str, ArrayMetadata] = {}
-    attributes: dict[str, Any] = {}
-    for name, (length, sha256) in files.items():
-        path = directory / name
-        if check:
-            _check_length(path, length)
-        if path.name != ZARR_JSON:
-            continue
-        try:
-            data = path.read_bytes()
-            if check and hashlib.sha256(data).hexdigest() != sha256:
-                raise ValueError("other content than the manifest records")
-            content = json.loads(data)
-            if content["node_type"] == "array":
-                arrays[prefix + str(Path(name).parent)] = parse_array(content)
-            elif name == ZARR_JSON:
-                attributes = content["attributes"].get(ATTRIBUTES_KEY, {})
-        except FileNotFoundError:
-            raise IndexDamaged(f"{path} is missing", fix=_REBUILD) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IndexDamaged(f"{path} is damaged: {error}", fix=_REBUILD) from None
-    for name, array in arrays.items():
-        _check_files(name, name.removeprefix(prefix), array, files, directory)
-    return _Group(arrays, attributes, files, digest)
-
-
-def _check_length(path: Path, length: int) -> None:
-    try:
-        found = path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        raise IndexDamaged(f"{path} is missing", fix=_REBUILD) from None
-    if found != length:
-        raise IndexDamaged(f"{path} should have {length:,} bytes, has {found:,}", fix=_REBUILD)
-
-
-def _check_files(
-    name: str, relative: str, array: ArrayMetadata, files: Mapping[str, tuple[int, str]], directory: Path
-) -> None:
-    """The manifest must name the chunk files that the array's metadata asks for, of the length it asks for."""
-    row_bytes = np.dtype(array.dtype).itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    for file in range(array.n_files):
-        path = chunk_file(Path(relative), file, len(array.shape)).as_posix()
-        if files.get(path, (-1, ""))[0] != array.chunk_rows * row_bytes:
-            raise IndexDamaged(f"{directory / path} does not fit array {name}", fix=_REBUILD)

@@ -1,4 +1,4 @@
-"""The chunk files of one array: appended to by ShardWriter, mapped by map_array, read as one by ShardedArray."""
+"""The chunk files of one array: ShardWriter appends, map_array maps, ShardedArray reads several as one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ShardedArray:
     """An array that lies in several files, split along axis 0; read-only.
 
     Offers what stages read by: ``len``, ``shape``, ``dtype``, rows, slices of rows, arrays of row numbers
-    (negative ones too), boolean masks, ``np.asarray``. What a read within one file returns is a view of it; else
-    it is a copy.
+    (negative ones too), boolean masks, ``np.asarray``. What a read within one file returns is a view of it;
+    else it is a copy.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class ShardWriter:
 
     @property
     def metadata(self) -> ArrayMetadata:
-        """Shape, dtype and chunking as they are now; one chunk as large as the array while one file holds it."""
+        """Shape, dtype and chunking as they are now; while one file holds the array, it is one chunk."""
         return ArrayMetadata(
             (self.length, *self.tail), self.dtype.name, min(self._rows, self.length) if self.length else 1
         )

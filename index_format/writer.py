@@ -30,8 +30,8 @@ from index_format.shards import ShardWriter
 class IndexWriter(Build):
     """Builds an index as PATH.partial; PATH appears, whole, by one rename.
 
-    Use as a context manager. After a crash, `create` (or `extend`) with the same build key goes on from the last
-    `commit`, and the result is the same, bit for bit.
+    Use as a context manager. After a crash, `create` (or `extend`) with the same build key goes on from the
+    last `commit`, and the result is the same, bit for bit.
 
     Attributes
     ----------
@@ -53,10 +53,10 @@ class IndexWriter(Build):
         Parameters
         ----------
         path : path           where the index will be; missing parent directories are made
-        build_key : str       digest of all that determines the result; an unfinished build is resumed where it
-                              is the same
-        overwrite : bool      discard an unfinished build with another key, and replace an index at `path` when
-                              this one is published (until then the old one stays)
+        build_key : str       digest of all that determines the result; an unfinished build is resumed where
+                              it is the same
+        overwrite : bool      discard an unfinished build with another key, and replace an index at `path`
+                              when this one is published (until then the old one stays)
         shard_bytes : int     largest chunk file; part of the format of this index
 
         Raises
@@ -81,12 +81,12 @@ class IndexWriter(Build):
 
     @classmethod
     def extend(cls, path: str | os.PathLike[str], *, build_key: str, overwrite: bool = False) -> IndexWriter:
-        """Begin, or resume, an append to the index at `path`: a new index that starts with all of the old one.
+        """Begin, or resume, an append to the index at `path`: a new index that starts as the old one.
 
-        Arrays of corpus/ and design/ begin with their present rows, except the transposed design, which is to be
-        built anew (`append_rows_of_design`). Full chunk files are shared with the old index by hard links (copied
-        where there are none); stages' groups are taken over as they are at publication. The old index is
-        readable, and unchanged, until the new one takes its place in one step.
+        Arrays of corpus/ and design/ begin with their present rows, except the transposed design, which is to
+        be built anew (`append_rows_of_design`). Full chunk files are shared with the old index by hard links
+        (copied where there are none); stages' groups are taken over as they are at publication. The old index
+        is readable, and unchanged, until the new one takes its place in one step.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class IndexWriter(Build):
         self.append(f"{prefix}_offsets", ends)
 
     def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 25) -> None:
-        """Append design/row_offsets and design/row_members, the transpose of the design/columns appended so far.
+        """Append design/row_offsets and design/row_members: the transpose of design/columns so far.
 
         Memory is bounded by `max_members` (8 bytes each, a few times over), whatever the number of chunks. A
         resume begins it again unless the caller has committed in between; hence both arrays must be empty.
@@ -228,7 +228,7 @@ class IndexWriter(Build):
 
 
 class GroupWriter(Build):
-    """Builds the group that a stage adds to an index, as INDEX/<group>.partial; it replaces INDEX/<group> whole.
+    """Builds the group that a stage adds to an index, as INDEX/<group>.partial; replaces INDEX/<group> whole.
 
     The interface is IndexWriter's. The group has a manifest of its own; the root's never changes.
 
@@ -284,7 +284,7 @@ class GroupWriter(Build):
 
         Parameters
         ----------
-        attributes : mapping      what `Index.group_attributes` will return, with "build_key" and "arrays" added
+        attributes : mapping      what `Index.group_attributes` will return, with "build_key" and "arrays"
         exclude : names           arrays needed only while building
         """
         exclude = tuple(exclude)

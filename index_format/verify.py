@@ -1,0 +1,256 @@
+"""Verifying an index: every byte against the manifests, every array against what the layout says of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from index_format.design import member_dtype, offsets_of, row_sizes
+from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound
+from index_format.layout import STAGE_GROUPS
+from index_format.manifest import MANIFEST, read_manifest
+from index_format.metadata import ZARR_JSON
+from index_format.reader import Index
+from index_format.shards import ShardedArray
+
+Progress = Callable[[int, int], None]
+_Array = np.ndarray | ShardedArray
+_BLOCK_ROWS = 1 << 20
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with an index.
+
+    Attributes
+    ----------
+    path : str        the file, relative to the index; for an invariant, the array
+    kind : str        "missing", "extra", "length", "content" (a digest differs) or "invariant"
+    message : str     what was expected and what was found
+    """
+
+    path: str
+    kind: Literal["missing", "extra", "length", "content", "invariant"]
+    message: str
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> list[Problem]:
+    """Find everything that is wrong with the index at `path`; an empty list when nothing is.
+
+    Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
+    Where all bytes are right, the arrays are checked against each other (a writer's mistake, not damage).
+    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index, and skipped.
+
+    Parameters
+    ----------
+    path : path
+    progress : callable      called with (bytes read, bytes in all) as reading goes on
+
+    Raises
+    ------
+    IndexNotFound, IndexIncomplete, IndexVersionError      when there is no index of this format to verify
+    """
+    root = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
+    if not (root / MANIFEST).is_file() and not (root / ZARR_JSON).is_file():
+        Index.open(root)  # says what is there instead
+        raise IndexNotFound(f"{root} is no index", fix="stride index build makes one")
+    problems: list[Problem] = []
+    todo: list[tuple[str, tuple[int, str]]] = []
+    for directory in ["", *(group for group in STAGE_GROUPS if (root / group).is_dir())]:
+        try:
+            files, _ = read_manifest(root / directory)
+        except IndexDamaged as error:
+            kind: Literal["content", "missing"] = (
+                "content" if (root / directory / MANIFEST).is_file() else "missing"
+            )
+            problems.append(Problem(_join(directory, MANIFEST), kind, error.message))
+            continue
+        todo += [(_join(directory, name), recorded) for name, recorded in files.items()]
+        problems += _find_extra(root, directory, set(files))
+    problems += _check_content(root, todo, progress)
+    try:
+        index = Index.open(root)
+        stages = [group for group in STAGE_GROUPS if index.has(group)]
+        for group in stages:
+            index.group_attributes(group)  # a stage is opened, and validated, when it is asked for
+    except IndexFormatError as error:
+        if not problems and not isinstance(error, IndexDamaged):
+            raise  # another format version, say: whole, but not ours to judge
+        if not problems:
+            problems.append(Problem(MANIFEST, "invariant", error.message))
+        return problems
+    if not problems:
+        problems += _check_corpus(index)
+        problems += _check_design(index)
+        if "operators" in stages and index.has("operators/seen"):
+            seen = index.shape("operators/seen")
+            if len(seen) != 1 or seen[0] > index.n_chunks:
+                message = f"should have at most {index.n_chunks} entries, has shape {seen}"
+                problems.append(Problem("operators/seen", "invariant", message))
+    return problems
+
+
+def _join(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name
+
+
+def _find_extra(root: Path, directory: str, files: set[str]) -> Iterator[Problem]:
+    """Files and directories that the manifest of `directory` does not know."""
+    known = {str(parent) for name in files for parent in Path(name).parents} | {"."}
+    elsewhere = (
+        set() if directory else {name for group in STAGE_GROUPS for name in (group, f"{group}.partial")}
+    )
+    base = root / directory
+    for here, directories, names in os.walk(base):
+        relative = Path(here).relative_to(base)
+        if not directory and here == str(base):
+            directories[:] = [name for name in directories if name not in elsewhere]
+        for name in directories:
+            if str(relative / name) not in known:
+                yield _extra(_join(directory, str(relative / name)))
+        for name in names:
+            found = (relative / name).as_posix()
+            if found not in files and found != MANIFEST:
+                yield _extra(_join(directory, found))
+
+
+def _extra(path: str) -> Problem:
+    return Problem(path, "extra", "is not in the manifest")
+
+
+def _check_content(
+    root: Path, todo: list[tuple[str, tuple[int, str]]], progress: Progress | None
+) -> Iterator[Problem]:
+    total = sum(length for _, (length, _) in todo)
+    done = 0
+    for name, (length, sha256) in todo:
+        digest = hashlib.sha256()
+        found = 0
+        try:
+            with (root / name).open("rb") as file:
+                while piece := file.read(_READ_BYTES):
+                    digest.update(piece)
+                    found += len(piece)
+                    if progress:
+                        progress(min(done + found, total), total)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            yield Problem(name, "missing", "is in the manifest, but is no file")
+        except OSError as error:  # a sector that cannot be read
+            yield Problem(name, "content", f"cannot be read: {error.strerror}")
+        else:
+            if found != length:
+                yield Problem(name, "length", f"should have {length:,} bytes, has {found:,}")
+            elif digest.hexdigest() != sha256:
+                yield Problem(name, "content", f"should have SHA-256 {sha256}, has {digest.hexdigest()}")
+        done += length
+
+
+# ---- what arrays say of each other ----
+
+
+def _check_corpus(index: Index) -> Iterator[Problem]:
+    pairs = [
+        ("corpus/chunk_offsets", index.n_tokens),
+        ("corpus/document_offsets", index.n_chunks),
+        ("corpus/document_id_offsets", index.shape("corpus/document_id_bytes")[0]),
+    ]
+    if index.has("corpus/text_offsets"):
+        pairs.append(("corpus/text_offsets", index.shape("corpus/text_bytes")[0]))
+    sound = True
+    for name, last in pairs:
+        if wrong := _offsets_wrong(index.array(name), last):
+            sound = False
+            yield Problem(name, "invariant", wrong)
+    if not sound:
+        return
+    chunk_offsets = index.array("corpus/chunk_offsets")
+    for first, last in _ranges(index.n_chunks):
+        lengths = np.diff(chunk_offsets[first : last + 1])
+        start = index.array("corpus/loss_start")[first:last]
+        if wrong := _first(
+            first, (start < 1) | (start > np.maximum(lengths, 1)), "chunk {} starts outside itself"
+        ):
+            yield Problem("corpus/loss_start", "invariant", wrong)
+            break
+    yield from _check_documents(index)
+    if index.has("corpus/loss_mask"):
+        mask = index.array("corpus/loss_mask")
+        for first, last in _ranges(index.n_tokens):
+            if wrong := _first(first, mask[first:last] > 1, "token {} has a flag other than 0 and 1"):
+                yield Problem("corpus/loss_mask", "invariant", wrong)
+                break
+
+
+def _check_documents(index: Index) -> Iterator[Problem]:
+    """chunk_document and document_offsets say the same."""
+    offsets = index.array("corpus/document_offsets")
+    for first, last in _ranges(index.n_documents):
+        bounds = np.asarray(offsets[first : last + 1])
+        low, high = int(bounds[0]), int(bounds[-1])
+        for begin, end in _ranges(high, low):
+            expected = first + np.searchsorted(bounds, np.arange(begin, end), side="right") - 1
+            found = index.array("corpus/chunk_document")[begin:end]
+            if wrong := _first(
+                begin, found != expected, "chunk {} has another document than document_offsets"
+            ):
+                yield Problem("corpus/chunk_document", "invariant", wrong)
+                return
+
+
+def _check_design(index: Index) -> Iterator[Problem]:
+    columns = index.array("design/columns")
+    sound = True
+    for first, last in _ranges(index.n_chunks):
+        block = columns[first:last].astype(np.int64)
+        bad = (block >= index.n_subsets).any(axis=1) | (np.diff(block, axis=1) <= 0).any(axis=1)
+        if wrong := _first(first, bad, "chunk {} has subsets that are not ascending, distinct and below K"):
+            yield Problem("design/columns", "invariant", wrong)
+            sound = False
+            break
+    if not sound:
+        return
+    offsets = np.asarray(index.array("design/row_offsets"))  # (K + 1,)
+    if not np.array_equal(offsets, offsets_of(row_sizes(columns, index.n_subsets))):
+        yield Problem("design/row_offsets", "invariant", "are not the sizes of the subsets in columns")
+        return
+    members = index.array("design/row_members")
+    if members.dtype != member_dtype(index.n_chunks):
+        message = f"should be {member_dtype(index.n_chunks)}, found {members.dtype}"
+        yield Problem("design/row_members", "invariant", message)
+    cursor = offsets[:-1].copy()  # where the next member of each subset is
+    for first, last in _ranges(index.n_chunks, rows=_BLOCK_ROWS // index.degree + 1):
+        subsets = columns[first:last].ravel()
+        order = np.argsort(subsets, kind="stable")
+        counts = np.bincount(subsets, minlength=index.n_subsets)
+        positions = np.arange(len(order)) + (cursor - offsets_of(counts)[:-1]).repeat(counts)
+        if not np.array_equal(members[positions], first + order // index.degree):
+            yield Problem("design/row_members", "invariant", "are not the transpose of columns")
+            return
+        cursor += counts
+
+
+def _ranges(stop: int, start: int = 0, *, rows: int = _BLOCK_ROWS) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, rows):
+        yield first, min(first + rows, stop)
+
+
+def _offsets_wrong(offsets: _Array, last: int) -> str:
+    """What is wrong with offsets that should rise from 0 to `last`; "" when nothing is."""
+    if offsets[0] != 0 or offsets[-1] != last:
+        return f"should go from 0 to {last}, go from {offsets[0]} to {offsets[-1]}"
+    for first, end in _ranges(len(offsets) - 1):
+        if wrong := _first(first, np.diff(offsets[first : end + 1]) < 0, "fall after entry {}"):
+            return wrong
+    return ""
+
+
+def _first(offset: int, bad: Any, message: str) -> str:
+    """`message` with the number of the first row that is bad; "" when none is."""
+    return message.format(offset + int(np.argmax(bad))) if bad.any() else ""
