@@ -32,9 +32,16 @@ def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.nd
     -------
     ndarray (Q, K) float64     mean nats per scored token; positive where subset k lowers the loss on q
     """
+    return measure_linear_with_loss(model, operators, batch)[0]
+
+
+def measure_linear_with_loss(
+    model: CausalLM, operators: Operators, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
     spaces = [space.to(model.device) for space in operators.spaces]
-    gradients, _, _ = gate_gradients(model, spaces, operators.layer, batch)
+    gradients, _, losses = gate_gradients(model, spaces, operators.layer, batch)
     responses = np.zeros((len(batch.ids), operators.n_subsets))
     for gates, gradient in zip(operators.gates, gradients, strict=True):
         responses += (gates @ gradient.cpu().numpy().T).T
-    return responses
+    return responses, losses.cpu().numpy()

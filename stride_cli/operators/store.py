@@ -120,20 +120,5 @@ class Operators:
             ``stride train`` has not been run on it.
         """
         attributes = index.group_attributes("operators")
-        return cls.from_arrays(_GroupArrays(index), attributes)
-
-
-class _GroupArrays(Mapping[str, np.ndarray]):
-    """The arrays of the ``operators`` group as a mapping, opened when asked for."""
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return self._index.array(f"operators/{key}")
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._index.group_arrays("operators"))
-
-    def __len__(self) -> int:
-        return len(self._index.group_arrays("operators"))
+        names = [name.removeprefix("operators/") for name in index.names("operators")]
+        return cls.from_arrays({name: index.array(f"operators/{name}") for name in names}, attributes)

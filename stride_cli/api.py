@@ -1,0 +1,572 @@
+"""What the commands do, as functions: build an index, fit operators, answer queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.errors import ModelError, NumericalError, UsageError
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.measurement.queries import Query
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import Batch, ChunkReader
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.lasso import Solution
+    from stride_cli.recovery.ranking import Hit
+
+# λ / λ_max: operators in closed form answer nearly without noise, trained ones do not (design.md §10, point 6)
+DEFAULT_LAMBDA_RATIO = {"closed": 0.1, "sgd": 0.2}
+PAPER_LAMBDA_RATIO = 0.8
+_SPOT_CHECK = 16
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `train` can be told; None means "the default that fits this index and model".
+
+    Attributes
+    ----------
+    fit : "closed" or "sgd"
+    space : operator space, or a sum of them such as ``residual-matrix+logit``
+    layer : residual spaces act after this many blocks (default: two thirds of the depth)
+    rank : r of every space
+    damping : γ relative to the mean eigenvalue (closed)
+    steps, lr, variant, fidelity, stability, linearity : the sgd recipe
+    recipe : "paper" sets every published hyperparameter, at training and at query time
+    seed : default: the index's
+    """
+
+    fit: str | None = None
+    space: str | None = None
+    layer: int | None = None
+    rank: int | None = None
+    damping: float | None = None
+    steps: int | None = None
+    lr: float | None = None
+    variant: str | None = None
+    fidelity: float | None = None
+    stability: float | None = None
+    linearity: float | None = None
+    batch_tokens: int | None = None
+    recipe: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class QueryOptions:
+    """How a query is answered; None means "as the operators' fit asks for".
+
+    Attributes
+    ----------
+    top, bottom : supporters and opposers to show
+    lambda_ratio : λ / λ_max
+    measure : "auto", "linear" or "exact"
+    intercept, nonneg : of the Lasso
+    max_new_tokens : length of a generated continuation
+    chat : format prompts with the chat template
+    check : compare a linear measurement with the exact one on a random few subsets
+    batch_size : steered continuations at once (exact)
+    """
+
+    top: int = 10
+    bottom: int = 0
+    lambda_ratio: float | None = None
+    measure: str = "auto"
+    intercept: bool | None = None
+    nonneg: bool = False
+    max_new_tokens: int = 16
+    chat: bool = False
+    check: bool = False
+    batch_size: int = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Ranked documents for one query, with the certificate of the recovery.
+
+    Attributes
+    ----------
+    query : Query
+    loss : float                       mean nats per scored token
+    supporters, opposers : list of Hit
+    passages : dict                    chunk number → its best-matching passage
+    solution : Solution
+    method : "linear" or "exact"
+    agreement : float or None          Pearson correlation with exact measurement on a spot check
+    seconds : dict                     stage → seconds
+    document_ids : dict                document number → id
+    coverage : float
+    """
+
+    query: Query
+    loss: float
+    supporters: list[Hit]
+    opposers: list[Hit]
+    passages: dict[int, str]
+    solution: Solution
+    method: str
+    agreement: float | None
+    seconds: dict[str, float]
+    document_ids: dict[int, str]
+    coverage: float
+
+    def to_record(self) -> dict[str, Any]:
+        """The answer as one JSON object; `stride schema` documents the keys."""
+        solution = self.solution
+
+        def hit(found: Hit) -> dict[str, Any]:
+            return {
+                "rank": found.rank,
+                "document": self.document_ids[found.document],
+                "influence": found.influence,
+                "share": found.share,
+                "sign": found.sign,
+                "chunk": found.chunk,
+                "passage": self.passages.get(found.chunk, ""),
+                "seen": found.seen,
+                "neighbours": found.neighbours,
+                "backfilled": found.backfilled,
+            }
+
+        return {
+            "schema": "stride.answer/1",
+            "prompt": self.query.prompt,
+            "response": self.query.response,
+            "generated": self.query.generated,
+            "scored_tokens": int(self.query.weights.sum()),
+            "loss": self.loss,
+            "hits": [hit(found) for found in self.supporters],
+            "opposers": [hit(found) for found in self.opposers],
+            "recovery": {
+                "lambda": solution.lambda_,
+                "lambda_ratio": solution.lambda_ratio,
+                "nonzeros": len(solution.indices),
+                "duality_gap": solution.duality_gap,
+                "relative_gap": solution.relative_gap,
+                "r_squared": solution.r_squared,
+                "passes": solution.n_passes,
+            },
+            "measurement": {
+                "method": self.method,
+                "subsets": len(solution.residual),
+                "agreement": self.agreement,
+                "coverage": self.coverage,
+            },
+            "seconds": self.seconds,
+        }
+
+
+def train(
+    index_path: str | Path,
+    options: TrainOptions | None = None,
+    *,
+    model: CausalLM | None = None,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Fit the operators of an index and publish them in it; an interrupted fit continues.
+
+    Parameters
+    ----------
+    index_path : path of the index
+    options : TrainOptions
+    model : CausalLM, optional        else loaded from ``model_path`` or from where the index says
+    device, dtype : of the model to load
+    overwrite : replace operators that are already there
+
+    Returns
+    -------
+    dict      what was fitted: fit, space, layer, K, gate size, coverage, seconds, …
+
+    Raises
+    ------
+    IndexMismatch      the model or tokenizer is not the index's
+    IndexExists        operators are there and ``overwrite`` is False
+    """
+    import hashlib
+    import json
+
+    import numpy as np
+
+    from index_format.errors import IndexExists
+    from index_format.reader import Index
+    from index_format.writer import GroupWriter
+    from stride_cli.measurement.exact import choose_step
+    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.operators.closed import fit_closed
+    from stride_cli.operators.sgd import fit_sgd
+
+    started = time.perf_counter()
+    index = Index.open(index_path)
+    if index.has("operators") and not overwrite:
+        raise IndexExists(
+            f"index '{index_path}' has operators already",
+            fix="query them, or fit anew with --overwrite",
+        )
+    model = model or open_model(index, model_path, device=device, dtype=dtype)
+    options = options or TrainOptions()
+    settings = resolve_settings(options, model, index)
+    chunks = ChunkReader(index)
+    if chunks.scored_tokens() == 0:
+        raise UsageError(
+            f"no token of index '{index_path}' is scored, so there is nothing to fit",
+            fix="build the index from documents longer than one token, with non-empty responses",
+        )
+    identity = {"settings": asdict(settings), "fit": type(settings).__name__, "dtype": str(model.dtype)}
+    build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    loaded = time.perf_counter()
+    with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
+        scratch = writer.scratch_path("pass").parent
+        if options_fit(options) == "closed":
+            operators = fit_closed(
+                model,
+                chunks,
+                np.asarray(index.array("design/columns")),
+                index.n_subsets,
+                settings,
+                scratch=scratch,
+            )
+        else:
+            operators = fit_sgd(
+                model,
+                chunks,
+                index.array("design/row_offsets"),
+                index.array("design/row_members"),
+                settings,
+                scratch=scratch,
+            )
+        if not all(np.isfinite(gate).all() for gate in operators.gates):
+            raise NumericalError(
+                "the fitted gates are not finite",
+                fix="raise --damping, or run with --dtype fp32",
+            )
+        agreement = None
+        if operators.fit == "closed":
+            probes = _probe_batch(chunks, model, settings.seed)
+            operators.step, agreement = choose_step(model, operators, probes, seed=settings.seed)
+        fitted = time.perf_counter()
+        arrays, attributes = operators.to_arrays()
+        attributes["settings"] = asdict(settings)
+        attributes["recipe"] = options.recipe
+        attributes["step_agreement"] = agreement
+        attributes["model_fingerprint"] = model.fingerprint
+        for name, values in arrays.items():
+            writer.append(f"operators/{name}", values)
+        writer.publish(attributes)
+    ended = time.perf_counter()
+    return {
+        "schema": "stride.train/1",
+        "index": str(index_path),
+        "fit": operators.fit,
+        "space": operators.space_name,
+        "layer": operators.layer,
+        "subsets": operators.n_subsets,
+        "gate_size": operators.gate_size,
+        "coverage": operators.coverage,
+        "step": operators.step,
+        "step_agreement": agreement,
+        "loss": float(operators.log["loss"][-1]) if len(operators.log.get("loss", ())) else None,
+        "seconds": {"load": loaded - started, "fit": fitted - loaded, "write": ended - fitted},
+    }
+
+
+def options_fit(options: TrainOptions) -> str:
+    """The fit that options ask for, with the recipe taken into account."""
+    if options.recipe not in (None, "paper"):
+        raise UsageError(f"unknown recipe '{options.recipe}'", fix="the only named recipe is 'paper'")
+    fit = options.fit or ("sgd" if options.recipe == "paper" else "closed")
+    if fit not in ("closed", "sgd"):
+        raise UsageError(f"unknown fit '{fit}'", fix="use --fit closed or --fit sgd")
+    return fit
+
+
+def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
+    """Options with every default filled in: ClosedSettings or SgdSettings."""
+    from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings
+    from stride_cli.operators.losses import STABILITY_VARIANTS
+    from stride_cli.operators.sgd import SgdSettings
+    from stride_cli.operators.spaces import parse_space
+
+    fit = options_fit(options)
+    space = options.space or ("residual-matrix+logit" if fit == "closed" else "residual")
+    names = parse_space(space)
+    layer = options.layer if options.layer is not None else max(1, round(2 * model.n_layers / 3))
+    if not 0 <= layer <= model.n_layers:
+        raise UsageError(
+            f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
+            fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
+        )
+    if options.rank is not None and options.rank < 1:
+        raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
+    ranks = {name: options.rank or DEFAULT_RANKS[name] for name in names}
+    seed = options.seed if options.seed is not None else index.seed
+    common: dict[str, Any] = {"spaces": names, "layer": layer, "ranks": ranks, "seed": seed}
+    if fit == "closed":
+        if options.damping is not None and not options.damping > 0:
+            raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
+        given = {"damping": options.damping, "batch_tokens": options.batch_tokens, "stability": options.stability}
+        return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    if options.recipe != "paper" or options.rank is None:
+        common["ranks"] = {name: options.rank or 32 for name in names}
+    if options.variant is not None and options.variant not in STABILITY_VARIANTS:
+        raise UsageError(
+            f"unknown stability loss '{options.variant}'", fix=f"use one of {', '.join(STABILITY_VARIANTS)}"
+        )
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"{options.steps} steps are too few", fix="use a positive --steps")
+    given = {
+        "steps": options.steps,
+        "lr": options.lr,
+        "variant": options.variant,
+        "fidelity": options.fidelity,
+        "stability": options.stability,
+        "linearity": options.linearity,
+    }
+    chosen = SgdSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    if options.lr is not None:
+        chosen = replace(chosen, lr_end=options.lr / 10)
+    return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))
+
+
+def _probe_batch(chunks: ChunkReader, model: CausalLM, seed: int) -> Batch:
+    """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
+    import numpy as np
+
+    from stride_cli.operators.batches import pad_batch
+    from stride_cli.randomness import stream
+
+    rows, tokens, weights = [], [], []
+    for row in stream(seed, "step probes", 1).permutation(chunks.n_chunks):
+        ids, mask = chunks.chunk(int(row))
+        start = max(0, int(mask.argmax()) - 64)
+        if mask[start : start + 128].sum() > 0:
+            rows.append(int(row))
+            tokens.append(ids[start : start + 128])
+            weights.append(mask[start : start + 128])
+        if len(rows) == 2:
+            break
+    return pad_batch(np.asarray(rows), tokens, weights)
+
+
+def open_model(
+    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
+) -> CausalLM:
+    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
+
+    Raises
+    ------
+    ModelError         the index records no path, and none is given
+    IndexMismatch      another model or tokenizer than the index's
+    """
+    from stride_cli.models.loading import load_model
+
+    path = model_path or index.attributes.get("model_path")
+    if not path:
+        raise ModelError(
+            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
+        )
+    model = load_model(path, device=device, dtype=dtype)
+    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+    index.check_fingerprint("model", model.fingerprint)
+    return model
+
+
+@dataclass
+class Session:
+    """An index, its operators and its model, loaded once for many queries."""
+
+    index: Index
+    operators: Operators
+    model: CausalLM
+    row_sizes: Any  # (K,) int64, |A_k|
+    columns: Any  # (n, d), the design matrix
+    chunk_document: Any  # (n,) int64
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        index_path: str | Path,
+        *,
+        model: CausalLM | None = None,
+        model_path: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> Session:
+        """Open an index for queries.
+
+        Raises
+        ------
+        IndexNotFound, IndexDamaged, IndexVersionError, IndexMismatch
+        StageMissing      the index has no operators yet
+        """
+        import numpy as np
+
+        from index_format.reader import Index
+        from stride_cli.operators.store import Operators
+
+        index = Index.open(index_path)
+        operators = Operators.from_index(index)
+        attributes = index.group_attributes("operators")
+        paper = attributes.get("recipe") == "paper"
+        defaults = {
+            "lambda_ratio": PAPER_LAMBDA_RATIO if paper else DEFAULT_LAMBDA_RATIO[operators.fit],
+            "intercept": not paper,
+            "measure": "linear" if operators.fit == "closed" else "exact",
+        }
+        if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
+            unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
+            operators.seen = np.concatenate([operators.seen, unseen])
+        model = model or open_model(index, model_path, device=device, dtype=dtype)
+        return cls(
+            index,
+            operators,
+            model,
+            row_sizes=np.diff(np.asarray(index.array("design/row_offsets"))),
+            columns=index.array("design/columns"),
+            chunk_document=np.asarray(index.array("corpus/chunk_document")),
+            defaults=defaults,
+        )
+
+    def query(
+        self,
+        prompt: str,
+        options: QueryOptions | None = None,
+        *,
+        response: str | None = None,
+        span: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer:
+        """Which training documents made the model continue ``prompt`` this way?
+
+        Parameters
+        ----------
+        prompt : str
+        options : QueryOptions
+        response, span : see `build_query`
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        QueryError, NumericalError
+        """
+        from stride_cli.measurement.queries import build_query
+        from stride_cli.recovery.ranking import rank_documents
+
+        options = options or QueryOptions()
+        start = clock()
+        query = build_query(
+            self.model,
+            prompt,
+            response=response,
+            span=span,
+            max_new_tokens=options.max_new_tokens,
+            chat=options.chat,
+        )
+        generated = clock()
+        responses, loss, method, agreement = self.measure(query, options)
+        measured = clock()
+        solution = self.recover(responses, options)
+        recovered = clock()
+        supporters, opposers = rank_documents(
+            solution,
+            self.columns,
+            self.chunk_document,
+            top=options.top,
+            bottom=options.bottom,
+            seen=self.operators.seen,
+        )
+        shown = [*supporters, *opposers]
+        document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
+        passages = self._passages(query, [hit.chunk for hit in shown])
+        ended = clock()
+        return Answer(
+            query=query,
+            loss=loss,
+            supporters=supporters,
+            opposers=opposers,
+            passages=passages,
+            solution=solution,
+            method=method,
+            agreement=agreement,
+            seconds={
+                "generate": generated - start,
+                "measure": measured - generated,
+                "recover": recovered - measured,
+                "rank": ended - recovered,
+            },
+            document_ids=document_ids,
+            coverage=float(self.operators.seen.mean()),
+        )
+
+    def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
+        """Responses (K,) in nats, the query's own loss, the method used and its spot check."""
+        import numpy as np
+
+        from stride_cli.measurement.exact import measure_exact, pearson
+        from stride_cli.measurement.linear import measure_linear_with_loss
+        from stride_cli.randomness import stream
+
+        method = self.defaults["measure"] if options.measure == "auto" else options.measure
+        if method not in ("linear", "exact"):
+            raise UsageError(f"unknown measurement '{method}'", fix="use auto, linear or exact")
+        batch = query.batch()
+        responses, losses = measure_linear_with_loss(self.model, self.operators, batch)
+        agreement = None
+        if method == "exact":
+            exact = measure_exact(self.model, self.operators, batch, batch_size=options.batch_size)
+            agreement = pearson(exact[0], responses[0])
+            responses = exact
+        elif options.check:
+            chosen = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)[:_SPOT_CHECK]
+            exact = measure_exact(
+                self.model, self.operators, batch, subsets=np.sort(chosen), batch_size=options.batch_size
+            )
+            agreement = pearson(exact[0], responses[0, np.sort(chosen)])
+        if not np.isfinite(responses).all():
+            raise NumericalError(
+                "the measured responses are not finite", fix="run with --dtype fp32, or fit the operators anew"
+            )
+        return responses[0], float(losses[0]), method, agreement
+
+    def recover(self, responses: Any, options: QueryOptions) -> Solution:
+        """Per-chunk influences from the responses of the K subsets."""
+        from stride_cli.measurement.additive import additive_measurement
+        from stride_cli.recovery.lasso import solve_lasso
+
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        ratio = self.defaults["lambda_ratio"] if options.lambda_ratio is None else options.lambda_ratio
+        if not 0 < ratio <= 1:
+            raise UsageError(
+                f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
+            )
+        y = additive_measurement(responses, self.row_sizes) if intercept else responses
+        return solve_lasso(
+            self.columns,
+            y,
+            n_subsets=self.operators.n_subsets,
+            lambda_ratio=ratio,
+            intercept=intercept,
+            nonneg=options.nonneg,
+        )
+
+    def _passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
+        from stride_cli.recovery.passages import best_passage, rarity
+
+        texts = {
+            chunk: str(self.model.tokenizer.decode(self.index.chunk_tokens(chunk), skip_special_tokens=True))
+            for chunk in dict.fromkeys(chunks)
+        }
+        weights = rarity(texts.values())
+        wanted = f"{query.prompt} {query.response}"
+        return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}

@@ -1,0 +1,53 @@
+"""Options that mean the same in every command, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stride_cli.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …; default: CUDA where there is one.")
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32 or bf16; default: what the device does best.")]
+IndexPath = Annotated[
+    Path | None,
+    typer.Option("--index", help="The index; default: the only *.stride in the working directory."),
+]
+ModelPath = Annotated[
+    str | None,
+    typer.Option("--model", help="Checkpoint directory, hub id or .gguf file; default: the index's own."),
+]
+
+
+def find_index(given: Path | str | None) -> Path:
+    """The index to use: the one given, or the only ``*.stride`` directory here.
+
+    Raises
+    ------
+    UsageError      none is given, and there is none here or more than one
+    """
+    if given is not None:
+        return Path(given)
+    found = sorted(path for path in Path().glob("*.stride") if path.is_dir())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            "no index given, and there is no *.stride in the working directory",
+            fix="give one with --index PATH, or build one: stride index build corpus.jsonl --model MODEL",
+        )
+    raise UsageError(
+        f"no index given, and there are {len(found)} in the working directory: "
+        + ", ".join(path.name for path in found),
+        fix=f"give one with --index, for example --index {found[0].name}",
+    )
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """The flags that were set."""
+    return {name: value for name, value in flags.items() if value is not None}

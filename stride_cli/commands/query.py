@@ -1,0 +1,173 @@
+"""`stride query`: which training documents made the model say this?"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.errors import QueryError, UsageError
+
+EXAMPLE = """\b
+Examples:
+  stride query "The French Revolution began in" --top 10
+  stride query "The capital of France is" --response "Paris" --index run.stride
+  cat prompts.txt | stride query - | jq '.hits[0].document'
+"""
+
+
+def query(
+    text: Annotated[str | None, typer.Argument(help="The prompt; - reads one prompt a line from stdin.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help='JSON Lines of {"prompt", "response"?, "span"?}, or a prompt a line.'),
+    ] = None,
+    response: Annotated[
+        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
+    ] = None,
+    span: Annotated[str | None, typer.Option("--span", help="Attribute only this part of the response.")] = None,
+    top: Annotated[int | None, typer.Option("--top", help="Supporting documents to show. [10]")] = None,
+    bottom: Annotated[int | None, typer.Option("--bottom", help="Opposing documents to show. [0]")] = None,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Length of the model's continuation. [16]")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt with the chat template.")] = False,
+    lambda_ratio: Annotated[
+        float | None,
+        typer.Option("--lambda-ratio", help="λ as a share of λ_max. [0.1 closed, 0.2 sgd, 0.8 paper]"),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", help="auto, linear (one backward pass) or exact (K steered continuations)."),
+    ] = None,
+    nonneg: Annotated[bool | None, typer.Option("--nonneg", help="Only supporting influences.")] = None,
+    no_intercept: Annotated[
+        bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Spot-check the measurement, show time by stage.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Rank the training documents that support (or oppose) what the model says after a prompt."""
+    from stride_cli import api
+    from stride_cli.config import resolve
+    from stride_cli.output import emit, wants_json
+
+    if (text is None) == (file is None):
+        raise UsageError(
+            "give a prompt, or - for stdin, or --file (one of them)",
+            fix='stride query "The French Revolution began in"',
+        )
+    chosen = resolve(
+        "query",
+        {
+            "top": top,
+            "bottom": bottom,
+            "lambda_ratio": lambda_ratio,
+            "nonneg": nonneg,
+            "intercept": False if no_intercept else None,
+            "max_new_tokens": max_new_tokens,
+            "measure": measure,
+        },
+    )
+    for name, value, least in (
+        ("--top", chosen.top, 0),
+        ("--bottom", chosen.bottom, 0),
+        ("--max-new-tokens", chosen.max_new_tokens, 1),
+    ):
+        if value < least:
+            raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
+    options = api.QueryOptions(
+        top=chosen.top,
+        bottom=chosen.bottom,
+        lambda_ratio=chosen.lambda_ratio,
+        measure=chosen.measure,
+        intercept=chosen.intercept,
+        nonneg=chosen.nonneg,
+        max_new_tokens=chosen.max_new_tokens,
+        chat=chat,
+        check=check,
+    )
+    train_settings = resolve("train", {"device": device, "dtype": dtype})
+    if text is not None and text != "-" and not text.strip():
+        raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
+    session = api.Session.open(
+        find_index(index), model_path=model, device=train_settings.device, dtype=train_settings.dtype
+    )
+    as_json = wants_json(json)
+    for record in _prompts(text, file):
+        answer = session.query(
+            record["prompt"],
+            options,
+            response=record.get("response", response),
+            span=record.get("span", span),
+        )
+        if as_json:
+            found = answer.to_record()
+            if "id" in record:
+                found = {"id": record["id"], **found}
+            emit(found)
+        else:
+            from stride_cli.commands.rendering import render_answer
+
+            render_answer(answer, verbose=check)
+
+
+def _prompts(text: str | None, file: Path | None) -> Iterator[dict[str, Any]]:
+    """Prompts as records, one at a time, as they arrive."""
+    if text is not None and text != "-":
+        yield {"prompt": text}
+        return
+    if text == "-":
+        yield from _lines(iter(sys.stdin.readline, ""), "stdin")
+        return
+    assert file is not None
+    if not file.is_file():
+        raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
+    with file.open(encoding="utf-8", errors="strict") as lines:
+        try:
+            yield from _lines(iter(lines), str(file))
+        except UnicodeDecodeError as error:
+            raise QueryError(f"{file} is not UTF-8: {error.reason}", fix=f"iconv -t UTF-8 {file}") from error
+
+
+def _lines(lines: Iterator[str], source: str) -> Iterator[dict[str, Any]]:
+    count = 0
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
+        count += 1
+        if line.lstrip().startswith("{"):
+            try:
+                record = json_module.loads(line)
+            except ValueError as error:
+                raise QueryError(
+                    f"{source}:{number} is broken JSON: {error}", fix="one JSON object a line, or plain prompts"
+                ) from error
+            for key in ("prompt", "response", "span"):
+                if key in record and not isinstance(record[key], str):
+                    raise QueryError(
+                        f"{source}:{number}: '{key}' is {type(record[key]).__name__} (expected a string)",
+                        fix='{"prompt": "…"}',
+                    )
+            if "prompt" not in record:
+                raise QueryError(
+                    f"{source}:{number} has no 'prompt' (found {', '.join(sorted(record)) or 'nothing'})",
+                    fix='{"prompt": "…"}',
+                )
+            yield record
+        else:
+            yield {"prompt": line}
+    if count == 0:
+        raise QueryError(f"{source} holds no prompt", fix="one prompt a line")

@@ -1,0 +1,107 @@
+"""`stride train`: fit the steering operators of an index."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+
+EXAMPLE = """\b
+Examples:
+  stride train --index run.stride
+  stride train --index run.stride --fit sgd --steps 2000
+  stride train --index run.stride --recipe paper
+"""
+
+
+def train(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    fit: Annotated[
+        str | None,
+        typer.Option("--fit", help="closed (one pass over the corpus, the default) or sgd (the paper's)."),
+    ] = None,
+    space: Annotated[
+        str | None,
+        typer.Option(
+            "--space",
+            help="residual, residual-matrix, logit, or a sum; default residual-matrix+logit (sgd: residual).",
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", help="Steer after this many blocks; default: 2/3 of the depth.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Rank of the operators.")] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option("--damping", help="closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1]"),
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="sgd: peak learning rate. [3e-4]")] = None,
+    stability_loss: Annotated[
+        str | None, typer.Option("--stability-loss", help="sgd: kl (truncated, the default), logit or norm.")
+    ] = None,
+    fidelity: Annotated[float | None, typer.Option("--fidelity", help="sgd: λ_fid. [1]")] = None,
+    stability: Annotated[float | None, typer.Option("--stability", help="λ_stab. [1]")] = None,
+    linearity: Annotated[float | None, typer.Option("--linearity", help="sgd: λ_LDS. [0.1]")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="paper: every published hyperparameter, when querying too."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Default: the index's seed.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
+    json: Json = False,
+) -> None:
+    """Fit one light steering operator per subset of the index, on the frozen model's activations.
+
+    An interrupted fit continues where it was when the same command is run again.
+    """
+    from stride_cli import api
+    from stride_cli.config import resolve
+    from stride_cli.output import emit, note, wants_json
+
+    path = find_index(index)
+    chosen = resolve(
+        "train",
+        {
+            "fit": fit,
+            "space": space,
+            "layer": layer,
+            "rank": rank,
+            "damping": damping,
+            "seed": seed,
+            "device": device,
+            "dtype": dtype,
+        },
+    )
+    options = api.TrainOptions(
+        fit=chosen.fit,
+        space=chosen.space,
+        layer=chosen.layer,
+        rank=chosen.rank,
+        damping=chosen.damping,
+        steps=steps,
+        lr=lr,
+        variant=stability_loss,
+        fidelity=fidelity,
+        stability=stability,
+        linearity=linearity,
+        recipe=recipe,
+        seed=chosen.seed,
+    )
+    result = api.train(
+        path, options, model_path=model, device=chosen.device, dtype=chosen.dtype, overwrite=overwrite
+    )
+    if wants_json(json):
+        emit(result)
+        return
+    note(
+        f"fitted {result['subsets']:,} operators ({result['fit']}, {result['space']}, layer {result['layer']}, "
+        f"{result['gate_size']:,} gates each) in {result['seconds']['fit']:.1f} s; "
+        f"coverage {result['coverage']:.0%}"
+    )
+    note(f'next: stride query "…" --index {path}')

@@ -1,0 +1,118 @@
+"""Exact measurement against plain steered losses, against the linear one, and its independence of batching."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import QueryError
+from stride_cli.measurement.additive import additive_measurement
+from stride_cli.measurement.exact import choose_step, measure_exact, pearson
+from stride_cli.measurement.linear import measure_linear
+from stride_cli.operators.batches import pad_batch
+from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.store import Operators
+
+K = 12
+
+
+def random_operators(model, names=("residual", "residual-matrix", "logit"), *, fit="sgd", scale=0.1) -> Operators:
+    spaces = [
+        initial_space(n, d_model=model.d_model, vocab_size=model.vocab_size, rank=4, n_buckets=32, seed=1)
+        for n in names
+    ]
+    random = np.random.default_rng(0)
+    gates = [(scale * random.standard_normal((K, space.gate_size))).astype(np.float32) for space in spaces]
+    spaces = [space.requires_grad_(False) for space in spaces]
+    return Operators(spaces=spaces, gates=gates, layer=2, fit=fit, seen=np.ones(40, dtype=np.uint8))
+
+
+def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
+    operators = random_operators(model)
+    batch = chunks.batch(np.arange(3))
+    found = measure_exact(model, operators, batch)
+    for row in range(3):
+        for subset in range(K):
+            hidden = model.hidden(batch.ids, 2)[row : row + 1]
+            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in operators.gates]
+            state = hidden + operators.spaces[0](hidden, gates[0]) + operators.spaces[1](hidden, gates[1])
+            final = model.continue_from(state, 2)
+            both = [model.logits(model.continue_from(hidden, 2)), model.logits(final)]
+            both[1] = both[1] + operators.spaces[2](final, gates[2])
+            weights = batch.weights[row, 1:]
+            losses = [
+                -(logits[0, :-1].double().log_softmax(-1).gather(-1, batch.ids[row, 1:, None])[:, 0] * weights).sum()
+                / weights.sum()
+                for logits in both
+            ]
+            assert found[row, subset] == pytest.approx(float(losses[0] - losses[1]), rel=1e-3, abs=2e-6)
+
+
+def test_zero_gates_change_nothing(model, chunks) -> None:
+    operators = random_operators(model, scale=0.0)
+    assert np.abs(measure_exact(model, operators, chunks.batch(np.arange(2)))).max() < 1e-6
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_y_does_not_depend_on_the_batch_size(model, chunks, batch_size: int) -> None:
+    operators = random_operators(model)
+    batch = chunks.batch(np.arange(2))
+    reference = measure_exact(model, operators, batch, batch_size=8)
+    found = measure_exact(model, operators, batch, batch_size=batch_size)
+    np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-6)
+
+
+def test_padding_and_other_queries_do_not_matter(model, chunks) -> None:
+    operators = random_operators(model)
+    together = measure_exact(model, operators, chunks.batch(np.arange(4)))
+    linear = measure_linear(model, operators, chunks.batch(np.arange(4)))
+    for row in range(4):
+        batch = chunks.batch(np.asarray([row]))
+        np.testing.assert_allclose(measure_exact(model, operators, batch)[0], together[row], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(measure_linear(model, operators, batch)[0], linear[row], rtol=1e-4, atol=1e-6)
+
+
+def test_chosen_subsets_are_columns_of_the_whole(model, chunks) -> None:
+    operators = random_operators(model)
+    batch = chunks.batch(np.arange(2))
+    chosen = np.asarray([7, 2, 11])
+    found = measure_exact(model, operators, batch, subsets=chosen)
+    np.testing.assert_allclose(found, measure_exact(model, operators, batch)[:, chosen], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit", "residual-matrix+logit"])
+def test_central_differences_agree_with_the_first_order_response(model, chunks, space: str) -> None:
+    random = np.random.default_rng(1)
+    columns = np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
+    ranks = {"residual": 6, "residual-matrix": 5, "logit": 4}
+    operators = fit_closed(
+        model, chunks, columns, K, ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks)
+    )
+    batch = chunks.batch(np.arange(2))
+    operators.step, agreement = choose_step(model, operators, batch, seed=0)
+    assert agreement >= 0.999
+    other = chunks.batch(np.arange(5, 8))
+    exact, linear = measure_exact(model, operators, other), measure_linear(model, operators, other)
+    assert min(pearson(a, b) for a, b in zip(exact, linear, strict=True)) > 0.99
+
+
+def test_a_query_without_scored_tokens_is_refused(model) -> None:
+    batch = pad_batch(np.asarray([3]), [np.asarray([1, 2, 3])], [np.zeros(3)])
+    with pytest.raises(QueryError, match="query 3 has no scored token"):
+        measure_exact(model, random_operators(model), batch)
+
+
+def test_additive_measurement_makes_means_into_sums() -> None:
+    """With s known, the additive measurement is M (s − s̄) / m̄ exactly, whatever the row sizes."""
+    random = np.random.default_rng(0)
+    design = (random.random((9, 30)) < 0.3).astype(float)
+    s = random.standard_normal(30)
+    sizes = design.sum(1)
+    means = design @ s / sizes
+    mean = (means * sizes).sum() / sizes.sum()
+    expected = design @ (s - mean) / sizes.mean()
+    np.testing.assert_allclose(additive_measurement(means, sizes), expected, rtol=1e-10)
+    equal = np.full(9, 4)
+    np.testing.assert_allclose(additive_measurement(means, equal), means - means.mean(), rtol=1e-10)

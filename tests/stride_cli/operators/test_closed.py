@@ -1,0 +1,208 @@
+"""The closed form against brute-force minimisation, primal against dual, and its pass against a plain loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.errors import NumericalError
+from stride_cli.operators import closed
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings, fit_closed, solve_gates
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.store import Operators
+
+K, DEGREE = 12, 3
+
+
+@pytest.fixture(scope="module")
+def columns() -> np.ndarray:
+    random = np.random.default_rng(1)
+    return np.stack([np.sort(random.choice(K, DEGREE, replace=False)) for _ in range(40)]).astype(np.uint16)
+
+
+def settings_for(space: str, **changes) -> ClosedSettings:
+    ranks = {"residual": 5, "residual-matrix": 4, "logit": 3}
+    return ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks, **changes)
+
+
+def random_problem(n_rows: int, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, size, generator=generator), torch.randn(n_rows, size, generator=generator)
+
+
+@given(
+    n_rows=st.integers(1, 12),
+    size=st.integers(1, 12),
+    damping=st.floats(0.01, 10),
+    stability=st.floats(0.1, 10),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_gates_are_the_stationary_point_of_the_objective(n_rows, size, damping, stability, seed) -> None:
+    """(λ_stab F + γ I) a_k = ḡ_k, with γ as documented, in primal and dual alike."""
+    mean, rows = random_problem(n_rows, size, seed)
+    gates = solve_gates(mean, rows, damping=damping, stability=stability).double()
+    fisher = rows.double().T @ rows.double() / n_rows
+    gamma = damping * stability * float(fisher.trace()) / min(n_rows, size)
+    left = gates @ (stability * fisher + gamma * torch.eye(size).double())
+    torch.testing.assert_close(left, mean.double(), rtol=1e-3, atol=1e-3)
+
+
+def test_gates_equal_brute_force_minimisation() -> None:
+    """L-BFGS on −ḡ·a + ½ aᵀ(λF + γI)a, without using the solution's formula."""
+    mean, rows = random_problem(30, 8, 0)
+    damping, stability = 0.3, 2.0
+    fisher = rows.double().T @ rows.double() / 30
+    gamma = damping * stability * float(fisher.trace()) / 8
+    found = torch.zeros(4, 8, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([found], max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def objective() -> torch.Tensor:
+        optimiser.zero_grad()
+        quadratic = stability * ((found @ fisher) * found).sum() / 2 + gamma * (found**2).sum() / 2
+        loss = quadratic - (mean.double() * found).sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(objective)
+    gates = solve_gates(mean, rows, damping=damping, stability=stability)
+    torch.testing.assert_close(gates.double(), found.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_primal_and_dual_agree() -> None:
+    mean, rows = random_problem(20, 20, 3)
+    primal = solve_gates(mean, rows, damping=0.1)
+    # one more gate that nothing touches puts the same problem on the dual side; its mean eigenvalue is the same
+    wide = torch.nn.functional.pad(rows, (0, 1))
+    dual = solve_gates(torch.nn.functional.pad(mean, (0, 1)), wide, damping=0.1)
+    torch.testing.assert_close(dual[:, :20], primal, rtol=1e-3, atol=1e-4)
+    assert float(dual[:, 20].abs().max()) == 0
+
+
+def test_a_fisher_matrix_of_zero_is_refused() -> None:
+    with pytest.raises(NumericalError, match="trace 0"):
+        solve_gates(torch.ones(2, 3), torch.zeros(4, 3), damping=0.1)
+
+
+@pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit"])
+def test_the_pass_equals_a_plain_loop(model, chunks: ChunkReader, columns: np.ndarray, space: str) -> None:
+    chosen = settings_for(space, batch_tokens=64)
+    operators = fit_closed(model, chunks, columns, K, chosen)
+    gradients, rows = [], []
+    for chunk in range(chunks.n_chunks):
+        batch = chunks.batch(np.asarray([chunk]))
+        true, drawn, _ = gate_gradients(
+            model, operators.spaces, 2, batch, sampled=label_uniforms(chosen.seed, batch)
+        )
+        gradients.append(true[0][0])
+        rows.append(drawn[0][0] * batch.scored[0].sqrt())
+    matrix = torch.zeros(K, chunks.n_chunks)
+    for chunk, subsets in enumerate(columns):
+        matrix[subsets.astype(np.int64), chunk] = 1
+    mean = matrix @ torch.stack(gradients) / matrix.sum(1, keepdim=True).clamp_min(1)
+    expected = solve_gates(mean, torch.stack(rows), damping=chosen.damping)
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(torch.from_numpy(operators.gates[0]), expected, rtol=1e-2, atol=1e-3 * scale)
+    assert operators.coverage == 1.0
+
+
+def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunks: ChunkReader) -> None:
+    """E[(r·v)²] over drawn labels equals the second derivative of mean-token KL(base ∥ steered) along v."""
+    from stride_cli.operators.spaces import initial_space
+
+    space = initial_space("residual-matrix", d_model=24, vocab_size=61, rank=4, n_buckets=64, seed=3)
+    space.requires_grad_(False)
+    chunk = int(np.argmax(chunks.lengths))
+    batch = chunks.batch(np.asarray([chunk]))
+    direction = torch.randn(1, space.gate_size, generator=torch.Generator().manual_seed(5))
+    hidden = model.hidden(batch.ids, 2)
+    base = model.logits(model.continue_from(hidden, 2)).double().log_softmax(-1)[0, :-1]
+
+    def divergence(step: float) -> float:
+        state = hidden + space(hidden, step * direction)
+        steered = model.logits(model.continue_from(state, 2)).double().log_softmax(-1)[0, :-1]
+        per_token = (base.exp() * (base - steered)).sum(-1)
+        return float((per_token * batch.weights[0, 1:]).sum() / batch.scored[0])
+
+    step = 1e-2
+    curvature = (divergence(step) + divergence(-step)) / step**2
+    random = np.random.default_rng(0)
+    copies = chunks.batch(np.full(2000, chunk))
+    uniforms = random.random(tuple(copies.ids.shape))
+    _, drawn, _ = gate_gradients(model, [space], 2, copies, sampled=uniforms)
+    squares = ((drawn[0] @ direction[0]) * copies.scored.sqrt()).numpy() ** 2
+    error = squares.std() / 2000**0.5
+    assert error < 0.05 * curvature
+    assert abs(squares.mean() - curvature) < 4 * error + 0.01 * curvature
+
+
+def test_spaces_of_a_sum_are_put_on_one_scale(model, chunks: ChunkReader, columns: np.ndarray) -> None:
+    operators = fit_closed(model, chunks, columns, K, settings_for("residual-matrix+logit"))
+    spreads = []
+    for space, gates in zip(operators.spaces, operators.gates, strict=True):
+        (gradient,), _, _ = gate_gradients(model, [space], 2, chunks.batch(np.arange(40)))
+        responses = torch.from_numpy(gates) @ gradient.T
+        deviation = (responses - responses.median(0).values).abs().median(0).values
+        spreads.append(float(deviation.median()))
+    assert spreads[0] == pytest.approx(spreads[1], rel=0.02)
+
+
+def test_an_interrupted_pass_continues_to_the_same_bits(
+    model, chunks: ChunkReader, columns: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings_for("residual-matrix+logit", batch_tokens=64)
+    whole = fit_closed(model, chunks, columns, K, chosen)
+    monkeypatch.setattr(closed, "_CHECKPOINT_SECONDS", 0.0)
+    calls = {"count": 0}
+    real = closed.gate_gradients
+
+    def dies(*arguments, **keywords):
+        calls["count"] += 1
+        if calls["count"] == 7:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(closed, "gate_gradients", dies)
+    with pytest.raises(KeyboardInterrupt):
+        fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path)
+    monkeypatch.setattr(closed, "gate_gradients", real)
+    calls["count"] = 0
+
+    def counts(*arguments, **keywords):
+        calls["count"] += 1
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(closed, "gate_gradients", counts)
+    resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path)
+    assert 0 < calls["count"] < len(chunks.plan(64))
+    for a, b in zip(whole.gates, resumed.gates, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_operators_survive_their_arrays(model, chunks: ChunkReader, columns: np.ndarray, monkeypatch) -> None:
+    from stride_cli.operators import store
+
+    operators = fit_closed(model, chunks, columns, K, settings_for("residual+logit"))
+    back = Operators.from_arrays(*operators.to_arrays())
+    for a, b in zip(operators.gates, back.gates, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (back.layer, back.fit, back.space_name) == (2, "closed", "residual+logit")
+    monkeypatch.setattr(store, "_HALF_BYTES", 0)
+    arrays, attributes = operators.to_arrays()
+    assert arrays["logit_gates"].dtype == np.float16
+    half = Operators.from_arrays(arrays, attributes)
+    for a, b in zip(operators.gates, half.gates, strict=True):
+        assert np.abs(a - b).max() <= 1e-3 * np.abs(a).max()
+
+
+def test_default_ranks_name_every_space() -> None:
+    from stride_cli.operators.spaces import SPACE_NAMES
+
+    assert set(DEFAULT_RANKS) == set(SPACE_NAMES)

@@ -1,0 +1,111 @@
+"""Gate gradients against finite differences and autograd, and their independence of batching."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import NumericalError
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.spaces import initial_space
+
+SPACES = ("residual", "residual-matrix", "logit")
+LAYER = 2
+
+
+def make_space(model, name: str, buckets: int = 4096):
+    return initial_space(
+        name, d_model=model.d_model, vocab_size=model.vocab_size, rank=5, n_buckets=buckets, seed=3
+    ).requires_grad_(False)
+
+
+def steered_loss(model, space, batch, gates) -> torch.Tensor:
+    """Loss of every row under its own gates, written out plainly; float64 from the logits on."""
+    hidden = model.hidden(batch.ids, LAYER)
+    if space.site == "residual":
+        hidden = hidden + space(hidden, gates)
+    final = model.continue_from(hidden, LAYER)
+    logits = model.logits(final)
+    if space.site == "logit":
+        logits = logits + space(final, gates)
+    log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
+    return -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("buckets", [4096, 16])
+def test_gate_gradient_matches_finite_differences(model, chunks: ChunkReader, name: str, buckets: int) -> None:
+    space = make_space(model, name, buckets)
+    batch = chunks.batch(np.arange(3))
+    (gradient,), _, _ = gate_gradients(model, [space], LAYER, batch)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        direction = torch.randn(3, space.gate_size, generator=generator)
+        direction /= direction.norm(dim=1, keepdim=True)
+        step = 3e-2
+        with torch.no_grad():
+            up = steered_loss(model, space, batch, step * direction)
+            down = steered_loss(model, space, batch, -step * direction)
+        numeric = -(up - down) / (2 * step)
+        torch.testing.assert_close(
+            (gradient * direction).sum(1).double(), numeric, rtol=2e-2, atol=2e-4 * float(gradient.norm())
+        )
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_gate_gradient_equals_autograd_through_the_steered_model(model, chunks: ChunkReader, name: str) -> None:
+    space = make_space(model, name)
+    batch = chunks.batch(np.arange(4))
+    (gradient,), _, loss = gate_gradients(model, [space], LAYER, batch)
+    gates = torch.zeros(4, space.gate_size, requires_grad=True)
+    losses = steered_loss(model, space, batch, gates)
+    losses.sum().backward()
+    torch.testing.assert_close(gradient, -gates.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader) -> None:
+    spaces = [make_space(model, name) for name in SPACES]
+    together, drawn, _ = gate_gradients(
+        model, spaces, LAYER, chunks.batch(np.arange(6)), sampled=label_uniforms(0, chunks.batch(np.arange(6)))
+    )
+    for row in range(6):
+        batch = chunks.batch(np.asarray([row]))
+        alone, alone_drawn, _ = gate_gradients(model, spaces, LAYER, batch, sampled=label_uniforms(0, batch))
+        for position in range(len(spaces)):
+            torch.testing.assert_close(alone[position][0], together[position][row], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(alone_drawn[position][0], drawn[position][row], rtol=1e-4, atol=1e-6)
+
+
+def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReader) -> None:
+    """Averaged over many draws the sampled gradient vanishes: the score function has mean zero."""
+    space = make_space(model, "residual-matrix")
+    draws = 1000
+    batch = chunks.batch(np.zeros(draws, dtype=np.int64))
+    uniforms = np.random.default_rng(0).random(tuple(batch.ids.shape))
+    _, drawn, _ = gate_gradients(model, [space], LAYER, batch, sampled=uniforms)
+    z = drawn[0].mean(0) / (drawn[0].std(0) / draws**0.5)
+    assert float(z.abs().mean()) < 1.0  # |z| of a standard normal has mean 0.80
+    assert float(z.abs().max()) < 4.5
+
+
+def test_a_row_without_scored_tokens_has_no_gradient(model, chunks: ChunkReader) -> None:
+    batch = chunks.batch(np.arange(2))
+    batch.weights[1] = 0
+    gradients, _, loss = gate_gradients(model, [make_space(model, n) for n in SPACES], LAYER, batch)
+    assert all(float(gradient[1].abs().max()) == 0 for gradient in gradients)
+    assert all(float(gradient[0].abs().max()) > 0 for gradient in gradients)
+    assert float(loss[1]) == 0
+
+
+def test_activations_that_are_not_finite_are_named(fresh_model, chunks: ChunkReader) -> None:
+
+    broken = fresh_model()
+    batch = chunks.batch(np.asarray([7]))
+    with torch.no_grad():
+        broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    with pytest.raises(NumericalError, match="row 7 is not finite"):
+        gate_gradients(broken, [make_space(broken, "residual")], LAYER, batch)
