@@ -1,0 +1,478 @@
+"""`stride index`: plan, build, look at, verify and extend an index."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stride_cli import errors, output
+
+# light: the standard library only; everything else is imported by the command that needs it
+from stride_cli.corpus.readers import DEFAULT_MAX_DOCUMENT_BYTES, Fields, ReadOptions
+
+app = typer.Typer(
+    help="Build an index of a corpus, and look after it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class OnBad(StrEnum):
+    """What happens to a record that cannot be used."""
+
+    error = "error"
+    skip = "skip"
+
+
+def _example(*commands: str) -> str:
+    # \b keeps the lines as they are
+    return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+CorpusArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CORPUS...",
+        help="JSON Lines (.jsonl, .gz, .zst), Parquet or plain text files, globs, or - for stdin.",
+        show_default=False,
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
+]
+IndexArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[INDEX]", help="The index; default: the only *.stride here.", show_default=False),
+]
+IndexOption = Annotated[Path | None, typer.Option("--index", metavar="INDEX", help="The same, as an option.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON Lines, also on a terminal.")]
+BlockSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        help="Most tokens of a chunk; default 512, or the model's context where that is shorter.",
+        show_default=False,
+    ),
+]
+SubsetsOption = Annotated[
+    int | None,
+    typer.Option("--subsets", metavar="K", help="Number of subsets K; default: planned.", show_default=False),
+]
+DegreeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--degree", metavar="D", help="Subsets of a chunk; default 10, at most K/2.", show_default=False
+    ),
+]
+
+# How a corpus is read: declared once, travels as one ReadOptions
+_READING: dict[str, tuple[Any, Any]] = {
+    "id_field": (Annotated[str, typer.Option("--id-field", help="Field of the ids.")], "id"),
+    "text_field": (
+        Annotated[str, typer.Option("--text-field", help="Field of the text; '' switches it off.")],
+        "text",
+    ),
+    "prompt_field": (
+        Annotated[str, typer.Option("--prompt-field", help="Field of the prompt; '' switches it off.")],
+        "prompt",
+    ),
+    "response_field": (
+        Annotated[str, typer.Option("--response-field", help="Field of the answer.")],
+        "response",
+    ),
+    "messages_field": (
+        Annotated[str, typer.Option("--messages-field", help="Field of a conversation; '' switches it off.")],
+        "messages",
+    ),
+    "number_ids": (
+        Annotated[bool, typer.Option("--number-ids", help="Number the documents instead of reading ids.")],
+        False,
+    ),
+    "on_bad": (
+        Annotated[
+            OnBad, typer.Option("--on-bad", help="A bad record ends the build, or is skipped and told.")
+        ],
+        OnBad.error,
+    ),
+    "max_document_bytes": (
+        Annotated[int, typer.Option("--max-document-bytes", help="Longest line or text file.")],
+        DEFAULT_MAX_DOCUMENT_BYTES,
+    ),
+}
+
+
+def _with_reading(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `_READING`, which it receives as `reading`."""
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        given = {name: values.pop(name) for name in _READING}
+        command(**values, reading=_read_options(**given))
+
+    signature = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in signature.parameters.items() if name != "reading"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _READING.items()
+    ]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept] + added
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def _read_options(
+    *,
+    id_field: str,
+    text_field: str,
+    prompt_field: str,
+    response_field: str,
+    messages_field: str,
+    number_ids: bool,
+    on_bad: OnBad,
+    max_document_bytes: int,
+) -> ReadOptions:
+    fields = Fields(id_field, text_field, prompt_field, response_field, messages_field)
+    return ReadOptions(fields, on_bad.value, max_document_bytes, number_ids)
+
+
+@app.command(
+    epilog=_example(
+        "stride index build corpus.jsonl --model model --out run.stride",
+        "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
+    )
+)
+@_with_reading
+def build(
+    corpus: CorpusArgument,
+    *,
+    model: ModelOption,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index goes.")] = Path(
+        "run.stride"
+    ),
+    block_size: BlockSizeOption = None,
+    subsets: SubsetsOption = None,
+    degree: DegreeOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the design.")] = 0,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Keep no document texts in the index.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
+    ] = False,
+    json: JsonOption = False,
+    reading: ReadOptions,
+) -> None:
+    """Build an index: chunk a corpus with the model's tokenizer and draw its subsets.
+
+    Interrupted, the same command goes on where it was.
+    """
+    from stride_cli.corpus.build import build_index
+    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.plan import check_design, choose_block_size
+    from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+
+    check_design(subsets, degree)
+    begin = time.monotonic()
+    tokenizer = load_tokenizer(model)
+    index = build_index(
+        corpus,
+        tokenizer=tokenizer,
+        model_fingerprint=model_fingerprint(model),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        model_path=_lasting_path(model),
+        out=out,
+        block_size=choose_block_size(block_size, context_length(model)),
+        n_subsets=subsets,
+        degree=degree,
+        seed=seed,
+        store_text=not no_text,
+        reading=reading,
+        overwrite=overwrite,
+    )
+    _report(index, out, time.monotonic() - begin, json)
+    output.note(f"next: stride train --index {out}")
+
+
+@app.command(epilog=_example("stride index append more.jsonl --index run.stride"))
+@_with_reading
+def append(
+    corpus: CorpusArgument,
+    *,
+    index: IndexOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Whose tokenizer is used; default: the index's own.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    reading: ReadOptions,
+) -> None:
+    """Add documents to an index; what is in it stays as it is, and so do its subsets' members.
+
+    Operators stay too, but have not seen the new chunks until `stride train` is run again.
+    """
+    from index_format.reader import Index
+    from stride_cli.corpus.build import append_to_index
+    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+
+    path = find_index(None, index)
+    begin = time.monotonic()
+    source = model or Index.open(path).attributes.get("model_path")
+    if source is None:
+        raise errors.UsageError(
+            f"{path} does not say which model it was built for", fix="name it with --model"
+        )
+    tokenizer = load_tokenizer(source)
+    extended = append_to_index(
+        path,
+        corpus,
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        reading=reading,
+    )
+    _report(extended, path, time.monotonic() - begin, json)
+    if extended.has("operators"):
+        output.note(f"the operators have not seen the new chunks: stride train --index {path}")
+
+
+@app.command(
+    epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000")
+)
+@_with_reading
+def plan(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CORPUS...]", help="As for build; with --model.", show_default=False),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
+    ] = None,
+    chunks: Annotated[
+        int | None, typer.Option("--chunks", metavar="N", help="Plan for N chunks, without a corpus.")
+    ] = None,
+    block_size: BlockSizeOption = None,
+    subsets: SubsetsOption = None,
+    degree: DegreeOption = None,
+    gate_dimension: Annotated[
+        int, typer.Option("--gate-dimension", metavar="P", help="Numbers of one operator (64 x 64).")
+    ] = 4096,
+    no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
+    json: JsonOption = False,
+    reading: ReadOptions,
+) -> None:
+    """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart."""
+    from dataclasses import asdict
+
+    from stride_cli.corpus.plan import CorpusCounts, check_design, choose_block_size, plan_index
+
+    check_design(subsets, degree)
+    vocabulary = 1 << 16
+    if chunks is not None:
+        if corpus or model:
+            raise errors.UsageError(
+                "--chunks plans without a corpus, and a corpus or model was given too",
+                fix="give one of the two",
+            )
+        counts = CorpusCounts(documents=0, chunks=chunks, tokens=0)
+    elif corpus and model:
+        from stride_cli.corpus.build import survey_corpus
+        from stride_cli.corpus.context import context_length
+        from stride_cli.models.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(model)
+        vocabulary = len(tokenizer)
+        size = choose_block_size(block_size, context_length(model))
+        counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
+    else:
+        raise errors.UsageError(
+            "nothing to plan for: expected a corpus with --model, or --chunks",
+            fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
+        )
+    made = plan_index(
+        counts,
+        n_subsets=subsets,
+        degree=degree,
+        gate_dimension=gate_dimension,
+        vocabulary=vocabulary,
+        store_text=not no_text,
+    )
+    _show(asdict(made), json, title="plan")
+
+
+@app.command(epilog=_example("stride index info run.stride"))
+def info(index: IndexArgument = None, index_option: IndexOption = None, json: JsonOption = False) -> None:
+    """What an index holds, and what it was built from."""
+    from index_format.reader import Index
+    from stride_cli.corpus.plan import expected_neighbours
+
+    path = find_index(index, index_option)
+    opened = Index.open(path)
+    record: dict[str, Any] = {
+        **_summary(opened, path),
+        "seed": opened.seed,
+        "chunks_per_subset": opened.n_chunks * opened.degree / opened.n_subsets,
+        "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
+        "texts": opened.has("corpus/text_bytes"),
+        "bytes": _disk_bytes(path),
+        "operators": opened.operator_attributes() if opened.has("operators") else None,
+        "truth": opened.group_attributes("truth") if opened.has("truth") else None,
+    }
+    for name in ("fingerprints", "model_path", "created_by", "format_version", "config"):
+        record[name] = opened.attributes.get(name)
+    _show(record, json, title=str(path))
+
+
+@app.command(epilog=_example("stride index verify run.stride"))
+def verify(index: IndexArgument = None, index_option: IndexOption = None, json: JsonOption = False) -> None:
+    """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong."""
+    from index_format.verify import verify as find_problems
+
+    path = find_index(index, index_option)
+    with output.progress("verifying", _disk_bytes(path) / 1e6, unit="MB") as ticker:
+        done = 0
+
+        def tell(read: int, _total: int) -> None:
+            nonlocal done
+            ticker.advance((read - done) / 1e6)
+            done = read
+
+        problems = find_problems(path, progress=tell)
+    as_json = output.wants_json(json)
+    if not problems:
+        output.emit({"index": str(path), "whole": True}) if as_json else print(f"{path} is whole")
+        return
+    for problem in problems:
+        if as_json:
+            output.emit(
+                {"index": str(path), "path": problem.path, "kind": problem.kind, "message": problem.message}
+            )
+        else:
+            print(f"{problem.path}: {problem.kind}: {problem.message}")
+    output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
+    raise typer.Exit(errors.EXIT_FOUND)
+
+
+def find_index(given: Path | None, option: Path | None = None) -> Path:
+    """The index a command is about: the one named, else the only *.stride in the working directory.
+
+    Raises
+    ------
+    UsageError
+        Named twice, differently; none or several to choose from.
+    """
+    if given is not None and option is not None and given != option:
+        raise errors.UsageError(
+            f"two indexes are named: '{given}' and, by --index, '{option}'", fix="name it once"
+        )
+    named = given or option
+    if named is not None:
+        return named
+    found = sorted(path for path in Path().glob("*.stride") if path.is_dir())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise errors.UsageError(
+            "expected an index, found no *.stride in this directory",
+            fix="name it with --index, or build one: stride index build corpus.jsonl --model model",
+        )
+    names = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
+    raise errors.UsageError(
+        f"expected one index, found {len(found)} in this directory: {names}", fix="name one with --index"
+    )
+
+
+def _lasting_path(model: str) -> str:
+    """A local checkpoint by its absolute path, so that commands find it from anywhere; a hub id as it is."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
+
+
+def _summary(index: Any, path: Path) -> dict[str, Any]:
+    counts = index.attributes.get("counts") or {}
+    return {
+        "index": str(path),
+        "documents": index.n_documents,
+        "chunks": index.n_chunks,
+        "tokens": index.n_tokens,
+        "scored_tokens": counts.get("scored_tokens"),
+        "unscored_documents": counts.get("unscored_documents"),
+        "skipped_records": counts.get("skipped_records"),
+        "subsets": index.n_subsets,
+        "degree": index.degree,
+        "block_size": index.attributes["block_size"],
+    }
+
+
+def _report(index: Any, path: Path, seconds: float, json: bool) -> None:
+    record = {**_summary(index, path), "bytes": _disk_bytes(path), "seconds": round(seconds, 3)}
+    unscored = record["unscored_documents"]
+    if unscored:
+        output.note(
+            f"warning: {unscored:,} of {index.n_documents:,} documents have no scored token (one token long, "
+            "or a conversation without an answer); they are kept, but nothing can be attributed to them"
+        )
+    _show(record, json, title=f"index {path}")
+
+
+def _disk_bytes(path: Path) -> int:
+    return sum(
+        (Path(directory) / name).stat().st_size for directory, _, names in os.walk(path) for name in names
+    )
+
+
+def _show(record: Mapping[str, Any], json: bool, *, title: str) -> None:
+    if output.wants_json(json):
+        output.emit(record)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(record):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in record.items():
+        label = prefix + name.replace("_", " ")
+        if isinstance(value, Mapping):
+            rows += _rows(value, f"{label}: ")
+        elif value is None:
+            rows.append((label, "–"))
+        elif isinstance(value, bool):
+            rows.append((label, "yes" if value else "no"))
+        elif isinstance(value, int):
+            unit = f"{value:,}"
+            is_size = "bytes" in name or prefix == "bytes: "
+            rows.append((label, f"{unit} ({_human(value)})" if is_size and value >= 10_000 else unit))
+        elif isinstance(value, float):
+            rows.append((label, f"{value:,.4g}"))
+        else:
+            rows.append((label, str(value)))
+    return rows
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -1,0 +1,55 @@
+"""How many tokens a checkpoint reads at once, from its configuration; no weights are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stride_cli.errors import ModelError
+
+# the names that model families give it; as in models/adapter.py
+_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+def context_length(path_or_id: str | Path) -> int | None:
+    """The longest sequence, in tokens, that a checkpoint has positions for; None when it does not say.
+
+    Parameters
+    ----------
+    path_or_id : str or Path
+        A directory with config.json, a .gguf file or a directory with one, or a hub id.
+
+    Raises
+    ------
+    ModelError
+        The configuration cannot be read.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    path = Path(path_or_id).expanduser()
+    options: dict[str, object] = {}
+    where: str | Path = str(path_or_id)
+    if path.is_file():
+        where, options["gguf_file"] = path.parent, path.name
+    elif path.is_dir():
+        where = path
+        ggufs = sorted(path.glob("*.gguf"))
+        if ggufs and not (path / "config.json").is_file():
+            options["gguf_file"] = ggufs[0].name
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        config = AutoConfig.from_pretrained(where, **options).get_text_config()
+    except Exception as error:  # OSError, ValueError, KeyError, JSON and GGUF errors
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"the configuration of '{path_or_id}' cannot be read: {reason}",
+            fix="copy its config.json again (stride model info PATH tells what is there)",
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    for name in _NAMES:
+        length = getattr(config, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    return None
