@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli import errors, output
+from stride_cli.commands.options import IndexPath, Json, ModelPath, find_index
 
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.readers import DEFAULT_MAX_DOCUMENT_BYTES, Fields, ReadOptions
@@ -53,8 +54,6 @@ IndexArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[INDEX]", help="The index; default: the only *.stride here.", show_default=False),
 ]
-IndexOption = Annotated[Path | None, typer.Option("--index", metavar="INDEX", help="The same, as an option.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON Lines, also on a terminal.")]
 BlockSizeOption = Annotated[
     int | None,
     typer.Option(
@@ -167,7 +166,7 @@ def build(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
     ] = False,
-    json: JsonOption = False,
+    json: Json = False,
     reading: ReadOptions,
 ) -> None:
     """Build an index: chunk a corpus with the model's tokenizer and draw its subsets.
@@ -206,17 +205,9 @@ def build(
 def append(
     corpus: CorpusArgument,
     *,
-    index: IndexOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Whose tokenizer is used; default: the index's own.",
-            show_default=False,
-        ),
-    ] = None,
-    json: JsonOption = False,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    json: Json = False,
     reading: ReadOptions,
 ) -> None:
     """Add documents to an index; what is in it stays as it is, and so do its subsets' members.
@@ -227,7 +218,7 @@ def append(
     from stride_cli.corpus.build import append_to_index
     from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 
-    path = find_index(None, index)
+    path = find_index(index)
     begin = time.monotonic()
     source = model or Index.open(path).attributes.get("model_path")
     if source is None:
@@ -271,7 +262,7 @@ def plan(
         int, typer.Option("--gate-dimension", metavar="P", help="Numbers of one operator (64 x 64).")
     ] = 4096,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
-    json: JsonOption = False,
+    json: Json = False,
     reading: ReadOptions,
 ) -> None:
     """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart."""
@@ -314,12 +305,12 @@ def plan(
 
 
 @app.command(epilog=_example("stride index info run.stride"))
-def info(index: IndexArgument = None, index_option: IndexOption = None, json: JsonOption = False) -> None:
+def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """What an index holds, and what it was built from."""
     from index_format.reader import Index
     from stride_cli.corpus.plan import expected_neighbours
 
-    path = find_index(index, index_option)
+    path = _named_index(index, index_option)
     opened = Index.open(path)
     record: dict[str, Any] = {
         **_summary(opened, path),
@@ -337,11 +328,11 @@ def info(index: IndexArgument = None, index_option: IndexOption = None, json: Js
 
 
 @app.command(epilog=_example("stride index verify run.stride"))
-def verify(index: IndexArgument = None, index_option: IndexOption = None, json: JsonOption = False) -> None:
+def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong."""
     from index_format.verify import verify as find_problems
 
-    path = find_index(index, index_option)
+    path = _named_index(index, index_option)
     with output.progress("verifying", _disk_bytes(path) / 1e6, unit="MB") as ticker:
         done = 0
 
@@ -366,33 +357,13 @@ def verify(index: IndexArgument = None, index_option: IndexOption = None, json: 
     raise typer.Exit(errors.EXIT_FOUND)
 
 
-def find_index(given: Path | None, option: Path | None = None) -> Path:
-    """The index a command is about: the one named, else the only *.stride in the working directory.
-
-    Raises
-    ------
-    UsageError
-        Named twice, differently; none or several to choose from.
-    """
-    if given is not None and option is not None and given != option:
+def _named_index(argument: Path | None, option: Path | None) -> Path:
+    """The index named by the argument or by --index, else the only one here."""
+    if argument is not None and option is not None and argument != option:
         raise errors.UsageError(
-            f"two indexes are named: '{given}' and, by --index, '{option}'", fix="name it once"
+            f"two indexes are named: '{argument}' and, by --index, '{option}'", fix="name it once"
         )
-    named = given or option
-    if named is not None:
-        return named
-    found = sorted(path for path in Path().glob("*.stride") if path.is_dir())
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise errors.UsageError(
-            "expected an index, found no *.stride in this directory",
-            fix="name it with --index, or build one: stride index build corpus.jsonl --model model",
-        )
-    names = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
-    raise errors.UsageError(
-        f"expected one index, found {len(found)} in this directory: {names}", fix="name one with --index"
-    )
+    return find_index(argument or option)
 
 
 def _lasting_path(model: str) -> str:
