@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,14 @@ from index_format.build import partial_path
 from index_format.errors import IndexDamaged, IndexIncomplete, IndexNotFound, IndexVersionError
 from index_format.layout import FORMAT_VERSION
 from index_format.manifest import MANIFEST, read_manifest
-from index_format.metadata import ATTRIBUTES_KEY, ZARR_JSON, ArrayMetadata, chunk_file, parse_array
+from index_format.metadata import (
+    ATTRIBUTES_KEY,
+    ZARR_JSON,
+    ArrayMetadata,
+    chunk_file,
+    decode_json,
+    parse_array,
+)
 
 REBUILD = "restore the index from a copy, or build it again"
 STAGE_COMMANDS = {"operators": "stride train", "truth": "stride evaluate truth"}
@@ -42,7 +48,7 @@ class Group:
 def read_attributes(path: Path) -> dict[str, Any]:
     """The root's attributes, once it is clear that `path` is an index of a version that we read."""
     try:
-        content = json.loads((path / ZARR_JSON).read_bytes())
+        content = decode_json((path / ZARR_JSON).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         if partial_path(path).is_dir() and not path.exists():
             raise IndexIncomplete(
@@ -93,7 +99,7 @@ def read_group(directory: Path, prefix: str, *, check: bool) -> Group:
             data = path.read_bytes()
             if check and hashlib.sha256(data).hexdigest() != sha256:
                 raise ValueError("other content than the manifest records")
-            content = json.loads(data)
+            content = decode_json(data)
             if content["node_type"] == "array":
                 arrays[prefix + str(Path(name).parent)] = parse_array(content)
             elif name == ZARR_JSON:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from index_format.errors import IndexDamaged
-from index_format.metadata import encode_json
+from index_format.metadata import decode_json, encode_json
 
 MANIFEST = "manifest.json"
 _KIND = "stride-manifest"
@@ -50,10 +49,10 @@ def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
     except (FileNotFoundError, NotADirectoryError):
         raise IndexDamaged(f"{path} is missing", fix=fix) from None
     try:
-        content = json.loads(data)
+        content = decode_json(data)
         files = {path: (entry["length"], entry["sha256"]) for path, entry in content["files"].items()}
         canonical, digest = encode_manifest(files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise IndexDamaged(f"{path} is no manifest", fix=fix) from None
     if data != canonical:
         raise IndexDamaged(f"{path} does not match its own digest", fix=fix)

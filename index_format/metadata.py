@@ -39,6 +39,14 @@ def encode_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
+def decode_json(data: bytes) -> Any:
+    """The inverse of `encode_json`; ValueError for whatever is no JSON."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def group_json(attributes: Mapping[str, Any] | None = None) -> bytes:
     """zarr.json of a group; `attributes` are kept under the key "stride"."""
     kept = {} if attributes is None else {ATTRIBUTES_KEY: dict(attributes)}
@@ -76,8 +84,8 @@ def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
         shape = tuple(int(size) for size in content["shape"])
         chunk = tuple(int(size) for size in content["chunk_grid"]["configuration"]["chunk_shape"])
         metadata = ArrayMetadata(shape, content["data_type"], chunk[0])
-        if metadata.dtype not in NUMBERS or metadata.chunk_rows < 1:
-            raise ValueError("dtype or chunk shape")
+        if metadata.dtype not in NUMBERS or not shape or not 1 <= chunk[0] <= max(1, shape[0]):
+            raise ValueError("dtype, shape or chunk shape")
         if json.loads(array_json(metadata)) != content:
             raise ValueError("chunk grid or codecs")
     except (KeyError, TypeError, IndexError, ValueError) as error:

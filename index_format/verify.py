@@ -46,7 +46,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
 
     Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
     Where all bytes are right, the arrays are checked against each other (a writer's mistake, not damage).
-    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index, and skipped.
+    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index.
 
     Parameters
     ----------

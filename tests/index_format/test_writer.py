@@ -23,12 +23,17 @@ from index_format.errors import (
     StorageFull,
 )
 from index_format.journal import Journal
+from index_format.layout import SHARD_BYTES
 from index_format.reader import Index
 from index_format.shards import ShardedArray, ShardWriter, map_array
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter
 
 SCRIPT = Path(__file__).with_name("sample_build.py")
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
 
 
 # ---- chunk files ----
@@ -113,7 +118,7 @@ def test_a_build_shows_nothing_until_it_is_published(tmp_path, sample):
         with pytest.raises(IndexIncomplete, match="not finished"):
             Index.open(path)
         sample.finish(writer, 0, 5, 2)
-    assert os.listdir(path.parent) == ["run.stride"]
+    assert listing(path.parent) == ["run.stride"]
     assert Index.open(path).n_documents == 5
 
 
@@ -144,7 +149,7 @@ def test_a_torn_or_altered_last_line_of_the_journal_is_ignored(tmp_path, sample,
         lambda b: b + b"\0" * 50,
     ):
         path = tmp_path / "run"
-        with IndexWriter.create(path, build_key="k") as writer:
+        with IndexWriter.create(path, build_key="k", shard_bytes=1 << 20) as writer:
             for stop in (4, 9):
                 sample.append_documents(writer, writer.state["documents"] if writer.state else 0, stop)
                 writer.commit({"documents": stop})
@@ -200,7 +205,7 @@ def test_what_exists_is_not_overwritten_unasked(tmp_path, sample, read_tree):
         assert read_tree(path) == before  # readable until the last moment
         sample.finish(writer, 0, 4, 2)
     assert Index.open(path).n_documents == 4
-    assert os.listdir(tmp_path) == ["run"]
+    assert listing(tmp_path) == ["run"]
 
 
 def test_what_is_no_index_is_never_overwritten(tmp_path):
@@ -221,7 +226,7 @@ def test_what_is_no_index_is_never_overwritten(tmp_path):
             (partial / "notes").write_text("mine")
         with pytest.raises(IndexExists, match="in the way"):
             IndexWriter.create(target, build_key="k", overwrite=True)
-    assert os.listdir(tmp_path / "directory.partial") == ["notes"]
+    assert listing(tmp_path / "directory.partial") == ["notes"]
 
 
 def test_two_writers_at_one_path(tmp_path, sample):
@@ -259,7 +264,7 @@ def test_processes_racing_for_one_path_make_one_index(tmp_path, sample):
     for racer in racers:
         racer.join()
     assert results.count("built") == 1 and set(results) <= {"built", "IndexBusy", "IndexExists"}
-    assert verify(tmp_path / "run") == [] and os.listdir(tmp_path) == ["run"]
+    assert verify(tmp_path / "run") == [] and listing(tmp_path) == ["run"]
 
 
 def test_what_does_not_fit_the_layout_is_refused(tmp_path):
@@ -317,7 +322,7 @@ def test_an_index_with_an_empty_array(tmp_path, sample):
 # ---- appending to an index ----
 
 
-@pytest.mark.parametrize("shard_bytes", [1 << 20, 64, 1])
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 64, 16])
 def test_extended_is_built_at_once(tmp_path, sample, read_tree, shard_bytes):
     path, whole = tmp_path / "run", tmp_path / "whole"
     sample.build(path, 20, shard_bytes=shard_bytes)
@@ -338,7 +343,7 @@ def test_extended_is_built_at_once(tmp_path, sample, read_tree, shard_bytes):
     sample.build(whole, 40, shard_bytes=shard_bytes, key="more")
     durable.shutil.rmtree(path / "operators")
     assert read_tree(path) == read_tree(whole)
-    assert sorted(os.listdir(tmp_path)) == ["run", "whole"]
+    assert listing(tmp_path) == ["run", "whole"]
     with pytest.raises(IndexExists, match="already contains"):
         IndexWriter.extend(path, build_key="more")
 
@@ -365,7 +370,7 @@ def test_extending_without_links_and_exchange(tmp_path, sample, read_tree, monke
     sample.add_operators(tmp_path / "run")
     sample.add_operators(tmp_path / "run", steps=6, key="again")
     sample.extend(tmp_path / "run", 20, 40, key="more")
-    assert verify(tmp_path / "run") == [] and os.listdir(tmp_path) == ["run"]
+    assert verify(tmp_path / "run") == [] and listing(tmp_path) == ["run"]
     assert Index.open(tmp_path / "run").shape("operators/training_log_loss") == (6,)
     with pytest.raises(IndexExists):
         durable.rename_new(tmp_path / "run", tmp_path / "run")
@@ -379,7 +384,7 @@ def test_extending_does_not_launder_damage(tmp_path, sample):
     last.write_bytes(data)
     with pytest.raises(IndexDamaged, match="other content"):
         IndexWriter.extend(tmp_path / "run", build_key="more")
-    assert os.listdir(tmp_path) == ["run"]
+    assert listing(tmp_path) == ["run"]
 
 
 def test_extending_waits_for_a_running_stage_and_keeps_an_unfinished_one(tmp_path, sample):
@@ -453,13 +458,33 @@ def test_a_failed_publication_brings_excluded_arrays_back(tmp_path, sample, monk
 # ---- being killed ----
 
 
+def test_everything_is_synced_before_the_rename(tmp_path, sample, monkeypatch):
+    """The publication speaks of files; each, and each directory, must be on disk before it."""
+    synced: set[str] = set()
+    before_rename: list[set[str]] = []
+    rename = durable.rename_new
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(str(Path(f"/proc/self/fd/{fd}").readlink())))
+
+    def record(source, target):
+        before_rename.append({str(entry) for entry in [source, *source.rglob("*")]})
+        assert before_rename[0] <= synced
+        synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(durable, "rename_new", record)
+    sample.build(tmp_path / "run", shard_bytes=64)
+    assert len(before_rename[0]) > 50
+    assert str(tmp_path) in synced  # and the rename itself, after it
+
+
 class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_killed_at_every_step_of_publication(tmp_path, sample, read_tree, monkeypatch):
     """Stop at each durable operation in turn; the next run completes, with the same bytes."""
-    sample.build(tmp_path / "whole", 6)
+    sample.build(tmp_path / "whole", 6, shard_bytes=SHARD_BYTES)
     old = tmp_path / "old"
     sample.build(old, 2, key="old")
     names = ("write_file", "sync_directory", "sync_tree", "rename_new", "exchange")
@@ -516,7 +541,7 @@ def test_killed_at_every_step_of_publication(tmp_path, sample, read_tree, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["build", "extend"])
 def test_kill_9_at_random_moments_then_resume(tmp_path, sample, read_tree, mode):
-    n, every, shard_bytes = 400, 5, 256
+    n, every, shard_bytes = 120, 4, 1024
     whole, path = tmp_path / "whole", tmp_path / "run"
     arguments = [str(n), str(every), str(shard_bytes)]
     extra = ["extend"] if mode == "extend" else []
