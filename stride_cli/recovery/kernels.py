@@ -1,0 +1,320 @@
+"""Compiled loops over left-d-regular binary columns: scanning, coordinate descent, neighbours.
+
+Every function takes plain NumPy arrays and runs uncompiled through `.py_func`. A column of the design matrix M
+is the sorted list of the d subsets that hold the chunk, so `m_i · r` is the sum of d entries of r.
+
+A residual handed to a scan is padded with NaN up to every value that a subset number can take (2^16 entries for
+uint16 columns): a damaged number then reads NaN instead of somebody else's memory, and NaN is noticed below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from numba import njit, prange
+
+BATCH = 16
+"""Residuals read at once by the batch scan; 16 is where LLVM turns the inner loop into vector loads."""
+
+
+@njit(cache=True, nogil=True)
+def keep_largest_kernel(scores, ids, values, rows, count, keep):
+    """Move the `keep` largest of the first `count` entries to the front, in their order; equal ones by age.
+
+    Returns the threshold that an entry must reach from now on to be larger than all that was dropped.
+    """
+    cut = np.partition(scores[:count], count - keep)[count - keep]
+    spare = keep
+    for i in range(count):
+        if scores[i] > cut:
+            spare -= 1
+    at = 0
+    for i in range(count):
+        if scores[i] > cut or (scores[i] == cut and spare > 0):
+            if scores[i] == cut:
+                spare -= 1
+            scores[at] = scores[i]
+            ids[at] = ids[i]
+            values[at] = values[i]
+            rows[at] = rows[i]
+            at += 1
+    return np.nextafter(cut, np.inf)
+
+
+@njit(cache=True, parallel=True)
+def scan_kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
+    """One pass over all columns: the largest score, and every column whose score reaches `floor`.
+
+    score_i = |m_i · r|, or m_i · r where `signed`.
+
+    Parameters
+    ----------
+    columns : (n, d) uint16 or uint32
+    residual : (P,) float64       padded with NaN to P = 2^16 (uint16); every entry in range (uint32)
+    floor : float                 columns below it are not collected
+    bounds : (L + 1,) int64       lane l covers columns bounds[l] .. bounds[l + 1]
+    scores, ids, values : (L, C)  output; the first counts[l] entries of each lane; values are m_i · r
+    rows : (L, C, d)              output; the columns themselves
+    counts : (L,) int64           output; -1 where a lane met a subset number out of range
+    dropped : (L,) float64        output; entries below this score may be missing (-inf: none is missing)
+    largest : (L,) float64        output; the largest score seen at or above `floor`, else -inf
+    """
+    degree = columns.shape[1]
+    capacity = ids.shape[1]
+    for lane in prange(counts.shape[0]):
+        threshold = floor
+        best = -np.inf
+        count = 0
+        dropped[lane] = -np.inf
+        for i in range(bounds[lane], bounds[lane + 1]):
+            value = 0.0
+            for j in range(degree):
+                value += residual[columns[i, j]]
+            score = value if signed else abs(value)
+            if not (score < threshold):  # also true of NaN
+                if score != score:
+                    count = -1
+                    break
+                if count == capacity:
+                    threshold = keep_largest_kernel(
+                        scores[lane], ids[lane], values[lane], rows[lane], count, capacity // 2
+                    )
+                    count = capacity // 2
+                    dropped[lane] = threshold
+                if score > best:
+                    best = score
+                if score >= threshold:
+                    scores[lane, count] = score
+                    ids[lane, count] = i
+                    values[lane, count] = value
+                    for j in range(degree):
+                        rows[lane, count, j] = columns[i, j]
+                    count += 1
+        counts[lane] = count
+        largest[lane] = best
+
+
+@lru_cache(maxsize=8)
+def scan_batch_kernel(degree: int) -> Callable[..., None]:
+    """`scan_kernel` for BATCH residuals at once, compiled for one degree.
+
+    The kernel has the arguments of `scan_kernel`, with residual (P, BATCH), floor (BATCH,), and a first axis of
+    BATCH in every output. Reading the index once and adding whole rows costs a quarter of BATCH single scans.
+    """
+
+    @njit(cache=True, parallel=True)
+    def kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
+        capacity = ids.shape[2]
+        for lane in prange(bounds.shape[0] - 1):
+            threshold = floor.copy()
+            best = np.full(BATCH, -np.inf)
+            count = np.zeros(BATCH, np.int64)
+            dropped[:, lane] = -np.inf
+            for i in range(bounds[lane], bounds[lane + 1]):
+                hits = 0
+                for q in range(BATCH):
+                    value = 0.0
+                    for j in range(degree):
+                        value += residual[np.intp(columns[i, j]), q]
+                    # bitwise, and no early exit: that is what lets the loop over q become vector instructions
+                    low = -np.inf if signed else -threshold[q]
+                    hits += 1 - ((value < threshold[q]) & (value > low))
+                if hits == 0:
+                    continue
+                for q in range(BATCH):
+                    value = 0.0
+                    for j in range(degree):
+                        value += residual[np.intp(columns[i, j]), q]
+                    score = value if signed else abs(value)
+                    if score < threshold[q] or count[q] < 0:
+                        continue
+                    if score != score:
+                        count[q] = -1
+                        continue
+                    if count[q] == capacity:
+                        threshold[q] = keep_largest_kernel(
+                            scores[q, lane], ids[q, lane], values[q, lane], rows[q, lane], capacity, capacity // 2
+                        )
+                        count[q] = capacity // 2
+                        dropped[q, lane] = threshold[q]
+                    if score > best[q]:
+                        best[q] = score
+                    if score >= threshold[q]:
+                        at = count[q]
+                        scores[q, lane, at] = score
+                        ids[q, lane, at] = i
+                        values[q, lane, at] = value
+                        for j in range(degree):
+                            rows[q, lane, at, j] = columns[i, j]
+                        count[q] = at + 1
+            counts[:, lane] = count
+            largest[:, lane] = best
+
+    return kernel
+
+
+@njit(cache=True, parallel=True)
+def correlate_kernel(columns, vector, out):
+    """out[i] = m_i · vector for columns (n, d) and vector (P,) float64, in parallel."""
+    degree = columns.shape[1]
+    for i in prange(columns.shape[0]):
+        value = 0.0
+        for j in range(degree):
+            value += vector[columns[i, j]]
+        out[i] = value
+
+
+@njit(cache=True, nogil=True)
+def inner_products_kernel(rows, vector, out):
+    """out[i] = m_i · vector for a small set of columns, in one thread (many queries may run at once)."""
+    degree = rows.shape[1]
+    for i in range(rows.shape[0]):
+        value = 0.0
+        for j in range(degree):
+            value += vector[rows[i, j]]
+        out[i] = value
+
+
+@njit(cache=True, nogil=True)
+def subtract_columns_kernel(rows, weights, vector):
+    """vector -= M w in place, for the columns `rows` (W, d) and their weights (W,)."""
+    for i in range(rows.shape[0]):
+        if weights[i] != 0.0:
+            for j in range(rows.shape[1]):
+                vector[rows[i, j]] -= weights[i]
+
+
+@njit(cache=True, nogil=True)
+def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, order, n_epochs, threshold):
+    """Cyclic coordinate descent over the columns in `order`; changes `weights` and `residual` in place.
+
+        min_w  ½‖r‖² + penalty · ‖w‖₁ + ½ Σ_i ridge_i w_i²,     r = y_c − (M − d/K) w   (centred), or y − M w
+
+    With an unpenalised intercept the columns are centred: every one has the mean d/K, so a step δ lowers the d
+    entries of its subsets by δ and the mean of the residual by δ d / K. That mean is carried in one number
+    instead of K additions, and taken off at the end.
+
+    Parameters
+    ----------
+    rows : (W, d)         columns of the working set
+    weights : (W,)        float64, in and out
+    residual : (K,)       float64, in and out; sums to zero where `centred`
+    ridge : (W,)          float64
+    order : (V,) int64    which columns to visit
+    n_epochs : int        at most so many rounds over `order`
+    threshold : float     stop when no step of a round changed the objective's gradient by more than this
+
+    Returns
+    -------
+    int                   epochs done
+    """
+    degree = rows.shape[1]
+    n_subsets = residual.shape[0]
+    norm = degree - degree * degree / n_subsets if centred else float(degree)
+    mean = 0.0  # of `residual` as stored; what `residual` stands for is `residual - mean`
+    epochs = 0
+    for _ in range(n_epochs):
+        epochs += 1
+        biggest = 0.0
+        for at in range(order.shape[0]):
+            i = order[at]
+            product = -degree * mean
+            for j in range(degree):
+                product += residual[rows[i, j]]
+            old = weights[i]
+            target = product + norm * old
+            if target > penalty:
+                new = (target - penalty) / (norm + ridge[i])
+            elif target < -penalty and not nonneg:
+                new = (target + penalty) / (norm + ridge[i])
+            else:
+                new = 0.0
+            step = new - old
+            if step != 0.0:
+                weights[i] = new
+                for j in range(degree):
+                    residual[rows[i, j]] -= step
+                if centred:
+                    mean -= step * degree / n_subsets
+                if abs(step) > biggest:
+                    biggest = abs(step)
+        if biggest * norm <= threshold:
+            break
+    if mean != 0.0:
+        for k in range(n_subsets):
+            residual[k] -= mean
+    return epochs
+
+
+@njit(cache=True, nogil=True)
+def gram_kernel(rows, n_subsets, centred):
+    """(S, S) inner products of S columns: |shared subsets| − d²/K where centred. Work S² d² / K on average."""
+    count, degree = rows.shape
+    offsets = np.zeros(n_subsets + 1, np.int64)
+    for i in range(count):
+        for j in range(degree):
+            offsets[rows[i, j] + 1] += 1
+    for k in range(n_subsets):
+        offsets[k + 1] += offsets[k]
+    members = np.empty(count * degree, np.int64)
+    fill = offsets[:-1].copy()
+    for i in range(count):
+        for j in range(degree):
+            k = rows[i, j]
+            members[fill[k]] = i
+            fill[k] += 1
+    gram = np.full((count, count), -degree * degree / n_subsets if centred else 0.0)
+    for i in range(count):
+        for j in range(degree):
+            k = rows[i, j]
+            for at in range(offsets[k], offsets[k + 1]):
+                gram[i, members[at]] += 1.0
+    return gram
+
+
+@njit(cache=True, parallel=True)
+def neighbours_kernel(columns, masks, counts, bounds):
+    """How many columns share at least d − 1 subsets with each of up to 64 wanted ones (each itself included).
+
+    Bit t of `masks[k]` says that wanted column t is in subset k, so one pass serves all of them: a column is a
+    neighbour of t when bit t is missing from at most one of its d masks.
+
+    Parameters
+    ----------
+    columns : (n, d)         sorted, distinct subset numbers
+    masks : (P,) uint64      P covers every value that a subset number can take
+    counts : (L, 64) int64   output, one row per lane
+    bounds : (L + 1,) int64  lane l covers columns bounds[l] .. bounds[l + 1]
+    """
+    degree = columns.shape[1]
+    for lane in prange(bounds.shape[0] - 1):
+        counts[lane, :] = 0
+        for i in range(bounds[lane], bounds[lane + 1]):
+            whole = ~np.uint64(0)  # missed nowhere so far
+            once = np.uint64(0)  # missed in exactly one subset
+            for j in range(degree):
+                mask = masks[columns[i, j]]
+                once = (once & mask) | (whole & ~mask)
+                whole &= mask
+            left = whole | once
+            t = 0
+            while left != 0:
+                if left & np.uint64(1):
+                    counts[lane, t] += 1
+                left >>= np.uint64(1)
+                t += 1
+
+
+@njit(cache=True, nogil=True)
+def hash_rows_kernel(rows, out):
+    """64-bit mix (splitmix64) of every row of (N, d) into out (N,) uint64; equal rows have equal hashes."""
+    for i in range(rows.shape[0]):
+        state = np.uint64(0)
+        for j in range(rows.shape[1]):
+            state = (state ^ np.uint64(rows[i, j])) + np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(31)
+        out[i] = state

@@ -1,0 +1,398 @@
+"""The Lasso that turns K measurements into weights of n chunks, with a certificate.
+
+    min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁ + ½ l2 ‖w‖²          (paper: eq:lasso, with l2 = 0 and b = 0)
+
+There is no 1/K in front: scikit-learn's `alpha` is λ / K. The intercept b is not penalised; every column of M has
+d ones, so that a constant offset in y would otherwise add the same amount to every correlation. Weights are signed
+unless `nonneg`.
+
+One pass over the n columns gives λ_max and the columns most correlated with y; the problem is solved over those;
+another pass looks for columns that violate the optimality conditions and gives the duality gap over all n.
+Violators join, until the gap is small enough. Usually two passes, rarely more than four.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.recovery.pool import Penalty, Pool
+from stride_cli.recovery.screening import Candidates, Design, threads
+
+_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, and 1 % of a pass to search
+_PASSES = 100
+_ROUNDING = 1e-9  # two scores closer than this, relatively, are one score
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Weights of chunks, and how sure they are.
+
+    Attributes
+    ----------
+    indices : (nnz,) int64       chunks with a weight that is not zero, ascending
+    values : (nnz,) float64      their weights, in the unit of y; chunks in exactly the same subsets, which no
+                                 measurement can tell apart, share theirs evenly
+    intercept : float            b; 0.0 where none was asked for
+    lambda_, lambda_max, lambda_ratio : float   λ used, the smallest λ at which all weights are 0, their ratio
+    duality_gap : float          the objective is at most this much above the minimum over all n chunks
+    relative_gap : float         duality_gap / (½‖y − ȳ‖²), or / (½‖y‖²) without an intercept
+    n_passes : int               times that all n columns were read
+    n_epochs : int               coordinate rounds and Newton steps in between
+    r_squared : float            share of ‖y − ȳ‖² (or ‖y‖²) that b + M w explains; 0.0 where y is constant
+    residual : (K,) float64      y − b − M w
+    n_chunks : int               n
+    """
+
+    indices: np.ndarray
+    values: np.ndarray
+    intercept: float
+    lambda_: float
+    lambda_max: float
+    lambda_ratio: float
+    duality_gap: float
+    relative_gap: float
+    n_passes: int
+    n_epochs: int
+    r_squared: float
+    residual: np.ndarray
+    n_chunks: int
+
+
+def solve_lasso(
+    columns: Any,
+    y: np.ndarray,
+    *,
+    n_subsets: int,
+    lambda_ratio: float = 0.1,
+    lambda_: float | None = None,
+    intercept: bool = True,
+    nonneg: bool = False,
+    l2: float = 0.0,
+    tolerance: float = 1e-6,
+    warm_start: Solution | None = None,
+    max_epochs: int = 20_000,
+    n_threads: int | None = None,
+) -> Solution:
+    """Sparse weights of chunks that explain the measurements of one query.
+
+        min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁ + ½ l2 ‖w‖²
+
+    Parameters
+    ----------
+    columns : (n, d) uint16 or uint32
+        Row i lists, ascending, the subsets that hold chunk i; an array, a memory map, or a sequence of such shards.
+    y : (K,) float
+        Measurements; y[k] > 0 where steering towards subset k lowers the loss (nats per scored token).
+    n_subsets : int
+        K.
+    lambda_ratio, lambda_ : float
+        λ as a share of λ_max, or (when given) λ itself.
+    intercept : bool
+        Fit b, unpenalised.
+    nonneg : bool
+        Impose w ≥ 0.
+    l2 : float
+        Weight of ½‖w‖² (elastic net).
+    tolerance : float
+        Largest duality gap over all n chunks, relative to ½‖y − ȳ‖² (½‖y‖² without an intercept).
+    warm_start : Solution, optional
+        Where to start: a solution for the same design, at another λ or of a similar query.
+    max_epochs : int
+        Coordinate rounds and Newton steps in all.
+    n_threads : int, optional
+        Threads for the passes; the caller's setting comes back afterwards.
+
+    Raises
+    ------
+    NumericalError     y is not finite (names the position), or the tolerance was not reached
+    UsageError         shapes that do not fit, λ ≤ 0, l2 < 0, tolerance ≤ 0
+    """
+    return solve_batch(
+        columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio, lambda_=lambda_,
+        intercept=intercept, nonneg=nonneg, l2=l2, tolerance=tolerance, max_epochs=max_epochs, n_threads=n_threads,
+        warm_starts=None if warm_start is None else [warm_start],
+    )[0]  # fmt: skip
+
+
+def solve_batch(
+    columns: Any,
+    measurements: np.ndarray,
+    *,
+    n_subsets: int,
+    lambda_ratio: float = 0.1,
+    lambda_: float | None = None,
+    intercept: bool = True,
+    nonneg: bool = False,
+    l2: float = 0.0,
+    tolerance: float = 1e-6,
+    max_epochs: int = 20_000,
+    n_threads: int | None = None,
+    warm_starts: Sequence[Solution] | None = None,
+) -> list[Solution]:
+    """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 16 queries."""
+    design = Design(columns, n_subsets)
+    options = _Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
+    problems = [_Problem(design, row, options, number) for number, row in enumerate(_measurements(measurements, design))]
+    if warm_starts is not None:
+        for problem, start in zip(problems, warm_starts, strict=True):
+            problem.start_from(start)
+    with threads(n_threads):
+        _advance(design, problems, nonneg)
+    return [problem.solution() for problem in problems]
+
+
+def solve_path(
+    columns: Any, y: np.ndarray, lambda_ratios: Sequence[float], *, n_subsets: int, **options: Any
+) -> list[Solution]:
+    """Solutions for several λ / λ_max, in the order given; each starts from that of the next larger λ.
+
+    `options` are those of `solve_lasso` except `lambda_ratio`, `lambda_` and `warm_start`. λ_max is found once.
+    n_passes and n_epochs of each solution count what it took beyond the one before.
+    """
+    design = Design(columns, n_subsets)
+    n_threads = options.pop("n_threads", None)
+    settings = _Options(**{"lambda_ratio": 1.0, "lambda_": None, **options})
+    problem = _Problem(design, _measurements(np.asarray(y)[None, :], design)[0], settings, 0)
+    found: dict[float, Solution] = {}
+    with threads(n_threads):
+        for ratio in sorted(set(map(float, lambda_ratios)), reverse=True):
+            problem.aim(replace(settings, lambda_ratio=ratio))
+            _advance(design, [problem], settings.nonneg)
+            found[ratio] = problem.solution()
+    return [found[float(ratio)] for ratio in lambda_ratios]
+
+
+def correlate(columns: Any, residual: np.ndarray, *, n_threads: int | None = None) -> np.ndarray:
+    """Mᵀ r: (n,) float64, the sum of r (K,) over each chunk's subsets."""
+    residual = np.asarray(residual, dtype=np.float64)
+    with threads(n_threads):
+        return Design(columns, len(residual)).correlate(residual)
+
+
+@dataclass(frozen=True)
+class _Options:
+    lambda_ratio: float
+    lambda_: float | None
+    intercept: bool = True
+    nonneg: bool = False
+    l2: float = 0.0
+    tolerance: float = 1e-6
+    max_epochs: int = 20_000
+
+    def __post_init__(self) -> None:
+        name, value = ("λ", self.lambda_) if self.lambda_ is not None else ("λ / λ_max", self.lambda_ratio)
+        if not (value > 0 and np.isfinite(value)):
+            raise UsageError(f"{name} is {value}, and must be a positive number")
+        if not (self.l2 >= 0 and np.isfinite(self.l2)):
+            raise UsageError(f"l2 is {self.l2}, and must not be negative")
+        if not self.tolerance > 0:
+            raise UsageError(f"the tolerance is {self.tolerance}, and must be positive")
+
+
+class _Problem:
+    """One query on its way: what it needs from the next pass, and what it makes of it.
+
+    y is centred and scaled to order 1 by a power of two, which rounds nothing, so that y in nats or nano-nats
+    takes the same steps.
+    """
+
+    def __init__(self, design: Design, y: np.ndarray, options: _Options, number: int) -> None:
+        self.design = design
+        self.options = options
+        self.number = number
+        self.y = y
+        centred = y - y.mean() if options.intercept else y.copy()
+        spread = float(np.abs(centred).max(initial=0.0))
+        if spread <= 8 * np.finfo(float).eps * float(np.abs(y).max(initial=0.0)):
+            centred, spread = np.zeros_like(y), 0.0  # constant: what is left is rounding
+        self.scale = float(2.0 ** np.round(np.log2(spread))) if spread else 1.0
+        centred = centred / self.scale
+        if options.intercept:
+            centred -= centred.mean()
+        self.half = 0.5 * float(centred @ centred)
+        self.pool = Pool(centred, design.degree, design.dtype)
+        self.lambda_max: float | None = None
+        self.penalty: Penalty | None = None
+        self.n_passes = 0
+        self.done = False
+        self.gap = 0.0
+        self._counted = (0, 0)
+        self._bound = -np.inf
+        self._start: Solution | None = None
+        if spread == 0.0 or (options.intercept and design.degree == design.n_subsets) or design.n_chunks == 0:
+            self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
+
+    def start_from(self, solution: Solution) -> None:
+        if solution.n_chunks != self.design.n_chunks:
+            raise UsageError(f"the warm start is for {solution.n_chunks} chunks, the design has {self.design.n_chunks}")
+        self._start = solution
+
+    def aim(self, options: _Options) -> None:
+        """Go on to another λ from where the problem stands."""
+        self.options = options
+        self.done = False
+        self._bound = -np.inf
+        self._counted = (self.n_passes, self.pool.n_steps)
+        if self.lambda_max is not None:
+            self._find_penalty(self.lambda_max)
+            if not self.done and len(self.pool.rows):
+                self._minimise()
+
+    def floor(self) -> float:
+        """Score from which on the next pass should collect columns."""
+        floor = self.design.floor_for(self.pool.residual, _COLLECT, signed=self.options.nonneg)
+        if self.lambda_max is None:
+            if self.options.lambda_ is None and self.options.lambda_ratio > 0.5:
+                # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
+                floor = max(floor, self.design.floor_for(self.pool.residual, 1, signed=self.options.nonneg)
+                            * min(1.0, 2.0 * self.options.lambda_ratio - 1.0))  # fmt: skip
+            return floor
+        assert self.penalty is not None
+        # what has weight scores λ up to rounding and is always collected, with all columns identical to it
+        active = self.pool.scores(self.penalty)[self.pool.weights != 0.0]
+        return min(floor, self.penalty.lambda_ * (1 - _ROUNDING), active.min(initial=np.inf) * (1 - _ROUNDING))
+
+    def absorb(self, found: Candidates, floor: float) -> None:
+        """Take in one pass over all columns at the residual as it stood."""
+        self.n_passes += 1
+        if self.lambda_max is None:
+            largest = max(0.0, found.largest)
+            norm = float(np.sqrt(2 * self.half * self.design.degree))
+            self._find_penalty(largest if largest > 1e-14 * norm else 0.0)
+            if self.done:
+                return
+            if self._start is not None:
+                self._warm(self._start)
+        elif self._certify(found, floor):
+            self._share(found)
+            self.done = True
+            return
+        self.pool.replace(found)
+        self._minimise()
+
+    def _find_penalty(self, lambda_max: float) -> None:
+        options = self.options
+        self.lambda_max = lambda_max
+        lambda_ = options.lambda_ratio * lambda_max if options.lambda_ is None else options.lambda_ / self.scale
+        self.penalty = Penalty(lambda_, options.l2, options.nonneg, options.intercept)
+        # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
+        self.done = lambda_ >= lambda_max
+
+    def _minimise(self) -> None:
+        assert self.penalty is not None
+        goal = 0.3 * self.options.tolerance * self.half
+        if not self.pool.minimise(self.penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
+            raise NumericalError(
+                f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} in "
+                f"{self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
+                fix="use a larger λ, or a larger tolerance",
+            )
+        self.pool.refresh_residual(self.penalty)
+
+    def _certify(self, found: Candidates, floor: float) -> bool:
+        """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
+        assert self.penalty is not None
+        largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
+        if self.penalty.l2 and found.complete <= floor:
+            # a column with weight scores |m · r − l2 w|, which the pool knows; the pass saw m · r
+            others = found.values[~np.isin(found.ids, self.pool.ids, assume_unique=True)]
+            others = others if self.penalty.nonneg else np.abs(others)
+            largest = max(floor, others.max(initial=-np.inf), self.pool.scores(self.penalty).max(initial=-np.inf))
+        certificate = self.pool.certify(self.penalty, largest)
+        self._bound = max(self._bound, certificate.bound)
+        self.gap = max(0.0, certificate.objective - self._bound)
+        return self.gap <= self.options.tolerance * self.half
+
+    def _share(self, found: Candidates) -> None:
+        """Let every chunk whose column is one of those with weight have its part."""
+        assert self.penalty is not None
+        if self.penalty.l2:
+            return  # a twin without weight would have violated optimality, and joined
+        if found.complete > self.penalty.lambda_ * (1 - _ROUNDING):
+            # so many columns reach λ that the pass dropped some: look again, with room for all
+            floor = self.floor()
+            found = self.design.scan(
+                self.pool.residual, floor, signed=self.penalty.nonneg, capacity=self.design.n_chunks
+            )
+            self.n_passes += 1
+        self.pool.replace(found)
+
+    def _warm(self, start: Solution) -> None:
+        self.pool.replace(
+            Candidates(start.indices, start.values, self.design.rows(start.indices), 0.0, 0.0)
+        )
+        weights = start.values / self.scale
+        if self.options.nonneg:
+            weights = np.maximum(weights, 0.0)
+        self.pool.weights = np.bincount(self.pool.group, weights, minlength=len(self.pool.rows))
+        assert self.penalty is not None
+        self.pool.refresh_residual(self.penalty)
+
+    def _ratio(self) -> float:
+        assert self.penalty is not None
+        if self.lambda_max:
+            return self.penalty.lambda_ / self.lambda_max
+        return self.options.lambda_ratio if self.options.lambda_ is None else float("inf")
+
+    def solution(self) -> Solution:
+        assert self.penalty is not None and self.lambda_max is not None
+        if self.penalty.lambda_ >= self.lambda_max:
+            indices, values, residual = np.empty(0, np.int64), np.empty(0), self.pool.target
+            self.gap = 0.0
+        else:
+            weights = self.pool.per_chunk()
+            support = np.flatnonzero(weights)
+            support = support[np.argsort(self.pool.ids[support])]
+            indices, values, residual = self.pool.ids[support], weights[support], self.pool.residual
+        values = values * self.scale
+        offset = float(self.y.mean() - self.design.degree / self.design.n_subsets * values.sum())
+        before = self._counted
+        return Solution(
+            indices=indices,
+            values=values,
+            intercept=offset if self.options.intercept else 0.0,
+            lambda_=self.penalty.lambda_ * self.scale,
+            lambda_max=self.lambda_max * self.scale,
+            lambda_ratio=self._ratio(),
+            duality_gap=self.gap * self.scale**2,
+            relative_gap=self.gap / self.half if self.half else 0.0,
+            n_passes=self.n_passes - before[0],
+            n_epochs=self.pool.n_steps - before[1],
+            r_squared=1.0 - 0.5 * float(residual @ residual) / self.half if self.half else 0.0,
+            residual=residual * self.scale,
+            n_chunks=self.design.n_chunks,
+        )
+
+
+def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
+    """Pass after pass, each for all problems that still need one; between passes, problems run side by side."""
+    with ThreadPoolExecutor(max_workers=max(1, min(len(problems), os.cpu_count() or 1))) as workers:
+        while waiting := [problem for problem in problems if not problem.done]:
+            floors = [problem.floor() for problem in waiting]
+            residuals = [problem.pool.residual for problem in waiting]
+            found = design.scan_batch(residuals, floors, signed=nonneg, capacity=2 * _COLLECT)
+            if len(waiting) == 1:
+                waiting[0].absorb(found[0], floors[0])
+            else:
+                list(workers.map(_Problem.absorb, waiting, found, floors))
+
+
+def _measurements(values: np.ndarray, design: Design) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != design.n_subsets:
+        raise UsageError(f"measurements have the shape {values.shape}; (queries, {design.n_subsets}) is needed")
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        query, subset = bad[0]
+        raise NumericalError(
+            f"measurement y[{subset}] of query {query} is {values[query, subset]}",
+            fix="look at the model's and operators' dtype: half precision overflows where float32 does not",
+        )
+    return values

@@ -1,0 +1,202 @@
+"""The inner problem: the Lasso over the columns that a scan collected, by coordinate descent, then Newton steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stride_cli.recovery import kernels
+from stride_cli.recovery.newton import newton_steps
+from stride_cli.recovery.screening import Candidates
+
+_PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
+_ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ ‖w‖₁ + ½ l2 ‖w‖², w ≥ 0 where `nonneg`, columns and y centred where `intercept`."""
+
+    lambda_: float
+    l2: float
+    nonneg: bool
+    intercept: bool
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The objective at some w, and a lower bound on the objective at every w."""
+
+    objective: float
+    bound: float
+
+
+class Pool:
+    """Collected columns with their weights and residual.
+
+    Identical columns are one variable: M cannot tell them apart, so only the sum of their weights is determined.
+    With l2 > 0 that sum v of m columns costs ½ l2 v² / m (an even split is optimal); with l2 = 0 the even split
+    is our choice, for it depends on nothing but the columns themselves.
+
+    Attributes
+    ----------
+    rows (G, d) distinct columns; weights (G,) float64, their summed w; residual (K,) float64 = y_c − M_c w;
+    ids (C,) int64, the collected chunks, and group (C,) int64, the row of each; n_steps, coordinate rounds and
+    Newton steps so far
+    """
+
+    def __init__(self, target: np.ndarray, degree: int, dtype: np.dtype) -> None:
+        self.target = target
+        self.residual = target.copy()
+        self.rows = np.empty((0, degree), dtype)
+        self.ids = np.empty(0, np.int64)
+        self.group = np.empty(0, np.int64)
+        self.weights = np.empty(0)
+        self.multiplicity = np.empty(0)
+        self.n_steps = 0
+        self._sigma: float | None = None
+
+    def replace(self, found: Candidates) -> None:
+        """Keep the columns with weight, forget the others, and take in those of a scan."""
+        per_chunk = self.per_chunk()
+        keep = np.flatnonzero(per_chunk)
+        old_ids, old_rows, old_weights = self.ids[keep], self.rows[self.group[keep]], per_chunk[keep]
+        fresh = np.flatnonzero(~np.isin(found.ids, old_ids, assume_unique=True))
+        self.ids = np.concatenate([old_ids, found.ids[fresh]])
+        rows = np.concatenate([old_rows, found.rows[fresh]])
+        first, self.group = _distinct(rows)
+        self.rows = rows[first]
+        self.multiplicity = np.bincount(self.group, minlength=len(first)).astype(np.float64)
+        self.weights = np.bincount(self.group[: len(keep)], old_weights, minlength=len(first))
+
+    def per_chunk(self) -> np.ndarray:
+        """(C,) weight of each collected chunk: its column's sum, split evenly."""
+        return (self.weights / self.multiplicity)[self.group]
+
+    def refresh_residual(self, penalty: Penalty) -> None:
+        """residual = y_c − M_c w from scratch, so that rounding does not pile up over the steps."""
+        residual = self.target.copy()
+        kernels.subtract_columns_kernel(self.rows, self.weights, residual)
+        if penalty.intercept:
+            residual -= residual.mean()
+        self.residual = residual
+
+    def scores(self, penalty: Penalty) -> np.ndarray:
+        """(G,) |m_i · r − l2 w_i|, signed where nonneg: at the optimum ≤ λ, and = λ where w_i ≠ 0."""
+        values = np.empty(len(self.rows))
+        kernels.inner_products_kernel(self.rows, self.residual, values)
+        if penalty.l2:
+            values -= penalty.l2 * self.weights / self.multiplicity
+        return values if penalty.nonneg else np.abs(values)
+
+    def certify(self, penalty: Penalty, largest: float) -> Certificate:
+        """The objective, and the dual objective at the best feasible multiple of the residual.
+
+        D(s r) = s y_c·r − ½ s² (‖r‖² + l2 ‖w‖²), feasible while s × (largest score) ≤ λ. The l2 term counts as
+        more rows of M and y, so one formula serves both (Massias, Gramfort and Salmon, 2018, section 2).
+        """
+        squares = float(self.residual @ self.residual)
+        if penalty.l2:
+            squares += penalty.l2 * float((self.weights**2 / self.multiplicity).sum())
+        objective = 0.5 * squares + penalty.lambda_ * float(np.abs(self.weights).sum())
+        return Certificate(objective, _dual(float(self.target @ self.residual), squares, penalty.lambda_, largest))
+
+    def minimise(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
+        """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do."""
+        ridge = penalty.l2 / self.multiplicity
+        bound = -np.inf
+        patience = self.n_steps + _PATIENCE
+        while True:
+            scores = self.scores(penalty)
+            certificate = self.certify(penalty, scores.max(initial=0.0))
+            bound = max(bound, certificate.bound)
+            if certificate.objective - bound <= goal:
+                return True
+            if self.n_steps >= max_steps:
+                return False
+            if self.n_steps >= patience:
+                if self._newton(penalty, ridge, goal, max_steps):
+                    return True
+                patience = max_steps  # Newton steps did not do: nothing is left but patience
+                continue
+            # the working set: what has weight, and the worst offenders, at most twice as many
+            violators = np.flatnonzero((scores > penalty.lambda_) & (self.weights == 0.0))
+            room = max(64, 2 * np.count_nonzero(self.weights))
+            if len(violators) > room:
+                violators = violators[np.argpartition(-scores[violators], room)[:room]]
+            working = np.concatenate([np.flatnonzero(self.weights), np.sort(violators)])
+            self._descend(working, penalty, ridge, 0.3 * goal, patience)
+
+    def _descend(self, working: np.ndarray, penalty: Penalty, ridge: np.ndarray, goal: float, limit: int) -> None:
+        """Coordinate descent over `working` until the gap over it is ≤ goal, or n_steps reaches the limit."""
+        part = Pool(self.target, self.rows.shape[1], self.rows.dtype)
+        part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
+        part.residual, part.multiplicity = self.residual, self.multiplicity[working]
+        whole = np.arange(len(working))
+        threshold = 1e-2 * penalty.lambda_
+
+        def rounds(order: np.ndarray, count: int) -> int:
+            return kernels.descend_kernel(
+                part.rows, part.weights, part.residual, penalty.lambda_, ridge[working], penalty.intercept,
+                penalty.nonneg, order, count, threshold,
+            )  # fmt: skip
+
+        while True:
+            self.n_steps += rounds(whole, 2)
+            self.n_steps += rounds(np.flatnonzero(part.weights), _ROUNDS)
+            part.refresh_residual(penalty)
+            certificate = part.certify(penalty, part.scores(penalty).max(initial=0.0))
+            if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:
+                break
+            threshold *= 0.3
+        self.weights[working] = part.weights
+        self.residual = part.residual
+
+    def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> bool:
+        """Semismooth Newton steps over the whole pool; True when they reached the goal, else the best is kept."""
+        bound, best, best_weights = -np.inf, np.inf, self.weights
+        for weights, dual, products, sigma, steps in newton_steps(
+            self.rows, self.target, self.weights, self.residual, lambda_=penalty.lambda_, ridge=ridge,
+            nonneg=penalty.nonneg, centred=penalty.intercept, sigma=self._sigma,
+        ):  # fmt: skip
+            self.n_steps += max(1, steps)
+            self.weights = weights
+            self.refresh_residual(penalty)
+            certificate = self.certify(penalty, self.scores(penalty).max(initial=0.0))
+            bound = max(bound, certificate.bound)
+            if not penalty.l2:  # the method's own dual point is often the better one
+                largest = (products if penalty.nonneg else np.abs(products)).max(initial=0.0)
+                product, squares = float(self.target @ dual), float(dual @ dual)
+                bound = max(bound, _dual(product, squares, penalty.lambda_, largest))
+            if certificate.objective < best:
+                best, best_weights = certificate.objective, weights
+            if certificate.objective - bound <= goal:
+                self._sigma = sigma / 9.0  # where a problem with a few more columns does well to start
+                return True
+            if self.n_steps >= max_steps:
+                break
+        self.weights = best_weights
+        self.refresh_residual(penalty)
+        return False
+
+
+def _dual(product: float, squares: float, lambda_: float, largest: float) -> float:
+    """max_s s·product − ½ s²·squares over 0 ≤ s, s · largest ≤ λ."""
+    limit = lambda_ / largest if largest > 0 else np.inf
+    scale = min(max(product / squares, 0.0), limit) if squares > 0 else 0.0
+    return scale * product - 0.5 * scale * scale * squares
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First occurrence of each distinct row, and for every row which one it is."""
+    hashes = np.empty(len(rows), np.uint64)
+    kernels.hash_rows_kernel(rows, hashes)
+    ordered = np.sort(hashes)
+    if not (ordered[1:] == ordered[:-1]).any():  # nearly always, in a design worth its name
+        everything = np.arange(len(rows))
+        return everything, everything
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    if (rows[first[group]] != rows).any():  # two different rows with one hash: 1 in 2^64 per pair
+        _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, group.ravel()

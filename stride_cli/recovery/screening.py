@@ -1,0 +1,265 @@
+"""The design as the solver reads it, and the passes over all its columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numba
+import numpy as np
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.recovery import kernels
+
+_LANES = 64  # pieces that a shard is scanned in: fixed, so that results do not depend on the number of threads
+_LANE_COLUMNS = 16_384  # and no piece smaller than this
+_SAMPLE_RUNS, _SAMPLE_RUN = 64, 256  # columns read to guess a score's distribution
+_UNROLLED = 64  # largest degree the batch scan is compiled for
+
+_parallel = threading.Lock()  # numba's simplest threading layer ends the process when two threads enter it at once
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let compiled loops use `count` threads inside the block (None: as many as now); restored in any case."""
+    before = numba.get_num_threads()
+    try:
+        if count is not None:
+            numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Columns that a scan collected, in ascending order.
+
+    ids (C,) int64, values (C,) float64 (m_i · r), rows (C, d) as the index stores them; `largest` is the largest
+    score over all n columns that reached the floor (-inf: none did); everything scored at or above `complete`
+    is there.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    rows: np.ndarray
+    largest: float
+    complete: float
+
+
+class Design:
+    """The columns of M (one array, or shards in order), checked once and read many times; nothing is copied.
+
+    Parameters
+    ----------
+    columns : (n, d) uint16 or uint32 array, a sequence of such shards, or an object with `.shards`
+        Row i lists the subsets that hold chunk i, ascending. Other integer types are converted (a copy).
+    n_subsets : int
+        K. Every entry is below it.
+
+    Raises
+    ------
+    UsageError
+        Shapes or types that are no columns, d > K, or a subset number ≥ K in uint32 columns. In uint16 columns
+        (the usual kind) numbers out of range are found by the first scan, which raises NumericalError.
+    """
+
+    def __init__(self, columns: Any, n_subsets: int) -> None:
+        pieces = getattr(columns, "shards", columns if isinstance(columns, list | tuple) else [columns])
+        if not len(pieces):
+            raise UsageError("the design has no columns: an empty list of shards")
+        self.n_subsets = int(n_subsets)
+        self.shards = [_as_shard(piece, self.n_subsets) for piece in pieces]
+        self.degree = int(self.shards[0].shape[1])
+        self.dtype = self.shards[0].dtype
+        if any(shard.shape[1] != self.degree or shard.dtype != self.dtype for shard in self.shards):
+            raise UsageError("the shards of the design differ in degree or type")
+        if not 1 <= self.degree <= self.n_subsets:
+            raise UsageError(f"columns have {self.degree} subsets each, of {self.n_subsets}: 1 ≤ d ≤ K is needed")
+        self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
+        self.n_chunks = int(self.starts[-1])
+        # every value a uint16 can take; uint32 columns were checked above
+        self._padded = max(65_536, self.n_subsets) if self.dtype == np.uint16 else self.n_subsets
+        self._bounds = [_lanes(len(shard)) for shard in self.shards]
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Columns `ids` (any order) as a new (len, d) array."""
+        ids = np.asarray(ids, dtype=np.int64)
+        out = np.empty((len(ids), self.degree), self.dtype)
+        shard_of = np.searchsorted(self.starts, ids, side="right") - 1
+        for number, shard in enumerate(self.shards):
+            here = shard_of == number
+            out[here] = shard[ids[here] - self.starts[number]]
+        return out
+
+    @cached_property
+    def _sample(self) -> np.ndarray:
+        """Runs of columns spread evenly over the design, to guess how scores are distributed."""
+        starts = np.linspace(0, max(0, self.n_chunks - _SAMPLE_RUN), _SAMPLE_RUNS).astype(np.int64)
+        ids = np.unique((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel())
+        return self.rows(ids[ids < self.n_chunks])
+
+    def floor_for(self, residual: np.ndarray, wanted: int, *, signed: bool) -> float:
+        """A score that about `wanted` of the n columns reach, guessed from a sample; never above the largest.
+
+        -inf when `wanted` is all of them.
+        """
+        if wanted >= self.n_chunks:
+            return -np.inf
+        sample = self._sample
+        scores = np.empty(len(sample))
+        kernels.inner_products_kernel(sample, residual_padded(residual, self._padded), scores)
+        if not signed:
+            np.abs(scores, out=scores)
+        keep = max(1, round(len(sample) * wanted / self.n_chunks))
+        return float(np.partition(scores, len(scores) - keep)[len(scores) - keep])
+
+    def scan(self, residual: np.ndarray, floor: float, *, signed: bool, capacity: int) -> Candidates:
+        """One pass over all columns for one residual (K,): collect those whose score reaches `floor`.
+
+        score_i = |m_i · r|, or m_i · r where `signed`. At least the `capacity` / 16 best of each lane are kept
+        when more than `capacity` reach the floor; `complete` then tells above which score none is missing.
+        """
+        vector = residual_padded(residual, self._padded)
+        found = []
+        for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
+            lanes = len(bounds) - 1
+            slots = _slots(capacity, lanes, bounds)
+            out = _outputs((lanes,), slots, self.degree, self.dtype)
+            with _parallel:
+                kernels.scan_kernel(shard, vector, floor, signed, bounds, *out)
+            found.append(_gather(out, int(start), floor))
+        return _concatenate(found)
+
+    def scan_batch(
+        self, residuals: Sequence[np.ndarray], floors: Sequence[float], *, signed: bool, capacity: int
+    ) -> list[Candidates]:
+        """`scan` for several residuals, BATCH of them at a time so that the columns are read once for all."""
+        if len(residuals) < 4 or self.degree > _UNROLLED:  # below that, single scans are faster
+            pairs = zip(residuals, floors, strict=True)
+            return [self.scan(r, floor, signed=signed, capacity=capacity) for r, floor in pairs]
+        result: list[Candidates] = []
+        for first in range(0, len(residuals), kernels.BATCH):
+            part = residuals[first : first + kernels.BATCH]
+            vectors = np.zeros((self._padded, kernels.BATCH))
+            vectors[: self.n_subsets, : len(part)] = np.stack(part, axis=1)
+            vectors[self.n_subsets :] = np.nan
+            lows = np.full(kernels.BATCH, np.inf)  # unused places collect nothing
+            lows[: len(part)] = floors[first : first + kernels.BATCH]
+            found: list[list[Candidates]] = [[] for _ in part]
+            for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
+                lanes = len(bounds) - 1
+                out = _outputs((kernels.BATCH, lanes), _slots(capacity, lanes, bounds), self.degree, self.dtype)
+                with _parallel:
+                    kernels.scan_batch_kernel(self.degree)(shard, vectors, lows, signed, bounds, *out)
+                for q in range(len(part)):
+                    one = tuple(array[q] for array in out)
+                    found[q].append(_gather(one, int(start), float(lows[q])))
+            result.extend(_concatenate(pieces) for pieces in found)
+        return result
+
+    def correlate(self, vector: np.ndarray) -> np.ndarray:
+        """Mᵀ vector: (n,) float64 for a vector (K,)."""
+        out = np.empty(self.n_chunks)
+        padded = residual_padded(np.asarray(vector, dtype=np.float64), self._padded)
+        for shard, start in zip(self.shards, self.starts, strict=False):
+            with _parallel:
+                kernels.correlate_kernel(shard, padded, out[start : start + len(shard)])
+        return out
+
+    def count_neighbours(self, ids: np.ndarray) -> np.ndarray:
+        """For each chunk of `ids`, how many other chunks share at least d − 1 subsets with it: (len,) int64.
+
+        One pass over all columns for every 64 chunks.
+        """
+        wanted = self.rows(ids)
+        counts = np.zeros(len(wanted), np.int64)
+        for first in range(0, len(wanted), 64):
+            part = wanted[first : first + 64]
+            masks = np.zeros(self._padded, np.uint64)
+            for t, row in enumerate(part):
+                masks[row] |= np.uint64(1) << np.uint64(t)
+            for shard, bounds in zip(self.shards, self._bounds, strict=True):
+                per_lane = np.empty((len(bounds) - 1, 64), np.int64)
+                with _parallel:
+                    kernels.neighbours_kernel(shard, masks, per_lane, bounds)
+                counts[first : first + 64] += per_lane.sum(axis=0)[: len(part)]
+        return counts - 1  # each was counted as its own neighbour
+
+
+def residual_padded(residual: np.ndarray, size: int) -> np.ndarray:
+    """`residual` (K,) followed by NaN up to `size` entries."""
+    padded = np.full(size, np.nan)
+    padded[: len(residual)] = residual
+    return padded
+
+
+def _as_shard(piece: Any, n_subsets: int) -> np.ndarray:
+    array = np.asarray(piece)
+    if array.ndim != 2 or array.dtype.kind not in "ui":
+        raise UsageError(f"columns must be a 2-D array of integers, not {array.ndim}-D {array.dtype}")
+    if array.dtype not in (np.uint16, np.uint32):
+        if array.size and (array.min() < 0 or array.max() >= n_subsets):
+            raise UsageError(f"columns name subsets outside 0 … {n_subsets - 1}")
+        array = array.astype(np.uint16 if n_subsets <= 65_536 else np.uint32)
+    elif array.dtype == np.uint32 and array.size and array.max() >= n_subsets:
+        raise UsageError(f"columns name subset {array.max()}, of {n_subsets}")
+    # one read-only, contiguous view whatever came in, so that each kernel is compiled once
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _lanes(length: int) -> np.ndarray:
+    count = max(1, min(_LANES, length // _LANE_COLUMNS))
+    return np.linspace(0, length, count + 1).astype(np.int64)
+
+
+def _slots(capacity: int, lanes: int, bounds: np.ndarray) -> int:
+    longest = int(np.diff(bounds).max())
+    return max(2, min(longest, -(-8 * capacity // lanes)))
+
+
+def _outputs(shape: tuple[int, ...], slots: int, degree: int, dtype: Any) -> tuple[np.ndarray, ...]:
+    return (
+        np.empty((*shape, slots)),
+        np.empty((*shape, slots), np.int64),
+        np.empty((*shape, slots)),
+        np.empty((*shape, slots, degree), dtype),
+        np.empty(shape, np.int64),
+        np.empty(shape),
+        np.empty(shape),
+    )
+
+
+def _gather(out: tuple[np.ndarray, ...], start: int, floor: float) -> Candidates:
+    _, ids, values, rows, counts, dropped, largest = out
+    if (counts < 0).any():
+        raise NumericalError(
+            "a column of the design names a subset that does not exist",
+            fix="check the index with `stride index verify`",
+        )
+    lanes = range(len(counts))
+    return Candidates(
+        ids=np.concatenate([ids[lane, : counts[lane]] for lane in lanes]) + start,
+        values=np.concatenate([values[lane, : counts[lane]] for lane in lanes]),
+        rows=np.concatenate([rows[lane, : counts[lane]] for lane in lanes]),
+        largest=float(largest.max()),
+        complete=max(floor, float(dropped.max())),
+    )
+
+
+def _concatenate(parts: list[Candidates]) -> Candidates:
+    if len(parts) == 1:
+        return parts[0]
+    return Candidates(
+        ids=np.concatenate([part.ids for part in parts]),
+        values=np.concatenate([part.values for part in parts]),
+        rows=np.concatenate([part.rows for part in parts]),
+        largest=max(part.largest for part in parts),
+        complete=max(part.complete for part in parts),
+    )
