@@ -1,0 +1,509 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index_format.design import build_columns, build_rows
+from index_format.errors import IndexExists, IndexIncomplete, IndexMismatch
+from index_format.reader import Index
+from index_format.verify import verify
+from index_format.writer import IndexWriter
+from stride_cli.corpus import build as module
+from stride_cli.corpus.build import append_to_index, build_index, survey_corpus
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.plan import plan_index
+from stride_cli.corpus.readers import ReadOptions, read_documents
+from stride_cli.errors import CorpusError, StorageError, UsageError
+
+TEXT = "Water boils at one hundred degrees and Paris is the capital of France since long ago"
+SETTINGS: dict[str, Any] = {
+    "model_fingerprint": "m" * 64,
+    "tokenizer_fingerprint": "t" * 64,
+    "model_path": None,
+    "block_size": 12,
+    "degree": 3,
+}
+WORDS = [*TEXT.split(), "漢字", "🙂"]
+
+
+def some_records(count: int, *, conversations: bool = True, seed: int = 0) -> list[dict[str, Any]]:
+    """Texts of many lengths; with conversations, the last third has prompts and answers in turn."""
+    rng = random.Random(seed)
+
+    def words(longest: int) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(1, longest)))
+
+    records: list[dict[str, Any]] = []
+    for number in range(count):
+        if not conversations or number < 2 * count // 3:
+            records.append({"id": f"d{seed}-{number}", "text": words(40)})
+        elif number % 2:
+            records.append({"id": f"d{seed}-{number}", "prompt": words(20), "response": words(20)})
+        else:
+            turns = [
+                {"role": role, "content": words(9)} for role in ("user", "assistant", "user", "assistant")
+            ]
+            records.append({"id": f"d{seed}-{number}", "messages": turns})
+    return records
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small corpus has many of them."""
+    monkeypatch.setattr(module, "_BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr(module, "_DESIGN_BLOCK", 7)
+    monkeypatch.setattr(module, "_MASK_BLOCK", 5)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer: Any, chatml: str) -> Any:
+    return make_tokenizer(chat_template=chatml)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def expected_arrays(source: str, chunker: DocumentTokenizer) -> dict[str, np.ndarray]:
+    """The corpus arrays, written down the plain way."""
+    documents = list(read_documents([source]))
+    encoded = chunker.encode_batch(documents)
+    pieces = [chunker.chunks(one) for one in encoded]
+    chunks = [chunk for some in pieces for chunk in some]
+    masks = []
+    for chunk in chunks:
+        mask = np.zeros(len(chunk.tokens), np.uint8)
+        mask[chunk.loss_start :] = 1
+        masks.append(mask if chunk.loss_mask is None else chunk.loss_mask)
+    offsets = lambda lengths: np.cumsum([0, *lengths])  # noqa: E731
+    return {
+        "tokens": np.concatenate([chunk.tokens for chunk in chunks]),
+        "chunk_offsets": offsets(len(chunk.tokens) for chunk in chunks),
+        "chunk_document": np.repeat(np.arange(len(documents)), [len(some) for some in pieces]),
+        "loss_start": np.array([chunk.loss_start for chunk in chunks]),
+        "loss_mask": np.concatenate(masks),
+        "document_offsets": offsets(len(some) for some in pieces),
+        "document_id_bytes": np.frombuffer("".join(d.id for d in documents).encode(), np.uint8),
+        "document_id_offsets": offsets(len(d.id.encode()) for d in documents),
+        "text_bytes": np.frombuffer("".join(d.plain_text for d in documents).encode(), np.uint8),
+        "text_offsets": offsets(len(d.plain_text.encode()) for d in documents),
+    }
+
+
+def test_an_index_holds_the_corpus_and_its_design(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(31))
+    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x.stride", seed=5, **SETTINGS)
+    assert verify(index.path) == []
+    expected = expected_arrays(source, DocumentTokenizer(tokenizer, block_size=12))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(np.asarray(index.array(f"corpus/{name}")), values, err_msg=name)
+    n = index.n_chunks
+    assert n == len(expected["loss_start"]) and index.n_subsets == n and index.degree == 3
+    columns = build_columns(0, n, n_subsets=n, degree=3, seed=5)
+    offsets, members = build_rows(columns, n)
+    np.testing.assert_array_equal(np.asarray(index.array("design/columns")), columns)
+    np.testing.assert_array_equal(np.asarray(index.array("design/row_offsets")), offsets)
+    np.testing.assert_array_equal(np.asarray(index.array("design/row_members")), members)
+    counts = index.attributes["counts"]
+    assert counts == {
+        "documents": 31,
+        "chunks": n,
+        "tokens": index.n_tokens,
+        "scored_tokens": int(expected["loss_mask"].sum()),
+        "unscored_documents": 0,
+        "skipped_records": 0,
+    }
+    assert index.attributes["fingerprints"]["model"] == "m" * 64
+    assert index.attributes["config"]["sources"] == [source]
+    assert not Path(f"{index.path}.partial").exists()
+
+
+def test_masks_are_kept_only_where_they_are_needed(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    records = [*some_records(9, conversations=False), {"id": "p", "prompt": "What", "response": "Paris"}]
+    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    assert not index.has("corpus/loss_mask")
+
+
+def test_no_text(tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]) -> None:
+    source = write_jsonl(some_records(9))
+    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", store_text=False, **SETTINGS)
+    assert index.document_text(0) is None and index.document_id(0) == "d0-0"
+    assert verify(index.path) == []
+
+
+def test_documents_without_a_scored_token_are_kept_and_counted(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    records = some_records(6, conversations=False)
+    records.insert(2, {"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
+    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    assert index.document_id(2) == "asked" and index.n_documents == 7
+    assert index.attributes["counts"]["unscored_documents"] == 1
+    for chunk in index.document_chunks(2):
+        assert index.array("corpus/loss_start")[chunk] == len(index.chunk_tokens(chunk))
+
+
+def test_a_document_without_a_token_has_no_chunk(
+    tmp_path: Path, make_tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    from tokenizers.normalizers import Replace
+
+    tokenizer = make_tokenizer(bos=False)
+    tokenizer.backend_tokenizer.normalizer = Replace("gone", "")
+    for place in (0, 3, 6):
+        records = some_records(6, conversations=False)
+        records.insert(place, {"id": "empty", "text": "gone"})
+        source = write_jsonl(records)
+        index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", overwrite=True, **SETTINGS)
+        assert verify(index.path) == []
+        assert index.n_documents == 7 and len(index.document_chunks(place)) == 0
+        assert index.attributes["counts"]["unscored_documents"] == 1
+
+
+def test_the_same_documents_from_other_files_are_the_same_corpus(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = some_records(20)
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    (tmp_path / "all.jsonl.gz").write_bytes(gzip.compress(data))
+    parts = [write_jsonl(records[:7], "1.jsonl"), write_jsonl(records[7:], "2.jsonl")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    results = []
+    for number, sources in enumerate((parts, ["-"], [str(tmp_path / "all.jsonl.gz")])):
+        out = tmp_path / f"{number}.stride"
+        index = build_index(sources, tokenizer=tokenizer, out=out, **SETTINGS)
+        files = contents(index.path)
+        # the names of the files are recorded in the configuration
+        results.append({name: files[name] for name in files if name not in ("zarr.json", "manifest.json")})
+        results[-1]["fingerprint"] = index.attributes["fingerprints"]["corpus"].encode()
+    assert results[0] == results[1] == results[2]
+
+
+class Killed(BaseException):
+    """As a kill -9: nothing in the program handles it."""
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, commits: int) -> None:
+    """End a build in the middle of the work that follows its commit number `commits`."""
+    done = 0
+    commit, append = IndexWriter.commit, IndexWriter.append
+
+    def counting_commit(self: IndexWriter, state: dict[str, Any]) -> None:
+        nonlocal done
+        commit(self, state)
+        done += 1
+
+    def killing_append(self: IndexWriter, name: str, values: np.ndarray) -> None:
+        append(self, name, values)
+        if done >= commits and name in ("corpus/loss_start", "design/row_offsets"):
+            raise Killed
+
+    monkeypatch.setattr(IndexWriter, "commit", counting_commit)
+    monkeypatch.setattr(IndexWriter, "append", killing_append)
+
+
+@pytest.mark.parametrize("commits", [0, 1, 3, 6, 8])  # the eighth is the last, the design follows
+def test_a_resumed_build_is_the_uninterrupted_one(
+    commits: int,
+    tmp_path: Path,
+    tokenizer: Any,
+    write_jsonl: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = write_jsonl(some_records(28))
+    build = lambda out: build_index(  # noqa: E731
+        [source], tokenizer=tokenizer, out=tmp_path / out, commit_seconds=0, **SETTINGS
+    )
+    whole = contents(build("whole").path)
+    with monkeypatch.context() as patch:
+        kill_after(patch, commits)
+        with pytest.raises(Killed):
+            build("killed")
+    assert not (tmp_path / "killed").exists()
+    assert (tmp_path / "killed.partial").exists() == (commits > 0)
+    tokenised: list[str] = []
+    encode = DocumentTokenizer.encode_batch
+
+    def counting_encode(self: DocumentTokenizer, documents: Any) -> Any:
+        tokenised.extend(document.id for document in documents)
+        return encode(self, documents)
+
+    monkeypatch.setattr(DocumentTokenizer, "encode_batch", counting_encode)
+    assert contents(build("killed").path) == whole
+    # what was committed is not tokenised again
+    assert len(tokenised) == 28 - 4 * min(commits, 7)
+    assert not (tmp_path / "killed.partial").exists()
+
+
+def test_a_resumed_build_goes_on_into_new_documents(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = some_records(28)
+    build = lambda out: build_index(  # noqa: E731
+        [str(tmp_path / "corpus.jsonl")],
+        tokenizer=tokenizer,
+        out=tmp_path / out,
+        commit_seconds=0,
+        **SETTINGS,
+    )
+    write_jsonl(records[:20])
+    with monkeypatch.context() as patch:
+        kill_after(patch, 3)
+        with pytest.raises(Killed):
+            build("killed")
+    write_jsonl(records)
+    assert contents(build("killed").path) == contents(build("whole").path)
+
+
+@pytest.mark.parametrize("change", ["other text", "other id", "fewer", "order"])
+def test_a_corpus_that_changed_is_not_resumed(
+    change: str,
+    tmp_path: Path,
+    tokenizer: Any,
+    write_jsonl: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = some_records(28)
+    build = lambda **more: build_index(  # noqa: E731
+        [write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", commit_seconds=0, **SETTINGS, **more
+    )
+    with monkeypatch.context() as patch:
+        kill_after(patch, 3)
+        with pytest.raises(Killed):
+            build()
+    if change == "other text":
+        records[5]["text"] += "."
+    elif change == "other id":
+        records[5]["id"] += "."
+    elif change == "fewer":
+        del records[10:]
+    else:
+        records[4], records[5] = records[5], records[4]
+    expected = "only 10 documents" if change == "fewer" else "other documents"
+    with pytest.raises(CorpusError, match=f"first 12 documents again, found {expected}") as error:
+        build()
+    assert "--overwrite" in (error.value.fix or "")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(IndexIncomplete):
+        build(seed=1)
+    index = build(seed=1, overwrite=True)
+    assert index.n_documents == len(records) and index.seed == 1 and verify(index.path) == []
+
+
+def test_a_bad_line_leaves_what_was_committed_for_a_corrected_corpus(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = some_records(28)
+    broken: list[Any] = [*records[:20], ["no object"], *records[20:]]
+    build = lambda given, **more: build_index(  # noqa: E731
+        [write_jsonl(given)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS, **more
+    )
+    with pytest.raises(CorpusError, match=r"corpus.jsonl:21: "):
+        build(broken)
+    assert list(tmp_path.iterdir()) == [tmp_path / "corpus.jsonl"]  # nothing was worth keeping
+    with pytest.raises(CorpusError, match=r"corpus.jsonl:21: "):
+        build(broken, commit_seconds=0)
+    assert not (tmp_path / "x").exists()
+    assert "documents are kept in" in capsys.readouterr().err
+    index = build(records)
+    assert index.n_documents == 28 and verify(index.path) == []
+
+
+def test_skipped_records_are_counted_also_on_resume(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[Any] = some_records(28)
+    records[2:2] = ["bad"]
+    records[20:20] = ["bad", "bad"]
+    build = lambda out: build_index(  # noqa: E731
+        [write_jsonl(records)],
+        tokenizer=tokenizer,
+        out=tmp_path / out,
+        reading=ReadOptions(on_bad="skip"),
+        commit_seconds=0,
+        **SETTINGS,
+    )
+    whole = build("whole")
+    assert whole.attributes["counts"]["skipped_records"] == 3
+    with monkeypatch.context() as patch:
+        kill_after(patch, 4)
+        with pytest.raises(Killed):
+            build("killed")
+    assert contents(build("killed").path) == contents(whole.path)
+
+
+@pytest.mark.parametrize("subsets", [5, 65_536])
+def test_settings_no_corpus_can_have_make_nothing(
+    subsets: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(5))
+    settings = {**SETTINGS, "degree": 10, "n_subsets": subsets}
+    with pytest.raises(UsageError):
+        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **settings)
+    assert list(tmp_path.iterdir()) == [Path(source)]
+
+
+def test_a_corpus_smaller_than_k_makes_nothing(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(5))
+    with pytest.raises(CorpusError, match="--subsets is 500, expected at most the number of chunks"):
+        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", n_subsets=500, **SETTINGS)
+    assert list(tmp_path.iterdir()) == [Path(source)]
+
+
+def test_what_is_there_is_not_replaced_unless_asked(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    first = write_jsonl(some_records(5), "1.jsonl")
+    second = write_jsonl(some_records(6), "2.jsonl")
+    out = tmp_path / "x"
+    build_index([first], tokenizer=tokenizer, out=out, **SETTINGS)
+    with pytest.raises(IndexExists):
+        build_index([second], tokenizer=tokenizer, out=out, **SETTINGS)
+    assert Index.open(out).n_documents == 5
+    assert build_index([second], tokenizer=tokenizer, out=out, overwrite=True, **SETTINGS).n_documents == 6
+
+
+def test_a_place_that_cannot_be_written(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(5))
+    with pytest.raises(StorageError, match="cannot be written") as error:
+        build_index([source], tokenizer=tokenizer, out=f"{source}/directory/x", **SETTINGS)
+    assert error.value.exit_code == 2
+
+
+# Append
+
+
+@pytest.mark.parametrize("conversations", [(False, False), (False, True), (True, False)])
+def test_append_is_one_build_of_both(
+    conversations: tuple[bool, bool], tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    old = write_jsonl(some_records(17, conversations=conversations[0]), "1.jsonl")
+    new = write_jsonl(some_records(14, conversations=conversations[1], seed=1), "2.jsonl")
+    settings = {**SETTINGS, "n_subsets": 20}
+    both = build_index([old, new], tokenizer=tokenizer, out=tmp_path / "both", **settings)
+    first = build_index([old], tokenizer=tokenizer, out=tmp_path / "x", **settings)
+    path, fingerprint = first.path, first.attributes["fingerprints"]["corpus"]
+    extended = append_to_index(path, [new], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
+    assert verify(path) == []
+    own = ("zarr.json", "manifest.json")
+    wanted = {name: data for name, data in contents(both.path).items() if name not in own}
+    assert {name: data for name, data in contents(path).items() if name not in own} == wanted
+    assert extended.attributes["fingerprints"] == both.attributes["fingerprints"]
+    assert extended.attributes["fingerprints"]["corpus"] != fingerprint
+    assert extended.attributes["counts"] == both.attributes["counts"]
+    assert extended.attributes["config"]["appended"][0]["first_document"] == 17
+
+
+@pytest.mark.parametrize("commits", [0, 1, 4])
+def test_a_resumed_append_is_the_uninterrupted_one(
+    commits: int,
+    tmp_path: Path,
+    tokenizer: Any,
+    write_jsonl: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = write_jsonl(some_records(17), "1.jsonl")
+    new = write_jsonl(some_records(14, seed=1), "2.jsonl")
+    results = []
+    for name, killed in (("whole", False), ("killed", True)):
+        path = build_index([old], tokenizer=tokenizer, out=tmp_path / name, **SETTINGS).path
+        before = contents(path)
+        append = lambda: append_to_index(  # noqa: E731
+            path,  # noqa: B023
+            [new],
+            tokenizer=tokenizer,
+            tokenizer_fingerprint="t" * 64,
+            commit_seconds=0,
+        )
+        if killed:
+            with monkeypatch.context() as patch:
+                kill_after(patch, commits)
+                with pytest.raises(Killed):
+                    append()
+            assert contents(path) == before  # the old index is as it was
+        results.append(contents(append().path))
+    assert results[0] == results[1]
+
+
+def test_append_refuses_another_tokenizer_and_known_ids(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(5))
+    path = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS).path
+    before = contents(tmp_path)
+    with pytest.raises(IndexMismatch, match=r"t{64}.*u{64}"):
+        append_to_index(path, [source], tokenizer=tokenizer, tokenizer_fingerprint="u" * 64)
+    with pytest.raises(CorpusError, match="first at the index that is appended to"):
+        append_to_index(path, [source], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
+    assert contents(path) == {
+        name.removeprefix("x/"): data for name, data in before.items() if name.startswith("x/")
+    }
+
+
+def test_append_goes_on_with_the_numbers(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(5))
+    reading = ReadOptions(number_ids=True)
+    path = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", reading=reading, **SETTINGS).path
+    index = append_to_index(
+        path, [source], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64, reading=reading
+    )
+    assert [index.document_id(document) for document in range(10)] == [str(number) for number in range(10)]
+
+
+# Plans
+
+
+def test_a_plan_says_what_the_build_makes(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    source = write_jsonl(some_records(31))
+    counts = survey_corpus([source], tokenizer=tokenizer, block_size=12)
+    plan = plan_index(counts, degree=3, vocabulary=len(tokenizer))
+    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    found = {name: index.array(name).nbytes for group in ("corpus", "design") for name in index.names(group)}
+    assert plan.bytes == found
+    assert (plan.n_chunks, plan.n_subsets, plan.degree) == (index.n_chunks, index.n_subsets, index.degree)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(
+    tmp_path: Path, make_tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine megabytes more of text cost two more of memory at most."""
+    import tracemalloc
+
+    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 1 << 17)
+    peaks = []
+    for count in (100, 600):
+        source = write_jsonl([{"id": n, "text": f"{TEXT} " * 210} for n in range(count)])
+        settings = {**SETTINGS, "block_size": 512}
+        tracemalloc.start()
+        index = build_index([source], tokenizer=make_tokenizer(), out=tmp_path / str(count), **settings)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert index.array("corpus/text_bytes").nbytes > 10_000_000
+    assert peaks[1] - peaks[0] < 2_000_000

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
+from stride_cli.corpus.documents import Document
+from stride_cli.errors import CorpusError
+
+words = st.sampled_from(
+    ["user", "assistant", "system", "Paris", "naïve", "漢字", "🙂", "<|im_end|>", "\n", " "]
+)
+contents = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40),
+    st.lists(words, min_size=1, max_size=12).map(" ".join),
+)
+
+
+def encode(tokenizer: Any, *documents: Document, block_size: int = 512) -> list[Encoded]:
+    return DocumentTokenizer(tokenizer, block_size=block_size).encode_batch(documents)
+
+
+def scored_text(tokenizer: Any, encoded: Encoded) -> str:
+    return tokenizer.decode(encoded.tokens[encoded.scored])
+
+
+def check_chunks(encoded: Encoded, chunks: list[Chunk], block_size: int) -> None:
+    """What every cut must keep, whatever the document."""
+    tokens = [chunk.tokens for chunk in chunks]
+    np.testing.assert_array_equal(np.concatenate([*tokens, np.zeros(0, np.int32)]), encoded.tokens)
+    assert [len(part) for part in tokens[:-1]] == [block_size] * (len(chunks) - 1)
+    for number, chunk in enumerate(chunks):
+        length = len(chunk.tokens)
+        assert 1 <= length <= block_size
+        assert 1 <= chunk.loss_start <= length
+        mask = np.zeros(length, bool)
+        mask[chunk.loss_start :] = True
+        if chunk.loss_mask is not None:
+            assert not np.array_equal(mask, chunk.loss_mask)  # else it were not needed
+            mask = chunk.loss_mask.astype(bool)
+            assert mask.argmax() == chunk.loss_start
+        expected = encoded.scored[number * block_size :][:length].copy()
+        expected[0] = False
+        np.testing.assert_array_equal(mask, expected)
+        assert chunk.n_scored == expected.sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(contents, min_size=1, max_size=5), st.integers(2, 9), st.booleans())
+def test_chunks_of_texts_are_the_tokens_of_the_tokenizer(
+    make_tokenizer: Any, texts: list[str], block_size: int, bos: bool
+) -> None:
+    tokenizer = make_tokenizer(bos=bos)
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    bare = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    for ids, encoded in zip(bare, chunker.encode_batch([Document("", text=t) for t in texts]), strict=True):
+        start = [tokenizer.bos_token_id] if bos and ids[:1] != [tokenizer.bos_token_id] else []
+        assert encoded.tokens.tolist() == start + ids
+        assert encoded.tokens.dtype == np.int32
+        np.testing.assert_array_equal(encoded.scored[1:], True)
+        assert not encoded.scored[:1].any()
+        check_chunks(encoded, chunker.chunks(encoded), block_size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), contents), min_size=1, max_size=5),
+    st.integers(2, 40),
+    st.booleans(),
+)
+def test_conversations_score_the_answers(
+    make_tokenizer: Any, chatml: str, turns: list[tuple[str, str]], block_size: int, template: bool
+) -> None:
+    """Against masks from the character offsets that the tokenizer reports for the rendered text."""
+    tokenizer = make_tokenizer(chat_template=chatml if template else None)
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    (encoded,) = chunker.encode_batch([Document("", messages=messages)])
+    check_chunks(encoded, chunker.chunks(encoded), block_size)
+    if template:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False)
+        pieces = [(f"<|im_start|>{role}\n", content, "<|im_end|>\n") for role, content in turns]
+    else:
+        pieces = [("\n" if number else "", content, "") for number, (_, content) in enumerate(turns)]
+        text = "".join(before + content for before, content, _ in pieces)
+    of_answer = np.zeros(len(text) + 1, bool)
+    ends = set()
+    place = 0
+    for (role, content), (before, _, after) in zip(turns, pieces, strict=True):
+        begin = place + len(before)
+        place = begin + len(content) + len(after)
+        if role == "assistant":
+            of_answer[begin : begin + len(content)] = True
+            ends.add(begin + len(content))
+    bare = tokenizer([text], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    special = {0, 1, 2, 3}
+    expected = [
+        bool(of_answer[a:b].any()) or (a in ends and token in special)
+        for token, (a, b) in zip(bare["input_ids"][0], bare["offset_mapping"][0], strict=True)
+    ]
+    tokens = bare["input_ids"][0]
+    if tokens[:1] != [tokenizer.bos_token_id]:
+        tokens, expected = [tokenizer.bos_token_id, *tokens], [False, *expected]
+    expected[0] = False
+    length = len(encoded.tokens)
+    assert encoded.tokens.tolist() == tokens[:length]
+    assert encoded.scored.tolist() == expected[:length]
+    assert not any(expected[length:])
+
+
+def test_one_bos_at_most(make_tokenizer: Any) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer()
+    bos = tokenizer.bos_token_id
+    # one that adds its BOS itself, and a text that begins with one
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
+    for text in ("Paris", "<s>Paris"):
+        (encoded,) = encode(tokenizer, Document("", text=text))
+        assert encoded.tokens.tolist().count(bos) == 1 and encoded.tokens[0] == bos
+    template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.chat_template = template
+    (encoded,) = encode(tokenizer, Document("", prompt="Water", response=" boils"))
+    assert encoded.tokens.tolist().count(bos) == 1
+    assert scored_text(tokenizer, encoded) == " boils"
+
+
+def test_without_a_bos_the_first_token_is_not_scored(make_tokenizer: Any) -> None:
+    (encoded,) = encode(make_tokenizer(bos=False), Document("", text="Water boils"))
+    assert encoded.scored.tolist() == [False] + [True] * (len(encoded.tokens) - 1)
+
+
+def test_prompt_and_response_without_a_template(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer()
+    document = Document("", prompt="What is the capital?", response="Paris, naïve 🙂")
+    (encoded,) = encode(tokenizer, document)
+    assert tokenizer.decode(encoded.tokens[1:]) == "What is the capital?\nParis, naïve 🙂"
+    assert scored_text(tokenizer, encoded) == "Paris, naïve 🙂"
+    (chunk,) = DocumentTokenizer(tokenizer, block_size=512).chunks(encoded)
+    assert chunk.loss_mask is None and chunk.loss_start == encoded.scored.argmax()
+
+
+def test_prompt_and_response_are_turns_of_the_template(make_tokenizer: Any, chatml: str) -> None:
+    tokenizer = make_tokenizer(chat_template=chatml)
+    (encoded,) = encode(tokenizer, Document("", prompt="assistant", response="user\n"))
+    text = "<s><|im_start|>user\nassistant<|im_end|>\n<|im_start|>assistant\nuser\n<|im_end|>"
+    assert tokenizer.decode(encoded.tokens) == text  # the line break after the last turn is left out
+    assert scored_text(tokenizer, encoded) == "user\n<|im_end|>"
+
+
+def test_templates_that_trim_the_contents(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(
+        chat_template="{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}\n{% endfor %}"
+    )
+    (encoded,) = encode(tokenizer, Document("", prompt=" What ", response="\n Paris is\n"))
+    assert scored_text(tokenizer, encoded) == "Paris is"
+
+
+def test_templates_that_depend_on_the_contents(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(
+        chat_template="{% for m in messages %}[{{ m['role'] }} {{ m['content'] | length }}]"
+        "{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[assistant {% endif %}"
+    )
+    (encoded,) = encode(tokenizer, Document("", prompt="Paris", response="Paris"))
+    assert tokenizer.decode(encoded.tokens[1:]) == "[user 5]Paris[assistant 5]Paris"
+    assert encoded.scored.sum() < len(encoded.tokens) / 2
+    assert scored_text(tokenizer, encoded) == "Paris"
+
+
+def test_templates_that_rewrite_the_answer_are_refused(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m['content'] | upper }}{% endfor %}")
+    document = Document("d", prompt="What", response="Paris", source="c.jsonl", line=3)
+    with pytest.raises(CorpusError, match=r"c\.jsonl:3: .*rewrites the answers of document 'd'"):
+        encode(tokenizer, document)
+
+
+def test_templates_that_refuse_a_conversation(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    messages = ({"role": "user", "content": "a"},)
+    with pytest.raises(CorpusError, match=r"c\.jsonl:3: .*refuses document 'd': roles must alternate"):
+        encode(tokenizer, Document("d", messages=messages, source="c.jsonl", line=3))
+
+
+def test_a_conversation_without_an_answer_has_no_scored_token(make_tokenizer: Any, chatml: str) -> None:
+    messages = ({"role": "user", "content": "What is the capital of France?"},)
+    for template in (chatml, None):
+        (encoded,) = encode(make_tokenizer(chat_template=template), Document("", messages=messages))
+        assert not encoded.scored.any() and len(encoded.tokens) > 5
+
+
+def test_a_prompt_longer_than_a_block(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer()
+    chunker = DocumentTokenizer(tokenizer, block_size=8)
+    (encoded,) = chunker.encode_batch([Document("", prompt="Water boils " * 10, response="Paris is " * 10)])
+    chunks = chunker.chunks(encoded)
+    first = int(encoded.scored.argmax())
+    assert first > 16
+    starts = [chunk.loss_start for chunk in chunks]
+    assert starts[: first // 8] == [8] * (first // 8)
+    assert starts[first // 8] == max(first % 8, 1)
+    assert set(starts[first // 8 + 1 :]) == {1}
+
+
+def test_a_result_does_not_depend_on_its_batch(make_tokenizer: Any, chatml: str) -> None:
+    documents = [
+        Document("", text="Water boils at one hundred degrees"),
+        Document("", prompt="What?", response="Paris"),
+        Document("", text="漢字"),
+    ]
+    tokenizer = make_tokenizer(chat_template=chatml)
+    together = encode(tokenizer, *documents)
+    for document, encoded in zip(documents, together, strict=True):
+        (alone,) = encode(tokenizer, document)
+        np.testing.assert_array_equal(alone.tokens, encoded.tokens)
+        np.testing.assert_array_equal(alone.scored, encoded.scored)
+
+
+def test_nothing_is_truncated_padded_or_warned_of(make_tokenizer: Any, capfd: Any) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    for other in ([], [Document("", prompt="a", response="b")]):  # without and with offsets
+        encoded = encode(tokenizer, Document("", text="Water " * 40), Document("", text="Paris"), *other)
+        assert len(encoded[0].tokens) >= 41 and len(encoded[1].tokens) < 8
+    assert capfd.readouterr() == ("", "")
+
+
+def test_special_tokens_in_a_text_follow_the_tokenizer(make_tokenizer: Any) -> None:
+    for split in (False, True):
+        tokenizer = make_tokenizer()
+        tokenizer.split_special_tokens = split
+        expected = tokenizer(["a <|im_end|> b"], add_special_tokens=False)["input_ids"][0]
+        (encoded,) = encode(tokenizer, Document("", text="a <|im_end|> b"))
+        assert encoded.tokens[1:].tolist() == expected
+        assert (3 in expected) != split
+
+
+def test_a_tokenizer_with_a_call_of_its_own_is_called(make_tokenizer: Any) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    class Doubling(PreTrainedTokenizerFast):
+        def __call__(self, text: Any, **options: Any) -> Any:
+            return super().__call__([part * 2 for part in text], **options)
+
+    tokenizer = Doubling(tokenizer_object=make_tokenizer().backend_tokenizer)
+    (encoded,) = encode(tokenizer, Document("", text="Paris "))
+    assert tokenizer.decode(encoded.tokens) == "Paris Paris "
+
+
+def test_token_ids_take_two_bytes_where_they_can(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer()
+    assert DocumentTokenizer(tokenizer, block_size=4).token_dtype == np.uint16
+
+    class Wide:
+        bos_token_id = None
+        all_special_ids: tuple[int, ...] = ()
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0, "b": 1 << 16}
+
+    assert DocumentTokenizer(Wide(), block_size=4).token_dtype == np.uint32
+
+
+def test_a_block_holds_a_scored_token(make_tokenizer: Any) -> None:
+    with pytest.raises(CorpusError, match="block size is 1, expected at least 2"):
+        DocumentTokenizer(make_tokenizer(), block_size=1)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from index_format.design import build_columns
+from stride_cli.corpus.plan import (
+    CorpusCounts,
+    check_design,
+    choose_block_size,
+    choose_design,
+    default_subsets,
+    expected_neighbours,
+    plan_index,
+    sgd_coverage,
+)
+from stride_cli.errors import CorpusError, StrideError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("n_chunks", "subsets", "degree"),
+    [(1, 1, 1), (2, 2, 1), (5, 5, 2), (20, 20, 10), (1000, 1000, 10), (1001, 1000, 10), (2999, 1000, 10),
+     (6099, 2033, 10), (11_400_000, 65_535, 10)],
+)  # fmt: skip
+def test_defaults_fit_the_corpus(n_chunks: int, subsets: int, degree: int) -> None:
+    assert choose_design(n_chunks) == (subsets, degree)
+
+
+def test_the_default_is_capped_by_the_gates() -> None:
+    assert default_subsets(10**7, gate_dimension=1 << 16) == (8 << 30) // (4 << 16)
+    assert default_subsets(10**7, gate_dimension=1 << 30) == 1000
+
+
+def test_every_choice_is_a_design() -> None:
+    for n_chunks in [*range(1, 40), 999, 1500, 10**6]:
+        k, d = choose_design(n_chunks)
+        assert 1 <= d <= k <= min(n_chunks, 65_535)
+    assert choose_design(100, degree=30) == (100, 30)
+    assert choose_design(100, n_subsets=7) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("n_chunks", "subsets", "degree", "kind", "message"),
+    [
+        (100, 5, 10, UsageError, "--subsets is 5, expected at least the degree 10"),
+        (10**6, 65_536, None, UsageError, "--subsets is 65,536, expected at most 65,535"),
+        (100, 101, None, CorpusError, "--subsets is 101, .*the corpus has 100"),
+        (100, 0, None, UsageError, "--subsets is 0"),
+        (100, 10, 0, UsageError, "--degree is 0"),
+        (100, None, 101, UsageError, "--degree is 101, expected at most the number of chunks, 100"),
+        (0, None, None, CorpusError, "no chunk"),
+    ],
+)
+def test_designs_that_cannot_be(
+    n_chunks: int, subsets: int | None, degree: int | None, kind: type[StrideError], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as error:
+        choose_design(n_chunks, subsets, degree)
+    assert error.value.fix and error.value.exit_code == 2
+
+
+def test_settings_are_refused_before_a_corpus_is_read() -> None:
+    check_design(None, None)
+    check_design(65_535, 65_535)
+    for subsets, degree in ((5, 10), (65_536, 10), (0, None), (None, 0)):
+        with pytest.raises(UsageError):
+            check_design(subsets, degree)
+
+
+def test_neighbours_against_all_pairs_of_sets() -> None:
+    k, d = 7, 3
+    sets = [set(c) for c in itertools.combinations(range(k), d)]
+    share = sum(len(sets[0] & other) >= d - 1 for other in sets) / len(sets)
+    assert expected_neighbours(11, k, d) == pytest.approx(10 * share)
+    assert expected_neighbours(11, 5, 1) == 10  # sharing none of one subset is allowed
+    assert expected_neighbours(1, 5, 2) == 0
+
+
+def test_neighbours_against_drawn_designs() -> None:
+    n, k, d = 400, 12, 3
+    columns = build_columns(0, n, n_subsets=k, degree=d, seed=3)
+    member = np.zeros((n, k), np.int64)
+    member[np.arange(n)[:, None], columns] = 1
+    shared = member @ member.T
+    found = ((shared >= d - 1).sum() - n) / n
+    assert expected_neighbours(n, k, d) == pytest.approx(found, rel=0.1)
+
+
+def test_coverage_of_the_published_recipe() -> None:
+    assert sgd_coverage(11_400_000) == pytest.approx(0.014, abs=2e-4)  # design.md section 3
+    assert sgd_coverage(1) == 1.0
+    assert sgd_coverage(100) == pytest.approx(1.0)
+    draws = np.random.default_rng(0).integers(0, 1000, (200, 500))
+    seen = np.mean([len(np.unique(row)) for row in draws]) / 1000
+    assert sgd_coverage(1000, draws=500) == pytest.approx(seen, abs=0.005)
+
+
+def test_a_plan_in_numbers() -> None:
+    counts = CorpusCounts(
+        documents=10, chunks=2000, tokens=5000, id_bytes=30, text_bytes=9000, needs_mask=True
+    )
+    plan = plan_index(counts, gate_dimension=100)
+    assert (plan.n_subsets, plan.degree, plan.chunks_per_subset) == (1000, 10, 20.0)
+    assert plan.bytes == {
+        "corpus/tokens": 10_000,
+        "corpus/chunk_offsets": 16_008,
+        "corpus/chunk_document": 16_000,
+        "corpus/loss_start": 8_000,
+        "corpus/loss_mask": 5_000,
+        "corpus/document_offsets": 88,
+        "corpus/document_id_bytes": 30,
+        "corpus/document_id_offsets": 88,
+        "corpus/text_bytes": 9_000,
+        "corpus/text_offsets": 88,
+        "design/columns": 40_000,
+        "design/row_offsets": 8_008,
+        "design/row_members": 80_000,
+    }
+    assert plan.total_bytes == sum(plan.bytes.values())
+    assert plan.gate_bytes == 400_000
+    assert plan.coverage_closed == 1.0 and math.isclose(plan.coverage_sgd, 1.0)
+    lean = plan_index(counts, vocabulary=100_000, store_text=False)
+    assert lean.bytes["corpus/tokens"] == 20_000
+    assert "corpus/text_bytes" not in lean.bytes and "corpus/text_offsets" not in lean.bytes
+
+
+def test_block_sizes() -> None:
+    assert choose_block_size(None, None) == 512
+    assert choose_block_size(None, 8192) == 512
+    assert choose_block_size(None, 128) == 128
+    assert choose_block_size(64, 128) == 64
+    for requested, message in ((129, "at most the model's context of 128"), (1, "at least 2")):
+        with pytest.raises(UsageError, match=message):
+            choose_block_size(requested, 128)
