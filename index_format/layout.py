@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from typing import Any
 FORMAT_VERSION = 1
 SHARD_BYTES = 256 << 20
 ROOT_GROUPS = ("corpus", "design")  # under the root's manifest, written once
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 STAGE_GROUPS = ("operators", "truth")  # each with its own manifest, replaced as a whole
 NUMBERS = (
     "bool",
@@ -168,9 +170,9 @@ def find_spec(name: str) -> ArraySpec:
     if name in ARRAYS and "*" not in name:
         return ARRAYS[name]
     group, _, leaf = name.partition("/")
-    if leaf and leaf not in ("zarr.json", "manifest.json") and all(c.isalnum() or c in "_-." for c in leaf):
+    if leaf and leaf not in ("zarr.json", "manifest.json") and _NAME.fullmatch(leaf):
         for pattern, spec in ARRAYS.items():  # the narrower pattern comes first in the table
-            if "*" in pattern and fnmatchcase(name, pattern) and not leaf.startswith((".", "-", "__")):
+            if "*" in pattern and fnmatchcase(name, pattern):
                 return spec
     known = ", ".join(path for path in ARRAYS if path.startswith(f"{group}/")) or ", ".join(ARRAYS)
     raise ValueError(f"the layout has no array {name!r}; it has {known}")

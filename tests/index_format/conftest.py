@@ -18,7 +18,7 @@ def sample() -> ModuleType:
     return module
 
 
-@pytest.fixture(params=[1 << 20, 64], ids=["one file", "several files"])
+@pytest.fixture(params=[1 << 20, 256], ids=["one file", "several files"])
 def index_path(request: pytest.FixtureRequest, tmp_path: Path, sample: ModuleType) -> Path:
     """A whole small index with operators: every array in one file, or in several."""
     path = tmp_path / "run.stride"
