@@ -166,6 +166,9 @@ def build(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
     ] = False,
+    commit_seconds: Annotated[
+        float, typer.Option("--commit-seconds", help="How often progress is saved: what a kill can cost.")
+    ] = 2.0,
     json: Json = False,
     reading: ReadOptions,
 ) -> None:
@@ -195,6 +198,7 @@ def build(
         store_text=not no_text,
         reading=reading,
         overwrite=overwrite,
+        commit_seconds=commit_seconds,
     )
     _report(index, out, time.monotonic() - begin, json)
     output.note(f"next: stride train --index {out}")
@@ -308,7 +312,7 @@ def plan(
 def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """What an index holds, and what it was built from."""
     from index_format.reader import Index
-    from stride_cli.corpus.plan import expected_neighbours
+    from stride_cli.corpus.plan import expected_neighbours, expected_overlapping
 
     path = _named_index(index, index_option)
     opened = Index.open(path)
@@ -317,6 +321,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "seed": opened.seed,
         "chunks_per_subset": opened.n_chunks * opened.degree / opened.n_subsets,
         "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
+        "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
         "texts": opened.has("corpus/text_bytes"),
         "bytes": _disk_bytes(path),
         "operators": opened.operator_attributes() if opened.has("operators") else None,

@@ -105,7 +105,9 @@ class DocumentParser:
         self, fields: Fields, max_bytes: int, number_ids: bool, first_number: int, known_ids: Iterable[str]
     ) -> None:
         if max_bytes < 1:
-            raise CorpusError(f"--max-document-bytes is {max_bytes}, expected at least 1")
+            raise CorpusError(
+                f"--max-document-bytes is {max_bytes}, expected at least 1", fix="leave it out for 16 MiB"
+            )
         self.fields = fields
         self.max_bytes = max_bytes
         self._number: int | None = first_number if number_ids else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from stride_cli.errors import CorpusError, UsageError
 
@@ -52,6 +53,8 @@ class Plan:
     expected_neighbours : float
         Other chunks that share at least d - 1 of a chunk's d subsets, expected: recovery can hardly tell them
         from it.
+    expected_overlapping : float
+        Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
     gate_dimension, gate_bytes : int
         p, and K p numbers of 4 bytes.
     bytes : dict of str to int
@@ -71,6 +74,7 @@ class Plan:
     coverage_closed: float
     coverage_sgd: float
     expected_neighbours: float
+    expected_overlapping: float
     gate_dimension: int
     gate_bytes: int
     bytes: dict[str, int]
@@ -148,13 +152,25 @@ def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSI
     return max(_ALL_UP_TO, min(n_chunks // _CHUNKS_PER_SUBSET, affordable, MAX_SUBSETS))
 
 
-def expected_neighbours(n_chunks: int, n_subsets: int, degree: int) -> float:
-    """How many other chunks are expected to share at least d - 1 of a chunk's d subsets.
+def expected_neighbours(n_chunks: int, n_subsets: int, degree: int, shared: int | None = None) -> float:
+    """How many other chunks are expected to share at least `shared` (default d - 1) of a chunk's d subsets.
 
-    The number that two columns share is hypergeometric: P(d) = 1 / C(K, d), P(d - 1) = d (K - d) / C(K, d).
+    The number that two columns share is hypergeometric: P(s) = C(d, s) C(K - d, d - s) / C(K, d).
     """
-    share = (1 + degree * (n_subsets - degree)) / math.comb(n_subsets, degree)
-    return (n_chunks - 1) * min(share, 1.0)
+    least = degree - 1 if shared is None else shared
+    ways = sum(
+        math.comb(degree, s) * math.comb(n_subsets - degree, degree - s) for s in range(least, degree + 1)
+    )
+    # integers, divided once: exact where floats would overflow
+    return float(Fraction((n_chunks - 1) * ways, math.comb(n_subsets, degree)))
+
+
+def expected_overlapping(n_chunks: int, n_subsets: int, degree: int) -> float:
+    """How many other chunks are expected to share d / 3 or more of a chunk's d subsets.
+
+    The paper's guarantee asks for none (left-degree-d expander, fewer than d / 3 shared for every pair).
+    """
+    return expected_neighbours(n_chunks, n_subsets, degree, max(1, -(-degree // 3)))
 
 
 def sgd_coverage(n_chunks: int, draws: int = SGD_DRAWS) -> float:
@@ -216,6 +232,7 @@ def plan_index(
         coverage_closed=1.0,
         coverage_sgd=sgd_coverage(n),
         expected_neighbours=expected_neighbours(n, k, d),
+        expected_overlapping=expected_overlapping(n, k, d),
         gate_dimension=gate_dimension,
         gate_bytes=gate_bytes,
         bytes={name: size for name, size in sizes.items() if size},

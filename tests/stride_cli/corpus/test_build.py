@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -384,12 +385,16 @@ def test_what_is_there_is_not_replaced_unless_asked(
 
 
 def test_a_place_that_cannot_be_written(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(self: Path, *options: Any, **more: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
     source = write_jsonl(some_records(5))
-    with pytest.raises(StorageError, match="cannot be written") as error:
-        build_index([source], tokenizer=tokenizer, out=f"{source}/directory/x", **SETTINGS)
-    assert error.value.exit_code == 2
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="x: cannot be written: Permission denied") as error:
+        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    assert error.value.exit_code == 2 and error.value.fix
 
 
 # Append

@@ -14,6 +14,7 @@ from stride_cli.corpus.plan import (
     choose_design,
     default_subsets,
     expected_neighbours,
+    expected_overlapping,
     plan_index,
     sgd_coverage,
 )
@@ -77,6 +78,10 @@ def test_neighbours_against_all_pairs_of_sets() -> None:
     assert expected_neighbours(11, k, d) == pytest.approx(10 * share)
     assert expected_neighbours(11, 5, 1) == 10  # sharing none of one subset is allowed
     assert expected_neighbours(1, 5, 2) == 0
+    third = sum(len(sets[0] & other) >= 1 for other in sets) / len(sets)
+    assert expected_overlapping(11, k, d) == pytest.approx(10 * third)
+    assert expected_overlapping(100, 50, 50) == 99  # every chunk in every subset
+    assert expected_neighbours(10**9, 65_535, 1_000) == 0.0  # too small for a float, and no overflow
 
 
 def test_neighbours_against_drawn_designs() -> None:
