@@ -240,6 +240,24 @@ def test_two_writers_at_one_path(tmp_path, sample):
     sample.build(tmp_path / "run", 4)
 
 
+def test_a_lock_on_a_file_that_has_just_been_deleted_is_no_lock(tmp_path, monkeypatch):
+    """The holder publishes, and deletes the directory, between our open and our flock."""
+    flock = durable.fcntl.flock
+    moments = [lambda: durable.shutil.rmtree(tmp_path / "run.partial")]
+
+    def late(fd, operation):
+        if moments:
+            moments.pop()()
+        flock(fd, operation)
+
+    monkeypatch.setattr(durable.fcntl, "flock", late)
+    lock = durable.DirectoryLock(tmp_path / "run.partial")
+    with pytest.raises(IndexBusy):  # it is held where others look for it
+        durable.DirectoryLock(tmp_path / "run.partial")
+    lock.remove()
+    durable.DirectoryLock(tmp_path / "run.partial").release()
+
+
 def _race(path: Path, out) -> None:
     import importlib.util
 
