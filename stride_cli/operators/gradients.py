@@ -11,7 +11,7 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import OperatorSpace
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -117,26 +117,31 @@ def signals(
         state = final.detach()[rows, stretch].requires_grad_(residual)
         with torch.set_grad_enabled(residual):
             raw = model.logits(state)
-        log_p = torch.log_softmax(raw.detach().float(), dim=-1)  # (b, s, V)
-        probability = log_p.exp()
-        weight = share[rows, after]
-        for is_drawn in (False, True) if uniform is not None else (False,):
-            if is_drawn:
-                assert uniform is not None
-                labels = _draw(probability, uniform[rows, after])
-            else:
-                labels = ids[rows, after]
-            picked = log_p.gather(-1, labels[..., None])[..., 0]  # (b, s)
-            (losses_drawn if is_drawn else losses).append(-(picked.double() * weight).sum(dim=1))
-            # −∂loss/∂logits = ω (onehot − p)
-            pull = probability * -weight[..., None]
-            pull.scatter_add_(-1, labels[..., None], weight[..., None])
-            for position, space in enumerate(logit_spaces):
-                (logit_drawn if is_drawn else logit)[position].append(space.gate_gradient(state.detach(), pull))
+        weight = share[rows, after]  # (b, s)
+        values = raw.detach().float()  # (b, s, V)
+        normaliser = values.logsumexp(dim=-1)
+        # ω p in one pass over the logits; exp(−inf) = 0 where ω = 0
+        expected = torch.sub(values, (normaliser - weight.log())[..., None]).exp_()
+        labels = [ids[rows, after]]
+        if uniform is not None:
+            labels.append(_draw(expected, uniform[rows, after]))
+        for position, space in enumerate(logit_spaces):
+            assert isinstance(space, LogitSpace)
+            for kept, found in zip(
+                (logit, logit_drawn), space.label_gradients(state.detach(), expected, labels, weight), strict=False
+            ):
+                kept[position].append(found)
+        pull = expected.neg_()  # −∂loss/∂logits = ω (onehot − p), label by label in the same memory
+        for number, label in enumerate(labels):
+            picked = values.gather(-1, label[..., None])[..., 0] - normaliser
+            (losses_drawn if number else losses).append(-(picked.double() * weight).sum(dim=1))
             if residual:
-                keep = uniform is not None and not is_drawn
-                (d_state,) = torch.autograd.grad(raw, state, pull.to(raw.dtype), retain_graph=keep)
-                target = d_final_drawn if is_drawn else d_final
+                pull.scatter_add_(-1, label[..., None], weight[..., None])
+                (d_state,) = torch.autograd.grad(
+                    raw, state, pull.to(raw.dtype), retain_graph=number + 1 < len(labels)
+                )
+                pull.scatter_add_(-1, label[..., None], -weight[..., None])
+                target = d_final_drawn if number else d_final
                 assert target is not None
                 target[rows, stretch] = d_state
 
@@ -171,7 +176,7 @@ def _assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Ten
 
 
 def _draw(probability: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Labels drawn by inverse CDF: (b, s, V) probabilities, (b, s) uniforms → (b, s) int64."""
+    """Labels drawn by inverse CDF: (b, s, V) probabilities up to a factor, (b, s) uniforms → (b, s) int64."""
     cumulative = probability.cumsum(dim=-1)
     threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
     labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]

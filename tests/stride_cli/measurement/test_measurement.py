@@ -18,7 +18,9 @@ from stride_cli.operators.store import Operators
 K = 12
 
 
-def random_operators(model, names=("residual", "residual-matrix", "logit"), *, fit="sgd", scale=0.1) -> Operators:
+def random_operators(
+    model, names=("residual", "residual-matrix", "logit"), *, fit="sgd", scale=0.1
+) -> Operators:
     spaces = [
         initial_space(n, d_model=model.d_model, vocab_size=model.vocab_size, rank=4, n_buckets=32, seed=1)
         for n in names
@@ -43,7 +45,10 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
             both[1] = both[1] + operators.spaces[2](final, gates[2])
             weights = batch.weights[row, 1:]
             losses = [
-                -(logits[0, :-1].double().log_softmax(-1).gather(-1, batch.ids[row, 1:, None])[:, 0] * weights).sum()
+                -(
+                    logits[0, :-1].double().log_softmax(-1).gather(-1, batch.ids[row, 1:, None])[:, 0]
+                    * weights
+                ).sum()
                 / weights.sum()
                 for logits in both
             ]
@@ -70,8 +75,12 @@ def test_padding_and_other_queries_do_not_matter(model, chunks) -> None:
     linear = measure_linear(model, operators, chunks.batch(np.arange(4)))
     for row in range(4):
         batch = chunks.batch(np.asarray([row]))
-        np.testing.assert_allclose(measure_exact(model, operators, batch)[0], together[row], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(measure_linear(model, operators, batch)[0], linear[row], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            measure_exact(model, operators, batch)[0], together[row], rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            measure_linear(model, operators, batch)[0], linear[row], rtol=1e-4, atol=1e-6
+        )
 
 
 def test_chosen_subsets_are_columns_of_the_whole(model, chunks) -> None:

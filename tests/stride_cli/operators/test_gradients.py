@@ -37,7 +37,9 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("buckets", [4096, 16])
-def test_gate_gradient_matches_finite_differences(model, chunks: ChunkReader, name: str, buckets: int) -> None:
+def test_gate_gradient_matches_finite_differences(
+    model, chunks: ChunkReader, name: str, buckets: int
+) -> None:
     space = make_space(model, name, buckets)
     batch = chunks.batch(np.arange(3))
     (gradient,), _, _ = gate_gradients(model, [space], LAYER, batch)
@@ -56,7 +58,9 @@ def test_gate_gradient_matches_finite_differences(model, chunks: ChunkReader, na
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_gate_gradient_equals_autograd_through_the_steered_model(model, chunks: ChunkReader, name: str) -> None:
+def test_gate_gradient_equals_autograd_through_the_steered_model(
+    model, chunks: ChunkReader, name: str
+) -> None:
     space = make_space(model, name)
     batch = chunks.batch(np.arange(4))
     (gradient,), _, loss = gate_gradients(model, [space], LAYER, batch)
@@ -70,7 +74,11 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(model, chunks: 
 def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader) -> None:
     spaces = [make_space(model, name) for name in SPACES]
     together, drawn, _ = gate_gradients(
-        model, spaces, LAYER, chunks.batch(np.arange(6)), sampled=label_uniforms(0, chunks.batch(np.arange(6)))
+        model,
+        spaces,
+        LAYER,
+        chunks.batch(np.arange(6)),
+        sampled=label_uniforms(0, chunks.batch(np.arange(6))),
     )
     for row in range(6):
         batch = chunks.batch(np.asarray([row]))

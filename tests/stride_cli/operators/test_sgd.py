@@ -85,9 +85,7 @@ def test_every_stability_variant_holds_the_model_back(model, chunks: ChunkReader
 def test_one_step_has_the_gradient_of_the_written_out_objective(model, chunks: ChunkReader, rows) -> None:
     """L_fid + λ L_stab + λ_LDS L_LDS of one draw in one graph, against the micro-batched accumulation."""
     settings = replace(SETTINGS, linearity=0.7, stability=0.4, subsets_per_step=6)
-    space = sgd.initial_space(
-        "residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=settings.seed
-    )
+    space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=settings.seed)
     draw = sgd._draw(3, *rows, chunks.n_chunks, settings)
     sketches = sgd._sketch(*rows, chunks.n_chunks, settings)
     start = torch.randn(K, 6, generator=torch.Generator().manual_seed(0)) * 0.3
@@ -157,4 +155,6 @@ def test_published_hyperparameters_are_the_defaults() -> None:
     assert (settings.steps, settings.warmup, settings.lr, settings.lr_end) == (10_000, 100, 3e-4, 3e-5)
     assert (settings.subsets_per_step, settings.fidelity_batch, settings.stability_batch) == (8, 2, 2)
     assert (settings.fidelity, settings.stability, settings.linearity, settings.top) == (1.0, 1.0, 0.1, 20)
-    assert [sgd._learning_rate(step, settings) for step in (0, 99, 10_000)] == pytest.approx([3e-6, 3e-4, 3e-5])
+    assert [sgd._learning_rate(step, settings) for step in (0, 99, 10_000)] == pytest.approx(
+        [3e-6, 3e-4, 3e-5]
+    )

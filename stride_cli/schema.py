@@ -1,0 +1,100 @@
+"""The keys of every record that commands write to stdout: a promise, compared with real output by a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_HIT = {
+    "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),
+    "document": ("string", "the document's id"),
+    "influence": ("number", "nats per scored token, summed over the document's chunks; > 0 supports, < 0 opposes"),
+    "share": ("number", "|influence| / Σ|influence of every chunk|, 0 … 1"),
+    "sign": ("string", '"supports" or "opposes"'),
+    "chunk": ("integer", "the document's most influential chunk, numbered in the index"),
+    "passage": ("string", "the sentence of that chunk most like the query"),
+    "seen": ("boolean", "whether the fit of the operators has seen that chunk"),
+    "neighbours": ("integer", "other chunks that share all but one of its subsets: not told apart from it"),
+    "backfilled": ("boolean", "not in the sparse solution: ranked by correlation with what it leaves unexplained"),
+}
+RECORDS: dict[str, dict[str, Any]] = {
+    "stride.answer/1": {
+        "schema": ("string", "stride.answer/1"),
+        "id": ("string", "the query's id, where its file gave one", "optional"),
+        "prompt": ("string", "the prompt"),
+        "response": ("string", "the continuation that is attributed"),
+        "generated": ("boolean", "whether the model wrote the response"),
+        "scored_tokens": ("integer", "tokens of the response whose loss is attributed"),
+        "loss": ("number", "the model's loss on them, mean nats per scored token"),
+        "hits": [_HIT],
+        "opposers": [_HIT],
+        "recovery": {
+            "lambda": ("number", "ℓ1 penalty, nats"),
+            "lambda_ratio": ("number", "λ / λ_max"),
+            "nonzeros": ("integer", "chunks with non-zero influence"),
+            "duality_gap": ("number", "upper bound on how far the objective is from its minimum, nats²"),
+            "relative_gap": ("number", "the gap / ½‖y − ȳ‖²"),
+            "r_squared": ("number", "share of the responses' variance that the influences explain"),
+            "passes": ("integer", "passes over the design matrix"),
+        },
+        "measurement": {
+            "method": ("string", '"linear" or "exact"'),
+            "subsets": ("integer", "K, responses measured"),
+            "agreement": ("number", "Pearson correlation of linear and exact responses, where both were measured"),
+            "coverage": ("number", "share of all chunks that the operators have seen"),
+        },
+        "seconds": {
+            "generate": ("number", "seconds"),
+            "measure": ("number", "seconds"),
+            "recover": ("number", "seconds"),
+            "rank": ("number", "seconds"),
+        },
+    },
+    "stride.train/1": {
+        "schema": ("string", "stride.train/1"),
+        "index": ("string", "path of the index"),
+        "fit": ("string", '"closed" or "sgd"'),
+        "space": ("string", "operator space, or spaces joined by +"),
+        "layer": ("integer", "residual spaces act after this many blocks"),
+        "subsets": ("integer", "K"),
+        "gate_size": ("integer", "gates of one operator, summed over its spaces"),
+        "coverage": ("number", "share of the chunks that the fit has seen"),
+        "step": ("number", "share of the gates at which exact measurement takes its differences"),
+        "step_agreement": ("number", "Pearson correlation of exact and linear responses at that step; null for sgd"),
+        "loss": ("number", "closed: mean loss of the corpus; sgd: the last iteration's objective per subset"),
+        "seconds": {
+            "load": ("number", "seconds"),
+            "fit": ("number", "seconds"),
+            "write": ("number", "seconds"),
+        },
+    },
+}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """One record's JSON Schema (draft 2020-12).
+
+    Raises
+    ------
+    KeyError      no such record
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        **_object(RECORDS[name]),
+    }
+
+
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    required = []
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            properties[key] = _object(value)
+        elif isinstance(value, list):
+            properties[key] = {"type": "array", "items": _object(value[0])}
+        else:
+            kind = value[0] if value[0] != "number" else ["number", "null"]
+            properties[key] = {"type": kind, "description": value[1]}
+        if not (isinstance(value, tuple) and len(value) == 3):
+            required.append(key)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
