@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.objective import head_logits
 
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
@@ -90,15 +91,12 @@ class CausalLM:
         model.eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        config = model.config.get_text_config()
         self.name: str = type(model).__name__
-        self._soft_cap = _number(config, "final_logit_softcapping")
-        self._logit_divisor = _number(config, "logits_scaling")  # Granite
-        self._logit_factor = _number(config, "logit_scale")  # Cohere
         self._structure = _find_structure(model, self.device)
         self.vocab_size = 0  # set by the probe: the width of the logits
         self._check_parts()
-        self._check_vocabulary()
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, self.vocab_size)
 
     # What it is
 
@@ -133,12 +131,7 @@ class CausalLM:
     @property
     def context_length(self) -> int:
         """Longest sequence the model has positions for, in tokens."""
-        config = self.model.config.get_text_config()
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            length = getattr(config, name, None)
-            if isinstance(length, int) and length > 0:
-                return length
-        return 2048
+        return context_length(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -258,14 +251,7 @@ class CausalLM:
         -------
         Tensor (…, vocab_size), the model's dtype.
         """
-        logits = self.head(final)
-        if self._logit_divisor is not None:
-            logits = logits / self._logit_divisor
-        if self._logit_factor is not None:
-            logits = logits * self._logit_factor
-        if self._soft_cap is not None:
-            logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
-        return logits
+        return head_logits(self.model, final)
 
     @torch.no_grad()
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -416,13 +402,6 @@ class CausalLM:
                 fix="give a decoder-only language model",
             )
 
-    def _check_vocabulary(self) -> None:
-        if self._tokenizer is not None and len(self._tokenizer) > self.vocab_size:
-            raise ModelError(
-                f"the tokenizer has {len(self._tokenizer)} tokens, the model {self.vocab_size}",
-                fix="they do not belong together: give the tokenizer that the model was trained with",
-            )
-
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer <= self.n_layers:
             raise ModelError(f"layer {layer} is not between 0 and the model's {self.n_layers} layers")
@@ -440,6 +419,30 @@ class CausalLM:
         where = f" from {Path(self.path).name}" if self.path else ""
         size = f"{self.n_layers} layers × {self.d_model}, vocabulary {self.vocab_size}"
         return f"<CausalLM {self.name}{where}: {size}>"
+
+
+def block_stack(model: Any) -> nn.ModuleList:
+    """The decoder blocks of a causal language model, found by structure; ModelError where there are none."""
+    return _find_structure(model, next(model.parameters()).device).blocks
+
+
+def context_length(model: Any) -> int:
+    """Longest sequence a transformers model has positions for, in tokens; 2,048 where it does not say."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        length = getattr(config, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    return 2048
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
+    """ModelError when a tokenizer has ids that the model has no row for."""
+    if len(tokenizer) > vocab_size:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {vocab_size}",
+            fix="they do not belong together: give the tokenizer that the model was trained with",
+        )
 
 
 def _find_structure(model: Any, device: torch.device) -> _Structure:
@@ -529,11 +532,6 @@ def _split_call(
         return args[0], args[1:], dict(kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), (), rest
-
-
-def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return None if value is None else float(value)
 
 
 def _first_line(error: BaseException) -> str:

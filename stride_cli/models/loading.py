@@ -76,7 +76,7 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
         A .gguf file without the `gguf` package.
     """
     source = _find(path_or_id)
-    where = _device(device)
+    where = resolve_device(device)
     kind = _dtype(dtype, where)
     tokenizer = _load_tokenizer(source)
     model = _load_weights(source, kind)
@@ -150,9 +150,23 @@ def weight_files(path_or_id: str | Path) -> list[Path]:
     )
 
 
-def default_device() -> torch.device:
-    """CUDA where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model itself, on the CPU; refused as by `load_model`."""
+    return _load_weights(_find(path_or_id), dtype)
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one, else the CPU; ModelError for a device that cannot be used."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(
+            f"device '{name}' cannot be used: {_first_line(error)}", fix="try --device cpu"
+        ) from error
+    return device
 
 
 # Finding it
@@ -232,7 +246,7 @@ def _load_tokenizer(source: _Source) -> Any:
         )
     _check_gguf(source)
     try:
-        with _quiet():
+        with quiet_transformers():
             return AutoTokenizer.from_pretrained(source.directory, **source.options)
     except Exception as error:
         raise ModelError(
@@ -247,7 +261,7 @@ def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
     weight_files(source.directory / source.gguf if source.gguf else source.directory)
     _check_gguf(source)
     try:
-        with _quiet():
+        with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
                 source.directory, dtype=dtype, output_loading_info=True, **source.options
             )
@@ -276,7 +290,8 @@ def _refuse_partial(source: _Source, model: Any, report: dict[str, Any]) -> None
         if keys:
             shown = ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
             raise ModelError(
-                f"the weights in '{source.given}' {what} {len(keys)} tensors of {type(model).__name__}: {shown}",
+                f"the weights in '{source.given}' {what} {len(keys)} tensors of its {type(model).__name__}: "
+                f"{shown}",
                 fix="weights and config.json do not belong together: copy both from one checkpoint",
             )
 
@@ -294,19 +309,6 @@ def _check_gguf(source: _Source) -> None:
             raise require_extra(module, "gguf")
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return default_device()
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"device '{name}' cannot be used: {_first_line(error)}", fix="try --device cpu"
-        ) from error
-    return device
-
-
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -316,7 +318,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Loading reports, progress bars and warnings of transformers are silenced: what matters becomes a
     ModelError."""
     from transformers.utils import logging

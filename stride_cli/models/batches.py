@@ -1,0 +1,86 @@
+"""Which chunks go into which batch, and the batch as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_POOL_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded chunks: ids (B, T) int64, and what is to be predicted where.
+
+    Attributes
+    ----------
+    rows : Tensor (N,) int64      positions b·T + t from which a scored token is predicted
+    targets : Tensor (N,) int64   those tokens
+    """
+
+    ids: Tensor
+    rows: Tensor
+    targets: Tensor
+
+
+def plan_epoch(
+    lengths: np.ndarray, members: np.ndarray, *, batch_tokens: int, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """The batches of one pass, by recipe.ORDER_RULE.
+
+    Parameters
+    ----------
+    lengths : ndarray (n,) int64
+        Tokens of each chunk.
+    members : ndarray (m,) int64
+        The chunks to train on, ascending.
+    batch_tokens : int
+        A batch holds at most this many tokens, padding included, and at least one chunk.
+
+    Returns
+    -------
+    list of ndarray int64, chunk numbers; each member is in exactly one.
+    """
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(members)
+    per_batch = max(1.0, batch_tokens / max(1.0, float(lengths[members].mean())))
+    pool = max(1, int(_POOL_BATCHES * per_batch))
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), pool):
+        chunks = order[start : start + pool]
+        chunks = chunks[np.argsort(-lengths[chunks], kind="stable")]
+        first = 0
+        while first < len(chunks):
+            fit = max(1, batch_tokens // int(lengths[chunks[first]]))
+            batches.append(chunks[first : first + fit])
+            first += fit
+    return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def scored_positions(chunk: Any) -> np.ndarray:
+    """Positions of a chunk's scored tokens (ω), ascending, each at least 1."""
+    if chunk.loss_mask is None:
+        return np.arange(chunk.loss_start, len(chunk.tokens))
+    return np.flatnonzero(chunk.loss_mask)
+
+
+def make_batch(chunks: Sequence[Any], device: torch.device) -> Batch:
+    """Pad chunks on the right (with token 0, which nothing reads) and list what is scored."""
+    width = max(len(chunk.tokens) for chunk in chunks)
+    ids = np.zeros((len(chunks), width), np.int64)
+    rows, targets = [], []
+    for row, chunk in enumerate(chunks):
+        ids[row, : len(chunk.tokens)] = chunk.tokens
+        scored = scored_positions(chunk)
+        rows.append(row * width + scored - 1)
+        targets.append(np.asarray(chunk.tokens)[scored])
+    return Batch(
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(np.concatenate(rows)).to(device),
+        torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
+    )

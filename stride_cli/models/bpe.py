@@ -1,0 +1,64 @@
+"""A byte-level BPE tokenizer of a corpus' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+BOS = "<|bos|>"
+USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
+SPECIAL = (BOS, USER, ASSISTANT, END)
+SMALLEST_VOCABULARY = 256 + len(SPECIAL)
+
+# <|end|> is a part of what the assistant says, so that a model trained on answers learns to stop
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int, context_length: int) -> Any:
+    """Learn merges from texts; every byte has a token, so every text can be written.
+
+    Parameters
+    ----------
+    texts : iterable of str
+    vocab_size : int
+        At least 260 (256 bytes and 4 special tokens); fewer tokens come out where the texts have no more
+        merges.
+    context_length : int
+        Recorded in the tokenizer, in tokens.
+
+    Returns
+    -------
+    PreTrainedTokenizerFast
+        Token 0 is <|bos|>, put in front of every text; the others are <|user|>, <|assistant|> and <|end|>
+        (its end-of-sequence token), which its chat template writes around prompts and answers.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size, SMALLEST_VOCABULARY),
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, backend.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+        chat_template=_CHAT_TEMPLATE,
+    )

@@ -1,0 +1,149 @@
+"""How a model was trained, whole: enough to train it again, on all of its corpus or on a subset of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stride_cli.errors import ModelError
+
+FILE_NAME = "stride_recipe.json"
+RECIPE_VERSION = 1
+
+# In words, because a recipe must be repeatable without this code.
+ORDER_RULE = (
+    "epoch e: permute the chunks that have a scored token with numpy.random.default_rng([seed, e]); "
+    "in pools of 64 batches sort by length, longest first, and fill batches to batch_tokens padded tokens; "
+    "permute the batches with the same generator"
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A NanoChat decoder: layers, width (d_model), heads, vocabulary and context, in tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the weights that training gives, on one machine and number of threads.
+
+    Attributes
+    ----------
+    kind : "train" | "finetune"
+    architecture : Architecture, optional     of a model trained from scratch
+    base, base_fingerprint : str, optional    the model a fine-tuning starts from
+    lora_rank : int                           0 = all weights are trained
+    block_size : int                          most tokens of a chunk, as in the index
+    epochs : float                            passes over the chunks (of the subset, when on a subset)
+    steps : int                               optimizer steps over the whole corpus
+    batch_tokens : int                        most tokens of a batch, padding included
+    optimizer : "muon+adamw" | "adamw"
+    lr : float                                peak rate of Muon, for the blocks' matrices; unused by "adamw"
+    adam_lr : float                           peak rate of AdamW, for the rest, or for all
+    weight_decay : float                      decoupled, on matrices only
+    schedule : "linear" | "cosine" | "constant"
+    warmup : float                            share of the steps over which the rate rises linearly
+    final_lr : float                          share of the peak rate at the end
+    clip : float                              largest norm of AdamW's gradient
+    dtype : "fp32" | "bf16"                   of matrix products; weights and sums are fp32
+    seed : int                                of the initial weights and of the order
+    order : str                               the rule that gives the order of the chunks
+    corpus : dict                             sources, fingerprint, documents, chunks, tokens, scored_tokens
+    tokenizer_fingerprint : str
+    versions : dict                           of stride, torch, transformers, tokenizers
+    """
+
+    kind: str
+    block_size: int
+    epochs: float
+    steps: int
+    batch_tokens: int
+    optimizer: str
+    lr: float
+    adam_lr: float
+    weight_decay: float
+    schedule: str
+    warmup: float
+    final_lr: float
+    clip: float
+    dtype: str
+    seed: int
+    corpus: dict[str, Any]
+    tokenizer_fingerprint: str
+    versions: dict[str, str]
+    architecture: Architecture | None = None
+    base: str | None = None
+    base_fingerprint: str | None = None
+    lora_rank: int = 0
+    order: str = ORDER_RULE
+
+    def to_json(self) -> str:
+        return json.dumps({"recipe_version": RECIPE_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Raises ValueError for anything that is not a recipe of this version."""
+        record = json.loads(text)
+        if not isinstance(record, dict) or record.pop("recipe_version", None) != RECIPE_VERSION:
+            raise ValueError(f"not a recipe of version {RECIPE_VERSION}")
+        known = {field.name for field in fields(cls)}
+        if unknown := set(record) - known:
+            raise ValueError(f"unknown fields {sorted(unknown)}")
+        if record.get("architecture") is not None:
+            record["architecture"] = Architecture(**record["architecture"])
+        try:
+            return cls(**record)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def digest(self) -> str:
+        """SHA-256 in hex of the recipe."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def with_seed(self, seed: int) -> Recipe:
+        """The same recipe from other initial weights, in another order."""
+        return replace(self, seed=seed)
+
+
+def read_recipe(model_path: str | Path) -> Recipe | None:
+    """The recipe that is stored with a model; None where there is none.
+
+    Raises
+    ------
+    ModelError
+        There is one, but it cannot be read.
+    """
+    file = Path(model_path).expanduser() / FILE_NAME
+    if not file.is_file():
+        return None
+    try:
+        return Recipe.from_json(file.read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"the recipe {file} cannot be read: {error}", fix="train the model again, or remove that file"
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Of the software that decides the weights."""
+    import tokenizers
+    import torch
+    import transformers
+
+    from stride_cli import __version__
+
+    return {
+        "stride": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
