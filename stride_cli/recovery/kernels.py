@@ -1,10 +1,11 @@
 """Compiled loops over left-d-regular binary columns: scanning, coordinate descent, neighbours.
 
-Every function takes plain NumPy arrays and runs uncompiled through `.py_func`. A column of the design matrix M
-is the sorted list of the d subsets that hold the chunk, so `m_i · r` is the sum of d entries of r.
+Every function takes plain NumPy arrays and runs uncompiled through `.py_func`. A column of the design matrix
+M is the sorted list of the d subsets that hold the chunk, so `m_i · r` is the sum of d entries of r.
 
-A residual handed to a scan is padded with NaN up to every value that a subset number can take (2^16 entries for
-uint16 columns): a damaged number then reads NaN instead of somebody else's memory, and NaN is noticed below.
+A residual handed to a scan is padded with NaN up to every value that a subset number can take (2^16 entries
+for uint16 columns): a damaged number then reads NaN instead of somebody else's memory, and NaN is noticed
+below.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def keep_largest_kernel(scores, ids, values, rows, count, keep):
 
 
 @njit(cache=True, parallel=True)
-def scan_kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
+def scan_kernel(
+    columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest
+):
     """One pass over all columns: the largest score, and every column whose score reaches `floor`.
 
     score_i = |m_i · r|, or m_i · r where `signed`.
@@ -96,17 +99,53 @@ def scan_kernel(columns, residual, floor, signed, bounds, scores, ids, values, r
         largest[lane] = best
 
 
+@njit(cache=True, nogil=True)
+def collect_kernel(
+    columns, residual, signed, i, lane, threshold, count, best, scores, ids, values, rows, dropped
+):
+    """Enter column i into the lists of those of BATCH queries whose threshold its score reaches."""
+    degree = columns.shape[1]
+    capacity = ids.shape[2]
+    half = capacity // 2
+    for q in range(BATCH):
+        value = 0.0
+        for j in range(degree):
+            value += residual[columns[i, j], q]
+        score = value if signed else abs(value)
+        if score < threshold[q] or count[q] < 0:
+            continue
+        if score != score:
+            count[q] = -1
+            continue
+        if count[q] == capacity:
+            threshold[q] = keep_largest_kernel(
+                scores[q, lane], ids[q, lane], values[q, lane], rows[q, lane], capacity, half
+            )
+            count[q] = half
+            dropped[q, lane] = threshold[q]
+        if score > best[q]:
+            best[q] = score
+        if score >= threshold[q]:
+            at = count[q]
+            scores[q, lane, at] = score
+            ids[q, lane, at] = i
+            values[q, lane, at] = value
+            for j in range(degree):
+                rows[q, lane, at, j] = columns[i, j]
+            count[q] = at + 1
+
+
 @lru_cache(maxsize=8)
 def scan_batch_kernel(degree: int) -> Callable[..., None]:
     """`scan_kernel` for BATCH residuals at once, compiled for one degree.
 
-    The kernel has the arguments of `scan_kernel`, with residual (P, BATCH), floor (BATCH,), and a first axis of
-    BATCH in every output. Reading the index once and adding whole rows costs a quarter of BATCH single scans.
+    The kernel has the arguments of `scan_kernel`, with residual (P, BATCH), floor (BATCH,), and a first axis
+    of BATCH in every output. Reading the index once and adding whole rows costs a quarter of BATCH single
+    scans.
     """
 
     @njit(cache=True, parallel=True)
     def kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
-        capacity = ids.shape[2]
         for lane in prange(bounds.shape[0] - 1):
             threshold = floor.copy()
             best = np.full(BATCH, -np.inf)
@@ -123,32 +162,10 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
                     hits += 1 - ((value < threshold[q]) & (value > low))
                 if hits == 0:
                     continue
-                for q in range(BATCH):
-                    value = 0.0
-                    for j in range(degree):
-                        value += residual[np.intp(columns[i, j]), q]
-                    score = value if signed else abs(value)
-                    if score < threshold[q] or count[q] < 0:
-                        continue
-                    if score != score:
-                        count[q] = -1
-                        continue
-                    if count[q] == capacity:
-                        threshold[q] = keep_largest_kernel(
-                            scores[q, lane], ids[q, lane], values[q, lane], rows[q, lane], capacity, capacity // 2
-                        )
-                        count[q] = capacity // 2
-                        dropped[q, lane] = threshold[q]
-                    if score > best[q]:
-                        best[q] = score
-                    if score >= threshold[q]:
-                        at = count[q]
-                        scores[q, lane, at] = score
-                        ids[q, lane, at] = i
-                        values[q, lane, at] = value
-                        for j in range(degree):
-                            rows[q, lane, at, j] = columns[i, j]
-                        count[q] = at + 1
+                collect_kernel(
+                    columns, residual, signed, i, lane, threshold, count, best,
+                    scores, ids, values, rows, dropped,
+                )  # fmt: skip
             counts[:, lane] = count
             largest[:, lane] = best
 
@@ -192,8 +209,8 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
 
         min_w  ½‖r‖² + penalty · ‖w‖₁ + ½ Σ_i ridge_i w_i²,     r = y_c − (M − d/K) w   (centred), or y − M w
 
-    With an unpenalised intercept the columns are centred: every one has the mean d/K, so a step δ lowers the d
-    entries of its subsets by δ and the mean of the residual by δ d / K. That mean is carried in one number
+    With an unpenalised intercept the columns are centred: every one has the mean d/K, so a step δ lowers the
+    d entries of its subsets by δ and the mean of the residual by δ d / K. That mean is carried in one number
     instead of K additions, and taken off at the end.
 
     Parameters
@@ -248,38 +265,12 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
     return epochs
 
 
-@njit(cache=True, nogil=True)
-def gram_kernel(rows, n_subsets, centred):
-    """(S, S) inner products of S columns: |shared subsets| − d²/K where centred. Work S² d² / K on average."""
-    count, degree = rows.shape
-    offsets = np.zeros(n_subsets + 1, np.int64)
-    for i in range(count):
-        for j in range(degree):
-            offsets[rows[i, j] + 1] += 1
-    for k in range(n_subsets):
-        offsets[k + 1] += offsets[k]
-    members = np.empty(count * degree, np.int64)
-    fill = offsets[:-1].copy()
-    for i in range(count):
-        for j in range(degree):
-            k = rows[i, j]
-            members[fill[k]] = i
-            fill[k] += 1
-    gram = np.full((count, count), -degree * degree / n_subsets if centred else 0.0)
-    for i in range(count):
-        for j in range(degree):
-            k = rows[i, j]
-            for at in range(offsets[k], offsets[k + 1]):
-                gram[i, members[at]] += 1.0
-    return gram
-
-
 @njit(cache=True, parallel=True)
 def neighbours_kernel(columns, masks, counts, bounds):
     """How many columns share at least d − 1 subsets with each of up to 64 wanted ones (each itself included).
 
-    Bit t of `masks[k]` says that wanted column t is in subset k, so one pass serves all of them: a column is a
-    neighbour of t when bit t is missing from at most one of its d masks.
+    Bit t of `masks[k]` says that wanted column t is in subset k, so one pass serves all of them: a column is
+    a neighbour of t when bit t is missing from at most one of its d masks.
 
     Parameters
     ----------
@@ -298,7 +289,7 @@ def neighbours_kernel(columns, masks, counts, bounds):
                 mask = masks[columns[i, j]]
                 once = (once & mask) | (whole & ~mask)
                 whole &= mask
-            left = whole | once
+            left = whole | once if degree > 1 else whole  # sharing 0 of 1 subset is no likeness
             t = 0
             while left != 0:
                 if left & np.uint64(1):

@@ -2,13 +2,13 @@
 
     min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁ + ½ l2 ‖w‖²          (paper: eq:lasso, with l2 = 0 and b = 0)
 
-There is no 1/K in front: scikit-learn's `alpha` is λ / K. The intercept b is not penalised; every column of M has
-d ones, so that a constant offset in y would otherwise add the same amount to every correlation. Weights are signed
-unless `nonneg`.
+There is no 1/K in front: scikit-learn's `alpha` is λ / K. The intercept b is not penalised; every column of M
+has d ones, so that a constant offset in y would otherwise add the same amount to every correlation. Weights
+are signed unless `nonneg`.
 
-One pass over the n columns gives λ_max and the columns most correlated with y; the problem is solved over those;
-another pass looks for columns that violate the optimality conditions and gives the duality gap over all n.
-Violators join, until the gap is small enough. Usually two passes, rarely more than four.
+One pass over the n columns gives λ_max and the columns most correlated with y; the problem is solved over
+those; another pass looks for columns that violate the optimality conditions and gives the duality gap over
+all n. Violators join, until the gap is small enough. Usually two passes, rarely more than four.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.recovery.pool import Penalty, Pool
+from stride_cli.recovery import kernels
+from stride_cli.recovery.pool import Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
-_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, and 1 % of a pass to search
+_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, quick to search
 _PASSES = 100
 _ROUNDING = 1e-9  # two scores closer than this, relatively, are one score
 
@@ -87,7 +88,8 @@ def solve_lasso(
     Parameters
     ----------
     columns : (n, d) uint16 or uint32
-        Row i lists, ascending, the subsets that hold chunk i; an array, a memory map, or a sequence of such shards.
+        Row i lists, ascending, the subsets that hold chunk i; an array, a memory map, or a sequence of such
+        shards.
     y : (K,) float
         Measurements; y[k] > 0 where steering towards subset k lowers the loss (nats per scored token).
     n_subsets : int
@@ -116,8 +118,8 @@ def solve_lasso(
     """
     return solve_batch(
         columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio, lambda_=lambda_,
-        intercept=intercept, nonneg=nonneg, l2=l2, tolerance=tolerance, max_epochs=max_epochs, n_threads=n_threads,
-        warm_starts=None if warm_start is None else [warm_start],
+        intercept=intercept, nonneg=nonneg, l2=l2, tolerance=tolerance, max_epochs=max_epochs,
+        n_threads=n_threads, warm_starts=None if warm_start is None else [warm_start],
     )[0]  # fmt: skip
 
 
@@ -139,7 +141,8 @@ def solve_batch(
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 16 queries."""
     design = Design(columns, n_subsets)
     options = _Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
-    problems = [_Problem(design, row, options, number) for number, row in enumerate(_measurements(measurements, design))]
+    rows = _measurements(measurements, design)
+    problems = [_Problem(design, row, options, number) for number, row in enumerate(rows)]
     if warm_starts is not None:
         for problem, start in zip(problems, warm_starts, strict=True):
             problem.start_from(start)
@@ -149,16 +152,25 @@ def solve_batch(
 
 
 def solve_path(
-    columns: Any, y: np.ndarray, lambda_ratios: Sequence[float], *, n_subsets: int, **options: Any
+    columns: Any,
+    y: np.ndarray,
+    lambda_ratios: Sequence[float],
+    *,
+    n_subsets: int,
+    intercept: bool = True,
+    nonneg: bool = False,
+    l2: float = 0.0,
+    tolerance: float = 1e-6,
+    max_epochs: int = 20_000,
+    n_threads: int | None = None,
 ) -> list[Solution]:
     """Solutions for several λ / λ_max, in the order given; each starts from that of the next larger λ.
 
-    `options` are those of `solve_lasso` except `lambda_ratio`, `lambda_` and `warm_start`. λ_max is found once.
-    n_passes and n_epochs of each solution count what it took beyond the one before.
+    The other parameters are those of `solve_lasso`. λ_max is found once; n_passes and n_epochs of each
+    solution count what it took beyond the one before.
     """
     design = Design(columns, n_subsets)
-    n_threads = options.pop("n_threads", None)
-    settings = _Options(**{"lambda_ratio": 1.0, "lambda_": None, **options})
+    settings = _Options(1.0, None, intercept, nonneg, l2, tolerance, max_epochs)
     problem = _Problem(design, _measurements(np.asarray(y)[None, :], design)[0], settings, 0)
     found: dict[float, Solution] = {}
     with threads(n_threads):
@@ -221,6 +233,7 @@ class _Problem:
         self.lambda_max: float | None = None
         self.penalty: Penalty | None = None
         self.n_passes = 0
+        self.capacity = 2 * _COLLECT
         self.done = False
         self.gap = 0.0
         self._counted = (0, 0)
@@ -231,7 +244,9 @@ class _Problem:
 
     def start_from(self, solution: Solution) -> None:
         if solution.n_chunks != self.design.n_chunks:
-            raise UsageError(f"the warm start is for {solution.n_chunks} chunks, the design has {self.design.n_chunks}")
+            raise UsageError(
+                f"the warm start is for {solution.n_chunks} chunks, the design has {self.design.n_chunks}"
+            )
         self._start = solution
 
     def aim(self, options: _Options) -> None:
@@ -256,8 +271,15 @@ class _Problem:
             return floor
         assert self.penalty is not None
         # what has weight scores λ up to rounding and is always collected, with all columns identical to it
-        active = self.pool.scores(self.penalty)[self.pool.weights != 0.0]
-        return min(floor, self.penalty.lambda_ * (1 - _ROUNDING), active.min(initial=np.inf) * (1 - _ROUNDING))
+        return min(floor, self._needed())
+
+    def _needed(self) -> float:
+        """Score from which on a pass must miss no column, for the certificate and for columns with twins."""
+        assert self.penalty is not None
+        values = np.empty(len(self.pool.rows))
+        kernels.inner_products_kernel(self.pool.rows, self.pool.residual, values)
+        active = np.abs(values[self.pool.weights != 0.0])
+        return min(self.penalty.lambda_, float(active.min(initial=np.inf))) * (1 - _ROUNDING)
 
     def absorb(self, found: Candidates, floor: float) -> None:
         """Take in one pass over all columns at the residual as it stood."""
@@ -270,17 +292,23 @@ class _Problem:
                 return
             if self._start is not None:
                 self._warm(self._start)
-        elif self._certify(found, floor):
-            self._share(found)
-            self.done = True
-            return
+        else:
+            reached = self._certify(found, floor)
+            if found.complete > self._needed():
+                self.capacity = min(8 * self.capacity, self.design.n_chunks)
+                reached = False  # columns that matter were dropped: look again, with more room
+            if reached:
+                self.pool.replace(found)  # twins of columns with weight come in, and have their part
+                self.done = True
+                return
         self.pool.replace(found)
         self._minimise()
 
     def _find_penalty(self, lambda_max: float) -> None:
         options = self.options
         self.lambda_max = lambda_max
-        lambda_ = options.lambda_ratio * lambda_max if options.lambda_ is None else options.lambda_ / self.scale
+        given = options.lambda_
+        lambda_ = options.lambda_ratio * lambda_max if given is None else given / self.scale
         self.penalty = Penalty(lambda_, options.l2, options.nonneg, options.intercept)
         # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
         self.done = lambda_ >= lambda_max
@@ -290,8 +318,8 @@ class _Problem:
         goal = 0.3 * self.options.tolerance * self.half
         if not self.pool.minimise(self.penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
             raise NumericalError(
-                f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} in "
-                f"{self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
+                f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} "
+                f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
                 fix="use a larger λ, or a larger tolerance",
             )
         self.pool.refresh_residual(self.penalty)
@@ -300,38 +328,24 @@ class _Problem:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
         assert self.penalty is not None
         largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
-        if self.penalty.l2 and found.complete <= floor:
+        if self.penalty.l2 and found.complete <= self.penalty.lambda_:
             # a column with weight scores |m · r − l2 w|, which the pool knows; the pass saw m · r
-            others = found.values[~np.isin(found.ids, self.pool.ids, assume_unique=True)]
-            others = others if self.penalty.nonneg else np.abs(others)
-            largest = max(floor, others.max(initial=-np.inf), self.pool.scores(self.penalty).max(initial=-np.inf))
+            others = found.values.copy() if self.penalty.nonneg else np.abs(found.values)
+            others[positions(found.ids, self.pool.ids)] = -np.inf
+            scores = np.concatenate([others, self.pool.scores(self.penalty)])
+            largest = max(found.complete, float(scores.max(initial=-np.inf)))
         certificate = self.pool.certify(self.penalty, largest)
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)
         return self.gap <= self.options.tolerance * self.half
 
-    def _share(self, found: Candidates) -> None:
-        """Let every chunk whose column is one of those with weight have its part."""
-        assert self.penalty is not None
-        if self.penalty.l2:
-            return  # a twin without weight would have violated optimality, and joined
-        if found.complete > self.penalty.lambda_ * (1 - _ROUNDING):
-            # so many columns reach λ that the pass dropped some: look again, with room for all
-            floor = self.floor()
-            found = self.design.scan(
-                self.pool.residual, floor, signed=self.penalty.nonneg, capacity=self.design.n_chunks
-            )
-            self.n_passes += 1
-        self.pool.replace(found)
-
     def _warm(self, start: Solution) -> None:
-        self.pool.replace(
-            Candidates(start.indices, start.values, self.design.rows(start.indices), 0.0, 0.0)
-        )
+        self.pool.replace(Candidates(start.indices, start.values, self.design.rows(start.indices), 0.0, 0.0))
         weights = start.values / self.scale
         if self.options.nonneg:
             weights = np.maximum(weights, 0.0)
-        self.pool.weights = np.bincount(self.pool.group, weights, minlength=len(self.pool.rows))
+        self.pool.weights = np.zeros(len(self.pool.rows))
+        np.add.at(self.pool.weights, self.pool.group, weights)
         assert self.penalty is not None
         self.pool.refresh_residual(self.penalty)
 
@@ -372,12 +386,13 @@ class _Problem:
 
 
 def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
-    """Pass after pass, each for all problems that still need one; between passes, problems run side by side."""
+    """Pass after pass, each for all problems that need one; between passes they run side by side."""
     with ThreadPoolExecutor(max_workers=max(1, min(len(problems), os.cpu_count() or 1))) as workers:
         while waiting := [problem for problem in problems if not problem.done]:
             floors = [problem.floor() for problem in waiting]
             residuals = [problem.pool.residual for problem in waiting]
-            found = design.scan_batch(residuals, floors, signed=nonneg, capacity=2 * _COLLECT)
+            room = max(problem.capacity for problem in waiting)
+            found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
             if len(waiting) == 1:
                 waiting[0].absorb(found[0], floors[0])
             else:
@@ -387,7 +402,7 @@ def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
 def _measurements(values: np.ndarray, design: Design) -> np.ndarray:
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] != design.n_subsets:
-        raise UsageError(f"measurements have the shape {values.shape}; (queries, {design.n_subsets}) is needed")
+        raise UsageError(f"measurements have shape {values.shape}, expected (queries, {design.n_subsets})")
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):
         query, subset = bad[0]

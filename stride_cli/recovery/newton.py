@@ -3,17 +3,21 @@
     primal   min_w  ½‖y_c − M_c w‖² + λ‖w‖₁ + ½ Σ_i ρ_i w_i²
     dual     max_r  y_c·r − ½‖r‖² − Σ_i p*(m_i · r)
 
-The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = soft(v, σλ) / (1 + σρ), a step
-minimises over r
+The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = soft(v, σλ) / (1 + σρ), a
+step minimises over r
 
-    φ(r) = ½‖r‖² − y_c·r + Σ_i (1 + σρ_i) x_i² / 2σ        ∇φ = r − (y_c − M_c x)
-                                                           ∂²φ ∋ I + σ M_J diag(1 / (1 + σρ)) M_Jᵀ,  J = {x_i ≠ 0}
+    φ(r) = ½‖r‖² − y_c·r + Σ_i (1 + σρ_i) x_i² / 2σ
+    ∇φ = r − (y_c − M_c x)
+    ∂²φ ∋ I + σ M_J diag(1 / (1 + σρ)) M_Jᵀ,   J = {i : x_i ≠ 0}
 
-by Newton steps (conjugate gradients on K unknowns, |J| d work each), then sets w = x and raises σ. The sparsity of
-x is exact, and only its support enters the linear algebra. Li, Sun and Toh, SIAM J. Optim. 28(1), 2018.
+by Newton steps (conjugate gradients on K unknowns, |J| d work each), then sets w = x and raises σ. The zeros
+of x are exact, and only its support enters the linear algebra. Li, Sun and Toh, SIAM J. Optim. 28(1), 2018.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -22,34 +26,44 @@ from stride_cli.recovery import kernels
 
 _START, _GROWTH = 3.0, 3.0  # of σ, in units of 1 / ‖m_i‖²; faster growth loses the Newton steps their footing
 _LARGEST = 1e9  # beyond this σ, products of rounding errors show
-_OUTER, _INNER, _CG = 60, 50, 500
+_OUTER, _INNER, _CG, _HALVINGS = 60, 50, 500, 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """rows (G, d), distinct columns; target (K,), y_c, summing to zero where `centred`; ridge (G,), ρ ≥ 0."""
+
+    rows: np.ndarray
+    target: np.ndarray
+    ridge: np.ndarray
+    lambda_: float
+    nonneg: bool
+    centred: bool
+
+    def proximal(self, values: np.ndarray, sigma: float) -> np.ndarray:
+        """x(v): what the penalty makes of v = w + σ Mᵀr."""
+        shrunk = np.maximum((values if self.nonneg else np.abs(values)) - sigma * self.lambda_, 0.0)
+        if not self.nonneg:
+            shrunk *= np.sign(values)
+        return shrunk / (1.0 + sigma * self.ridge)
+
+    def envelope(self, x: np.ndarray, sigma: float) -> float:
+        """The last term of φ."""
+        return float(((1.0 + sigma * self.ridge) * x * x).sum()) / (2.0 * sigma)
 
 
 def newton_steps(
-    rows: np.ndarray,
-    target: np.ndarray,
-    weights: np.ndarray,
-    residual: np.ndarray,
-    *,
-    lambda_: float,
-    ridge: np.ndarray,
-    nonneg: bool,
-    centred: bool,
-    sigma: float | None,
-):
-    """Yield (weights (G,), dual point r (K,), its products Mᵀr (G,), σ, Newton steps) after each change of σ.
+    problem: Problem, weights: np.ndarray, residual: np.ndarray, sigma: float | None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float, int]]:
+    """Yield (weights (G,), dual point r (K,), its products Mᵀr (G,), σ, Newton steps) for each σ in turn.
 
-    Parameters
-    ----------
-    rows : (G, d)                     distinct columns
-    target : (K,) float64             y_c: sums to zero where `centred`
-    weights, residual : (G,), (K,)    where to start
-    ridge : (G,)                      ρ ≥ 0
-    sigma : float, optional           the σ that an earlier, similar problem ended with
+    It starts from `weights`, `residual` (K,) and, where given, the σ that an earlier, similar problem ended
+    with.
     """
+    rows, target, ridge = problem.rows, problem.target, problem.ridge
     degree = rows.shape[1]
     n_subsets = len(target)
-    norm = degree - degree * degree / n_subsets if centred else float(degree)
+    norm = degree - degree * degree / n_subsets if problem.centred else float(degree)
     sigma = _START / norm if sigma is None else sigma
     dual = residual.copy()
     products = np.empty(len(rows))
@@ -61,12 +75,12 @@ def newton_steps(
         stop = tiny
         steps = 0
         for inner in range(_INNER):
-            proposed = _proximal(weights + sigma * products, sigma, lambda_, ridge, nonneg)
+            proposed = problem.proximal(weights + sigma * products, sigma)
             support = np.flatnonzero(proposed)
             part = np.ascontiguousarray(rows[support])
             gradient = dual - target
             kernels.subtract_columns_kernel(part, -proposed[support], gradient)
-            if centred:
+            if problem.centred:
                 gradient -= gradient.mean()
             size = np.sqrt(gradient @ gradient)
             if inner == 0:
@@ -78,11 +92,19 @@ def newton_steps(
             scaled = sigma / (1.0 + sigma * ridge[support])
             direction = np.zeros(n_subsets)
             relative = min(0.1, size / np.sqrt(target @ target))
-            conjugate_gradient_kernel(part, scaled, -gradient, relative, _CG, centred, direction)
+            conjugate_gradient_kernel(part, scaled, -gradient, relative, _CG, problem.centred, direction)
             kernels.inner_products_kernel(rows, direction, slopes)
-            length = _line_search(
-                dual, direction, products, slopes, proposed, gradient, target, weights, sigma, lambda_, ridge, nonneg
-            )
+            # the first of 1, ½, ¼ … that lowers φ by Armijo's rule; by differences, for near the solution the
+            # values themselves agree to all digits
+            base, promised = problem.envelope(proposed, sigma), float(gradient @ direction)
+            linear, square = float((dual - target) @ direction), float(direction @ direction)
+            length = 1.0
+            for _ in range(_HALVINGS):
+                x = problem.proximal(weights + sigma * (products + length * slopes), sigma)
+                change = length * linear + 0.5 * length * length * square + problem.envelope(x, sigma) - base
+                if change <= 1e-4 * length * promised + 1e-14 * abs(base):
+                    break
+                length *= 0.5
             dual += length * direction
             products += length * slopes
             steps += 1
@@ -91,37 +113,10 @@ def newton_steps(
         sigma = min(sigma * _GROWTH, _LARGEST / norm)
 
 
-def _proximal(values, sigma, lambda_, ridge, nonneg):
-    shrunk = np.maximum((values if nonneg else np.abs(values)) - sigma * lambda_, 0.0)
-    if not nonneg:
-        shrunk *= np.sign(values)
-    return shrunk / (1.0 + sigma * ridge)
-
-
-def _line_search(
-    dual, direction, products, slopes, proposed, gradient, target, weights, sigma, lambda_, ridge, nonneg
-) -> float:
-    """The first of 1, ½, ¼ … that lowers φ by Armijo's rule (the last one tried when rounding hides it)."""
-
-    def envelope(x):
-        return float(((1.0 + sigma * ridge) * x * x).sum()) / (2.0 * sigma)
-
-    # φ's quadratic part by differences: near the solution the values themselves agree to all digits
-    base, promised = envelope(proposed), float(gradient @ direction)
-    linear, square = float((dual - target) @ direction), float(direction @ direction)
-    length = 1.0
-    for _ in range(20):
-        x = _proximal(weights + sigma * (products + length * slopes), sigma, lambda_, ridge, nonneg)
-        change = length * linear + 0.5 * length * length * square + envelope(x) - base
-        if change <= 1e-4 * length * promised + 1e-14 * abs(base):
-            break
-        length *= 0.5
-    return length
-
-
 @njit(cache=True, nogil=True)
 def conjugate_gradient_kernel(rows, scaled, right, relative, n_steps, centred, solution):
-    """Solve (I + M_c diag(scaled) M_cᵀ) x = right to ‖error‖ ≤ relative · ‖right‖; x in `solution` (zero on entry).
+    """Solve (I + M_c diag(scaled) M_cᵀ) x = right to ‖error‖ ≤ relative · ‖right‖; x in `solution` (zero on
+    entry).
 
     rows (S, d), scaled (S,), right (K,), solution (K,); `right` sums to zero where `centred`, and so does x.
     """

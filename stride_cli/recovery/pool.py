@@ -1,4 +1,5 @@
-"""The inner problem: the Lasso over the columns that a scan collected, by coordinate descent, then Newton steps."""
+"""The inner problem: the Lasso over the columns that a scan collected, by coordinate descent, then Newton
+steps."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stride_cli.recovery import kernels
-from stride_cli.recovery.newton import newton_steps
+from stride_cli.recovery.newton import Problem, newton_steps
 from stride_cli.recovery.screening import Candidates
+from stride_cli.recovery.thinning import thin
 
 _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
 _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
@@ -35,15 +37,15 @@ class Certificate:
 class Pool:
     """Collected columns with their weights and residual.
 
-    Identical columns are one variable: M cannot tell them apart, so only the sum of their weights is determined.
-    With l2 > 0 that sum v of m columns costs ½ l2 v² / m (an even split is optimal); with l2 = 0 the even split
-    is our choice, for it depends on nothing but the columns themselves.
+    Identical columns are one variable: M cannot tell them apart, so only the sum of their weights is
+    determined. With l2 > 0 that sum v of m columns costs ½ l2 v² / m (an even split is optimal); with l2 = 0
+    the even split is our choice, for it depends on nothing but the columns themselves.
 
     Attributes
     ----------
     rows (G, d) distinct columns; weights (G,) float64, their summed w; residual (K,) float64 = y_c − M_c w;
-    ids (C,) int64, the collected chunks, and group (C,) int64, the row of each; n_steps, coordinate rounds and
-    Newton steps so far
+    ids (C,) int64, the collected chunks, and group (C,) int64, the row of each; n_steps, coordinate rounds
+    and Newton steps so far
     """
 
     def __init__(self, target: np.ndarray, degree: int, dtype: np.dtype) -> None:
@@ -62,13 +64,15 @@ class Pool:
         per_chunk = self.per_chunk()
         keep = np.flatnonzero(per_chunk)
         old_ids, old_rows, old_weights = self.ids[keep], self.rows[self.group[keep]], per_chunk[keep]
-        fresh = np.flatnonzero(~np.isin(found.ids, old_ids, assume_unique=True))
+        fresh = np.ones(len(found.ids), bool)
+        fresh[positions(found.ids, old_ids)] = False
         self.ids = np.concatenate([old_ids, found.ids[fresh]])
         rows = np.concatenate([old_rows, found.rows[fresh]])
         first, self.group = _distinct(rows)
         self.rows = rows[first]
         self.multiplicity = np.bincount(self.group, minlength=len(first)).astype(np.float64)
-        self.weights = np.bincount(self.group[: len(keep)], old_weights, minlength=len(first))
+        self.weights = np.zeros(len(first))
+        np.add.at(self.weights, self.group[: len(keep)], old_weights)
 
     def per_chunk(self) -> np.ndarray:
         """(C,) weight of each collected chunk: its column's sum, split evenly."""
@@ -93,14 +97,15 @@ class Pool:
     def certify(self, penalty: Penalty, largest: float) -> Certificate:
         """The objective, and the dual objective at the best feasible multiple of the residual.
 
-        D(s r) = s y_c·r − ½ s² (‖r‖² + l2 ‖w‖²), feasible while s × (largest score) ≤ λ. The l2 term counts as
-        more rows of M and y, so one formula serves both (Massias, Gramfort and Salmon, 2018, section 2).
+        D(s r) = s y_c·r − ½ s² (‖r‖² + l2 ‖w‖²), feasible while s × (largest score) ≤ λ. The l2 term counts
+        as more rows of M and y, so one formula serves both (Massias, Gramfort and Salmon, 2018, section 2).
         """
         squares = float(self.residual @ self.residual)
         if penalty.l2:
             squares += penalty.l2 * float((self.weights**2 / self.multiplicity).sum())
         objective = 0.5 * squares + penalty.lambda_ * float(np.abs(self.weights).sum())
-        return Certificate(objective, _dual(float(self.target @ self.residual), squares, penalty.lambda_, largest))
+        product = float(self.target @ self.residual)
+        return Certificate(objective, _dual(product, squares, penalty.lambda_, largest))
 
     def minimise(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
         """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do."""
@@ -109,26 +114,28 @@ class Pool:
         patience = self.n_steps + _PATIENCE
         while True:
             scores = self.scores(penalty)
-            certificate = self.certify(penalty, scores.max(initial=0.0))
+            certificate = self.certify(penalty, float(scores.max(initial=0.0)))
             bound = max(bound, certificate.bound)
             if certificate.objective - bound <= goal:
+                self._thin(penalty, certificate.objective)
                 return True
             if self.n_steps >= max_steps:
                 return False
             if self.n_steps >= patience:
-                if self._newton(penalty, ridge, goal, max_steps):
-                    return True
-                patience = max_steps  # Newton steps did not do: nothing is left but patience
+                bound = max(bound, self._newton(penalty, ridge, goal, max_steps))
+                patience = max_steps  # if Newton steps did not do, nothing is left but patience
                 continue
             # the working set: what has weight, and the worst offenders, at most twice as many
             violators = np.flatnonzero((scores > penalty.lambda_) & (self.weights == 0.0))
-            room = max(64, 2 * np.count_nonzero(self.weights))
+            room = max(64, 2 * int(np.count_nonzero(self.weights)))
             if len(violators) > room:
                 violators = violators[np.argpartition(-scores[violators], room)[:room]]
             working = np.concatenate([np.flatnonzero(self.weights), np.sort(violators)])
             self._descend(working, penalty, ridge, 0.3 * goal, patience)
 
-    def _descend(self, working: np.ndarray, penalty: Penalty, ridge: np.ndarray, goal: float, limit: int) -> None:
+    def _descend(
+        self, working: np.ndarray, penalty: Penalty, ridge: np.ndarray, goal: float, limit: int
+    ) -> None:
         """Coordinate descent over `working` until the gap over it is ≤ goal, or n_steps reaches the limit."""
         part = Pool(self.target, self.rows.shape[1], self.rows.dtype)
         part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
@@ -146,39 +153,52 @@ class Pool:
             self.n_steps += rounds(whole, 2)
             self.n_steps += rounds(np.flatnonzero(part.weights), _ROUNDS)
             part.refresh_residual(penalty)
-            certificate = part.certify(penalty, part.scores(penalty).max(initial=0.0))
+            certificate = part.certify(penalty, float(part.scores(penalty).max(initial=0.0)))
             if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:
                 break
             threshold *= 0.3
         self.weights[working] = part.weights
         self.residual = part.residual
 
-    def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> bool:
-        """Semismooth Newton steps over the whole pool; True when they reached the goal, else the best is kept."""
+    def _thin(self, penalty: Penalty, objective: float) -> None:
+        """Leave no more non-zeros than there are independent columns (with l2 > 0 the solution is unique)."""
+        support = np.flatnonzero(self.weights)
+        if penalty.l2 or len(support) <= len(self.target) - penalty.intercept:
+            return
+        before = self.weights, self.residual
+        self.weights = self.weights.copy()
+        self.weights[support] = thin(
+            self.rows[support], self.weights[support], len(self.target), centred=penalty.intercept
+        )
+        self.refresh_residual(penalty)
+        if self.certify(penalty, np.inf).objective > objective * (1 + 1e-9):  # rounding got the better of it
+            self.weights, self.residual = before
+
+    def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> float:
+        """Semismooth Newton steps over the whole pool until the gap is ≤ goal; the best bound found."""
         bound, best, best_weights = -np.inf, np.inf, self.weights
-        for weights, dual, products, sigma, steps in newton_steps(
-            self.rows, self.target, self.weights, self.residual, lambda_=penalty.lambda_, ridge=ridge,
-            nonneg=penalty.nonneg, centred=penalty.intercept, sigma=self._sigma,
-        ):  # fmt: skip
+        problem = Problem(self.rows, self.target, ridge, penalty.lambda_, penalty.nonneg, penalty.intercept)
+        start = (self.weights, self.residual, self._sigma)
+        for weights, dual, products, sigma, steps in newton_steps(problem, *start):
             self.n_steps += max(1, steps)
             self.weights = weights
             self.refresh_residual(penalty)
-            certificate = self.certify(penalty, self.scores(penalty).max(initial=0.0))
+            certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
             bound = max(bound, certificate.bound)
             if not penalty.l2:  # the method's own dual point is often the better one
-                largest = (products if penalty.nonneg else np.abs(products)).max(initial=0.0)
+                largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
                 product, squares = float(self.target @ dual), float(dual @ dual)
                 bound = max(bound, _dual(product, squares, penalty.lambda_, largest))
             if certificate.objective < best:
                 best, best_weights = certificate.objective, weights
-            if certificate.objective - bound <= goal:
+            if best - bound <= goal:
                 self._sigma = sigma / 9.0  # where a problem with a few more columns does well to start
-                return True
+                break
             if self.n_steps >= max_steps:
                 break
         self.weights = best_weights
         self.refresh_residual(penalty)
-        return False
+        return bound
 
 
 def _dual(product: float, squares: float, lambda_: float, largest: float) -> float:
@@ -186,6 +206,14 @@ def _dual(product: float, squares: float, lambda_: float, largest: float) -> flo
     limit = lambda_ / largest if largest > 0 else np.inf
     scale = min(max(product / squares, 0.0), limit) if squares > 0 else 0.0
     return scale * product - 0.5 * scale * scale * squares
+
+
+def positions(ascending: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where those of `wanted` that occur in `ascending` (distinct values) are."""
+    at = np.searchsorted(ascending, wanted)
+    inside = at < len(ascending)
+    at, wanted = at[inside], wanted[inside]
+    return at[ascending[at] == wanted]
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,17 +15,19 @@ import numpy as np
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
 
-_LANES = 64  # pieces that a shard is scanned in: fixed, so that results do not depend on the number of threads
-_LANE_COLUMNS = 16_384  # and no piece smaller than this
+# a shard is scanned in at most so many pieces, none smaller than this: fixed, so that results do not depend
+# on the number of threads
+_LANES, _LANE_COLUMNS = 64, 16_384
 _SAMPLE_RUNS, _SAMPLE_RUN = 64, 256  # columns read to guess a score's distribution
 _UNROLLED = 64  # largest degree the batch scan is compiled for
 
-_parallel = threading.Lock()  # numba's simplest threading layer ends the process when two threads enter it at once
+# numba's simplest threading layer ends the process when two threads enter it at once
+_parallel = threading.Lock()
 
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Let compiled loops use `count` threads inside the block (None: as many as now); restored in any case."""
+    """Let compiled loops use `count` threads inside the block (None: as now); restored in any case."""
     before = numba.get_num_threads()
     try:
         if count is not None:
@@ -39,9 +41,9 @@ def threads(count: int | None) -> Iterator[None]:
 class Candidates:
     """Columns that a scan collected, in ascending order.
 
-    ids (C,) int64, values (C,) float64 (m_i · r), rows (C, d) as the index stores them; `largest` is the largest
-    score over all n columns that reached the floor (-inf: none did); everything scored at or above `complete`
-    is there.
+    ids (C,) int64, values (C,) float64 (m_i · r), rows (C, d) as the index stores them; `largest` is the
+    largest score over all n columns that reached the floor (-inf: none did); everything scored at or above
+    `complete` is there.
     """
 
     ids: np.ndarray
@@ -64,8 +66,9 @@ class Design:
     Raises
     ------
     UsageError
-        Shapes or types that are no columns, d > K, or a subset number ≥ K in uint32 columns. In uint16 columns
-        (the usual kind) numbers out of range are found by the first scan, which raises NumericalError.
+        Shapes or types that are no columns, d > K, or a subset number ≥ K in uint32 columns. In uint16
+        columns (the usual kind) numbers out of range are found by the first scan, which raises
+        NumericalError.
     """
 
     def __init__(self, columns: Any, n_subsets: int) -> None:
@@ -79,7 +82,7 @@ class Design:
         if any(shard.shape[1] != self.degree or shard.dtype != self.dtype for shard in self.shards):
             raise UsageError("the shards of the design differ in degree or type")
         if not 1 <= self.degree <= self.n_subsets:
-            raise UsageError(f"columns have {self.degree} subsets each, of {self.n_subsets}: 1 ≤ d ≤ K is needed")
+            raise UsageError(f"columns have {self.degree} subsets each, of {self.n_subsets} (1 ≤ d ≤ K)")
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
         self.n_chunks = int(self.starts[-1])
         # every value a uint16 can take; uint32 columns were checked above
@@ -121,15 +124,13 @@ class Design:
     def scan(self, residual: np.ndarray, floor: float, *, signed: bool, capacity: int) -> Candidates:
         """One pass over all columns for one residual (K,): collect those whose score reaches `floor`.
 
-        score_i = |m_i · r|, or m_i · r where `signed`. At least the `capacity` / 16 best of each lane are kept
-        when more than `capacity` reach the floor; `complete` then tells above which score none is missing.
+        score_i = |m_i · r|, or m_i · r where `signed`. When many more than `capacity` reach the floor, the
+        smaller ones are dropped, lane by lane, and `complete` tells above which score none is missing.
         """
         vector = residual_padded(residual, self._padded)
         found = []
         for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
-            lanes = len(bounds) - 1
-            slots = _slots(capacity, lanes, bounds)
-            out = _outputs((lanes,), slots, self.degree, self.dtype)
+            out = _outputs((len(bounds) - 1,), _slots(capacity, bounds), self.degree, self.dtype)
             with _parallel:
                 kernels.scan_kernel(shard, vector, floor, signed, bounds, *out)
             found.append(_gather(out, int(start), floor))
@@ -152,8 +153,8 @@ class Design:
             lows[: len(part)] = floors[first : first + kernels.BATCH]
             found: list[list[Candidates]] = [[] for _ in part]
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
-                lanes = len(bounds) - 1
-                out = _outputs((kernels.BATCH, lanes), _slots(capacity, lanes, bounds), self.degree, self.dtype)
+                shape = (kernels.BATCH, len(bounds) - 1)
+                out = _outputs(shape, _slots(capacity, bounds), self.degree, self.dtype)
                 with _parallel:
                     kernels.scan_batch_kernel(self.degree)(shard, vectors, lows, signed, bounds, *out)
                 for q in range(len(part)):
@@ -219,9 +220,10 @@ def _lanes(length: int) -> np.ndarray:
     return np.linspace(0, length, count + 1).astype(np.int64)
 
 
-def _slots(capacity: int, lanes: int, bounds: np.ndarray) -> int:
+def _slots(capacity: int, bounds: np.ndarray) -> int:
+    """Room in each lane: 8 times its fair share, for good columns may sit together."""
     longest = int(np.diff(bounds).max())
-    return max(2, min(longest, -(-8 * capacity // lanes)))
+    return max(2, min(longest, -(-8 * capacity // (len(bounds) - 1))))
 
 
 def _outputs(shape: tuple[int, ...], slots: int, degree: int, dtype: Any) -> tuple[np.ndarray, ...]:

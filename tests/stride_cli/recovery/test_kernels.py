@@ -1,0 +1,173 @@
+"""The compiled loops, against themselves uncompiled and against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stride_cli.recovery import kernels
+from stride_cli.recovery.newton import conjugate_gradient_kernel
+from stride_cli.recovery.screening import Design, residual_padded
+
+
+@pytest.fixture
+def columns(rng) -> np.ndarray:
+    return np.sort(rng.random((300, 12)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)
+
+
+def outputs(shape: tuple[int, ...], slots: int, degree: int) -> tuple[np.ndarray, ...]:
+    """Filled with a sentinel, so that what a kernel does not write compares equal."""
+    return (
+        np.full((*shape, slots), -7.0),
+        np.full((*shape, slots), -7),
+        np.full((*shape, slots), -7.0),
+        np.full((*shape, slots, degree), 7, np.uint16),
+        np.full(shape, -7),
+        np.full(shape, -7.0),
+        np.full(shape, -7.0),
+    )
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("slots", [300, 8])
+def test_scan(columns, rng, signed, slots):
+    residual = residual_padded(rng.normal(size=12), 65_536)
+    bounds = np.array([0, 100, 100, 300])
+    compiled, plain = outputs((3,), slots, 4), outputs((3,), slots, 4)
+    kernels.scan_kernel(columns, residual, 1.0, signed, bounds, *compiled)
+    kernels.scan_kernel.py_func(columns, residual, 1.0, signed, bounds, *plain)
+    for one, other in zip(compiled, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+    _scores, ids, values, rows, counts, dropped, largest = compiled
+    products = residual[columns].sum(axis=1)
+    score = products if signed else np.abs(products)
+    for lane, (low, high) in enumerate([(0, 100), (100, 100), (100, 300)]):
+        part = score[low:high]
+        kept = ids[lane, : counts[lane]]
+        assert largest[lane] == pytest.approx(part[part >= 1.0].max(initial=-np.inf))
+        wanted = np.flatnonzero(part >= max(1.0, dropped[lane])) + low
+        assert set(wanted) <= set(kept) and (np.diff(kept) > 0).all()
+        assert (dropped[lane] == -np.inf) == (slots == 300 or high == low)
+        np.testing.assert_allclose(values[lane, : counts[lane]], products[kept], atol=1e-12)
+        np.testing.assert_array_equal(rows[lane, : counts[lane]], columns[kept])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_batch_scan_is_sixteen_scans(columns, rng, signed):
+    residuals = rng.normal(size=(65_536, kernels.BATCH))
+    floors = np.linspace(0.0, 2.5, kernels.BATCH)
+    floors[3] = np.inf  # an unused place
+    bounds = np.array([0, 130, 300])
+    batch = outputs((kernels.BATCH, 2), 16, 4)
+    kernels.scan_batch_kernel(4)(columns, residuals, floors, signed, bounds, *batch)
+    for q in range(kernels.BATCH):
+        single = outputs((2,), 16, 4)
+        kernels.scan_kernel(
+            columns, np.ascontiguousarray(residuals[:, q]), floors[q], signed, bounds, *single
+        )
+        for one, other in zip(batch, single, strict=True):
+            np.testing.assert_allclose(one[q], other, rtol=1e-12)
+
+
+def test_keep_largest(rng):
+    scores = rng.integers(0, 6, 40).astype(float)
+    expected = sorted(sorted(range(30), key=lambda i: (-scores[i], i))[:11])
+    for function in (kernels.keep_largest_kernel, kernels.keep_largest_kernel.py_func):
+        s, ids = scores.copy(), np.arange(40)
+        threshold = function(s, ids, s.copy(), np.zeros((40, 2), np.uint16), 30, 11)
+        assert ids[:11].tolist() == expected
+        np.testing.assert_array_equal(s[:11], scores[expected])
+        assert threshold == np.nextafter(scores[expected].min(), np.inf)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_descend(columns, rng, centred, nonneg):
+    y = rng.normal(size=12)
+    y -= y.mean() if centred else 0.0
+    results = []
+    for function in (kernels.descend_kernel, kernels.descend_kernel.py_func):
+        weights, residual = np.zeros(50), y.copy()
+        ridge = np.linspace(0, 1, 50)
+        order = np.arange(50)
+        epochs = function(columns[:50], weights, residual, 0.3, ridge, centred, nonneg, order, 25, 0.0)
+        results.append((weights, residual, epochs))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-13)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-13)
+    assert results[0][2] == results[1][2] == 25
+    matrix = np.zeros((12, 50))
+    matrix[columns[:50].T, np.arange(50)] = 1.0
+    if centred:
+        matrix -= 4 / 12
+    np.testing.assert_allclose(results[0][1], y - matrix @ results[0][0], atol=1e-12)
+
+
+def test_descend_stops_when_steps_are_small(columns, rng):
+    weights, residual = np.zeros(50), rng.normal(size=12)
+    ridge = np.ones(50)
+    epochs = kernels.descend_kernel(
+        columns[:50], weights, residual, 0.3, ridge, False, False, np.arange(50), 10_000, 1e-9
+    )
+    assert 1 < epochs < 1_000
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_conjugate_gradients_solve_the_system(columns, rng, centred):
+    part, scaled = columns[:20], rng.uniform(0.1, 9, 20)
+    matrix = np.zeros((12, 20))
+    matrix[part.T, np.arange(20)] = 1.0
+    right = rng.normal(size=12)
+    if centred:
+        matrix -= 4 / 12
+        right -= right.mean()
+    expected = np.linalg.solve(np.eye(12) + (matrix * scaled) @ matrix.T, right)
+    for function in (conjugate_gradient_kernel, conjugate_gradient_kernel.py_func):
+        found = np.zeros(12)
+        function(part, scaled, right, 1e-12, 100, centred, found)
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_small_kernels_equal_their_python(columns, rng):
+    vector, weights = rng.normal(size=12), rng.normal(size=300)
+    for kernel in (kernels.inner_products_kernel, kernels.correlate_kernel):
+        out, plain = np.empty(300), np.empty(300)
+        kernel(columns, vector, out)
+        kernel.py_func(columns, vector, plain)
+        np.testing.assert_array_equal(out, plain)
+        np.testing.assert_allclose(out, vector[columns].sum(axis=1), atol=1e-12)
+    one, other = vector.copy(), vector.copy()
+    kernels.subtract_columns_kernel(columns, weights, one)
+    kernels.subtract_columns_kernel.py_func(columns, weights, other)
+    np.testing.assert_allclose(one, other, atol=1e-13)
+    np.testing.assert_allclose(one, vector - np.bincount(columns.ravel(), np.repeat(weights, 4)), atol=1e-11)
+
+
+def test_neighbours_kernel_equals_its_python(columns):
+    masks = np.zeros(12, np.uint64)
+    for t, row in enumerate(columns[:64]):
+        masks[row] |= np.uint64(1) << np.uint64(t)
+    bounds = np.array([0, 200, 300])
+    compiled, plain = np.empty((2, 64), np.int64), np.empty((2, 64), np.int64)
+    kernels.neighbours_kernel(columns, masks, compiled, bounds)
+    kernels.neighbours_kernel.py_func(columns, masks, plain, bounds)
+    np.testing.assert_array_equal(compiled, plain)
+
+
+def test_equal_rows_and_only_they_have_equal_hashes(columns):
+    hashes = np.empty(300, np.uint64)
+    kernels.hash_rows_kernel(columns, hashes)
+    _, by_row = np.unique(columns, axis=0, return_inverse=True)
+    _, by_hash = np.unique(hashes, return_inverse=True)
+    same_row = by_row.ravel()[:, None] == by_row.ravel()
+    np.testing.assert_array_equal(same_row, by_hash[:, None] == by_hash)
+    assert same_row.sum() > 300  # the sample does hold twins
+
+
+def test_floor_is_reached_by_about_as_many_as_wanted(rng):
+    columns = np.sort(rng.random((50_000, 40)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)
+    design, residual = Design(columns, 40), rng.normal(size=40)
+    for wanted in (100, 5_000):
+        floor = design.floor_for(residual, wanted, signed=False)
+        reached = (np.abs(residual[columns].sum(axis=1)) >= floor).sum()
+        assert wanted / 2 <= reached <= wanted * 2
+    assert design.floor_for(residual, 50_000, signed=True) == -np.inf

@@ -1,0 +1,433 @@
+"""The Lasso against scikit-learn, against its own optimality conditions, and on inputs that break solvers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import ElasticNet, Lasso
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.recovery.lasso import Solution, correlate, solve_batch, solve_lasso, solve_path
+
+PROBLEMS = settings(max_examples=60, deadline=None)
+
+
+def regular_columns(rng: np.random.Generator, n: int, n_subsets: int, degree: int) -> np.ndarray:
+    order = rng.random((n, n_subsets)).argsort(axis=1)[:, :degree]
+    return np.sort(order, axis=1).astype(np.uint16)
+
+
+def dense(columns: np.ndarray, n_subsets: int) -> np.ndarray:
+    matrix = np.zeros((n_subsets, len(columns)))
+    matrix[columns.T, np.arange(len(columns))] = 1.0
+    return matrix
+
+
+def weights_of(solution: Solution) -> np.ndarray:
+    weights = np.zeros(solution.n_chunks)
+    weights[solution.indices] = solution.values
+    return weights
+
+
+def objective(matrix, y, weights, intercept, lambda_, l2=0.0) -> float:
+    residual = y - intercept - matrix @ weights
+    return 0.5 * residual @ residual + lambda_ * np.abs(weights).sum() + 0.5 * l2 * weights @ weights
+
+
+@st.composite
+def problem(draw: Callable) -> dict:
+    """A small problem of any shape: n below and far above K, d from 1 to K, twins, any penalty."""
+    n_subsets = draw(st.integers(2, 24))
+    degree = draw(st.integers(1, n_subsets))
+    n = draw(st.integers(1, 120))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    columns = regular_columns(rng, n, n_subsets, degree)
+    if draw(st.booleans()):
+        columns = columns[rng.integers(0, n, n)]
+    return {
+        "columns": columns,
+        "y": rng.normal(size=n_subsets) + draw(st.sampled_from([0.0, 10.0])),
+        "n_subsets": n_subsets,
+        "intercept": draw(st.booleans()),
+        "nonneg": draw(st.booleans()),
+        "lambda_ratio": draw(st.sampled_from([0.95, 0.5, 0.1, 0.01, 0.001])),
+    }
+
+
+@PROBLEMS
+@given(problem())
+def test_agrees_with_scikit_learn(case):
+    solution = solve_lasso(**case, tolerance=1e-10)
+    matrix, y = dense(case["columns"], case["n_subsets"]), case["y"]
+    if solution.lambda_ == 0.0:  # nothing correlates: any λ gives w = 0
+        assert not len(solution.indices)
+        return
+    reference = Lasso(
+        alpha=solution.lambda_ / case["n_subsets"],
+        fit_intercept=case["intercept"],
+        positive=case["nonneg"],
+        tol=1e-14,
+        max_iter=100_000,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        reference.fit(matrix, y)
+    ours = objective(matrix, y, weights_of(solution), solution.intercept, solution.lambda_)
+    theirs = objective(matrix, y, reference.coef_, reference.intercept_, solution.lambda_)
+    scale = 0.5 * y @ y
+    assert ours <= theirs + 1e-9 * scale
+    if reference.dual_gap_ * case["n_subsets"] <= 1e-9 * scale:
+        assert ours == pytest.approx(theirs, abs=1e-8 * scale)
+        # the fit is unique even where w is not (twins, n > K)
+        fitted = solution.intercept + matrix @ weights_of(solution)
+        np.testing.assert_allclose(fitted, reference.predict(matrix), atol=2e-4 * np.sqrt(scale))
+
+
+@PROBLEMS
+@given(problem(), st.sampled_from([0.0, 0.01, 1.0, 30.0]))
+def test_optimality_conditions_hold_for_every_column(case, l2):
+    solution = solve_lasso(**case, l2=l2, tolerance=1e-13)
+    matrix, y, weights = dense(case["columns"], case["n_subsets"]), case["y"], weights_of(solution)
+    residual = y - solution.intercept - matrix @ weights
+    np.testing.assert_allclose(solution.residual, residual, atol=1e-10)
+    slack = 2e-5 * max(1.0, np.linalg.norm(y))
+    if case["intercept"]:
+        assert residual.sum() == pytest.approx(0.0, abs=1e-9)  # the derivative by b
+    else:
+        assert solution.intercept == 0.0
+    slope = matrix.T @ residual - l2 * weights
+    lambda_ = solution.lambda_
+    assert (slope <= lambda_ + slack).all()
+    np.testing.assert_allclose(slope[weights > 0], lambda_, atol=slack)
+    if case["nonneg"]:
+        assert (weights >= 0).all()
+    else:
+        assert (slope >= -lambda_ - slack).all()
+        np.testing.assert_allclose(slope[weights < 0], -lambda_, atol=slack)
+
+
+@PROBLEMS
+@given(problem(), st.sampled_from([0.0, 0.5]))
+def test_certificate_bounds_the_distance_to_the_minimum(case, l2):
+    loose = solve_lasso(**case, l2=l2, tolerance=1e-2)
+    tight = solve_lasso(**case, l2=l2, tolerance=1e-13)
+    matrix, y = dense(case["columns"], case["n_subsets"]), case["y"]
+    values = [objective(matrix, y, weights_of(s), s.intercept, s.lambda_, l2) for s in (loose, tight)]
+    assert values[0] - values[1] <= loose.duality_gap + 1e-9 * (y @ y)
+    assert loose.relative_gap <= 1e-2 and tight.relative_gap <= 1e-13
+
+
+@PROBLEMS
+@given(problem())
+def test_lambda_max_is_where_weights_vanish(case):
+    case.pop("lambda_ratio")
+    at = solve_lasso(**case, lambda_ratio=1.0)
+    assert not len(at.indices) and at.relative_gap == 0.0 and at.n_passes <= 1
+    if at.lambda_max > 0:
+        below = solve_lasso(**case, lambda_ratio=1 - 1e-4, tolerance=1e-14)
+        assert len(below.indices)
+
+
+@PROBLEMS
+@given(problem(), st.integers(0, 1000))
+def test_twins_share_evenly_whatever_their_order(case, seed):
+    order = np.random.default_rng(seed).permutation(len(case["columns"]))
+    columns = case.pop("columns")
+    # a little l2 makes w unique, so that the permuted problem has the same answer
+    first = weights_of(solve_lasso(columns, **case, l2=0.1, tolerance=1e-14))
+    second = weights_of(solve_lasso(columns[order], **case, l2=0.1, tolerance=1e-14))
+    np.testing.assert_allclose(second, first[order], atol=1e-5)
+    plain = weights_of(solve_lasso(columns, **case))
+    _, group = np.unique(columns, axis=0, return_inverse=True)
+    for twins in range(group.max() + 1):
+        assert len(set(plain[group.ravel() == twins])) == 1
+
+
+def test_elastic_net_agrees_with_scikit_learn(rng):
+    columns = regular_columns(rng, 60, 20, 4)
+    y = rng.normal(size=20)
+    solution = solve_lasso(columns, y, n_subsets=20, lambda_ratio=0.1, l2=0.7, tolerance=1e-13)
+    total = (solution.lambda_ + 0.7) / 20
+    reference = ElasticNet(alpha=total, l1_ratio=solution.lambda_ / 20 / total, tol=1e-14, max_iter=100_000)
+    reference.fit(dense(columns, 20), y)
+    np.testing.assert_allclose(weights_of(solution), reference.coef_, atol=1e-6)
+    assert solution.intercept == pytest.approx(reference.intercept_, abs=1e-6)
+
+
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_disjoint_columns_are_soft_thresholded(nonneg, rng):
+    columns = np.arange(40).reshape(10, 4).astype(np.uint16)  # no two share a subset
+    y = rng.normal(size=40)
+    products = y.reshape(10, 4).sum(axis=1)
+    solution = solve_lasso(
+        columns, y, n_subsets=40, lambda_=0.5, intercept=False, nonneg=nonneg, tolerance=1e-14
+    )
+    expected = np.sign(products) * np.maximum(np.abs(products) - 0.5, 0) / 4
+    if nonneg:
+        expected = np.maximum(expected, 0)
+    np.testing.assert_allclose(weights_of(solution), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_planted_weights_come_back(intercept, rng):
+    n, n_subsets = 20_000, 500
+    columns = regular_columns(rng, n, n_subsets, 10)
+    planted = rng.choice(n, 10, replace=False)
+    weights = np.zeros(n)
+    weights[planted] = rng.choice([-1, 1], 10) * rng.uniform(1, 3, 10)
+    y = np.bincount(columns[planted].ravel(), np.repeat(weights[planted], 10), minlength=n_subsets)
+    y += 5.0 * intercept + 0.02 * rng.normal(size=n_subsets)
+    solution = solve_lasso(columns, y, n_subsets=n_subsets, lambda_ratio=0.1, intercept=intercept)
+    found = weights_of(solution)
+    assert set(np.argsort(-np.abs(found))[:10]) == set(planted)
+    np.testing.assert_array_equal(np.sign(found[planted]), np.sign(weights[planted]))
+    np.testing.assert_allclose(found[planted], weights[planted], atol=0.45)  # shrunk by about λ / d
+    assert solution.r_squared > 0.95 and solution.n_passes <= 4
+    if intercept:
+        assert solution.intercept == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.fixture
+def wide(rng) -> tuple[np.ndarray, np.ndarray]:
+    columns = regular_columns(rng, 60_000, 100, 5)  # more columns than one scan collects
+    return columns, rng.normal(size=100)
+
+
+def test_same_answer_for_shards_threads_and_memory_maps(wide, tmp_path):
+    columns, y = wide
+    whole = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-13)
+    np.save(tmp_path / "part.npy", columns[:41_234])
+    shards = [np.load(tmp_path / "part.npy", mmap_mode="r"), columns[41_234:41_235], columns[41_235:]]
+    for other, threads in (
+        (shards, 1),
+        (shards, 2),
+        (columns.astype(np.uint32), None),
+        (columns.astype(int), 1),
+    ):
+        before = numba.get_num_threads()
+        solution = solve_lasso(other, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-13, n_threads=threads)
+        assert numba.get_num_threads() == before
+        np.testing.assert_array_equal(solution.indices, whole.indices)
+        np.testing.assert_allclose(solution.values, whole.values, atol=1e-7)
+
+
+def test_thread_count_comes_back_after_an_error(wide):
+    columns, y = wide
+    before = numba.get_num_threads()
+    with pytest.raises(NumericalError):
+        solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.01, max_epochs=1, n_threads=1)
+    assert numba.get_num_threads() == before
+
+
+@pytest.mark.parametrize("exponent", [-150, -9, -6, 6, 9, 150])
+def test_scale_of_y_only_scales_the_answer(wide, exponent):
+    columns, y = wide
+    plain = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.5)
+    scaled = solve_lasso(columns, y * 10.0**exponent, n_subsets=100, lambda_ratio=0.5)
+    np.testing.assert_array_equal(scaled.indices, plain.indices)
+    np.testing.assert_allclose(scaled.values * 10.0**-exponent, plain.values, rtol=1e-5)
+    assert scaled.lambda_max == pytest.approx(plain.lambda_max * 10.0**exponent)
+
+
+def test_small_lambda_reaches_its_certificate(wide):
+    columns, y = wide
+    for ratio in (0.01, 0.001):
+        solution = solve_lasso(columns, y, n_subsets=100, lambda_ratio=ratio)
+        assert solution.relative_gap <= 1e-6
+        largest = np.abs(correlate(columns, solution.residual)).max()
+        assert largest <= solution.lambda_ * (1 + 1e-2)
+        assert len(solution.indices) <= 100
+
+
+def test_path_equals_separate_solutions(wide):
+    columns, y = wide
+    ratios = [0.3, 0.9, 0.5, 1.0, 0.3]
+    path = solve_path(columns, y, ratios, n_subsets=100, tolerance=1e-12)
+    assert sum(s.n_passes for s in path[:-1]) < 2 * len(ratios) + 3
+    for ratio, along in zip(ratios, path, strict=True):
+        alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=ratio, tolerance=1e-12)
+        assert along.lambda_ratio == pytest.approx(ratio)
+        assert along.lambda_ == pytest.approx(alone.lambda_)
+        np.testing.assert_array_equal(along.indices, alone.indices)
+        np.testing.assert_allclose(along.values, alone.values, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 21])  # single scans; a full batch of 16 and a part of one
+def test_batch_equals_separate_solutions(wide, count, rng):
+    columns, _ = wide
+    measurements = rng.normal(size=(count, 100)) * 10.0 ** rng.integers(-3, 3, (count, 1))
+    measurements[1] = 7.0
+    for nonneg in (False, True):
+        batch = solve_batch(
+            columns, measurements, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12
+        )
+        assert not len(batch[1].indices)
+        for y, together in zip(measurements[:6], batch, strict=False):
+            alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12)
+            np.testing.assert_array_equal(together.indices, alone.indices)
+            np.testing.assert_allclose(together.values, alone.values, rtol=1e-5)
+
+
+def test_warm_start_changes_the_way_not_the_answer(wide):
+    columns, y = wide
+    cold = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12)
+    near = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.35, tolerance=1e-12)
+    warm = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12, warm_start=near)
+    again = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12, warm_start=cold)
+    np.testing.assert_array_equal(warm.indices, cold.indices)
+    np.testing.assert_allclose(warm.values, cold.values, atol=1e-6)
+    assert again.n_epochs < cold.n_epochs
+    positive = solve_lasso(columns, y, n_subsets=100, nonneg=True, lambda_ratio=0.3, warm_start=cold)
+    assert (positive.values > 0).all()
+    with pytest.raises(UsageError, match="60000 chunks"):
+        solve_lasso(columns[:100], y, n_subsets=100, warm_start=cold)
+
+
+def test_correlate_is_the_transposed_product(wide):
+    columns, y = wide
+    np.testing.assert_allclose(
+        correlate([columns[:7], columns[7:]], y), dense(columns, 100).T @ y, atol=1e-12
+    )
+
+
+class TestDegenerate:
+    @pytest.mark.parametrize("intercept", [False, True])
+    def test_zero_measurements(self, rng, intercept):
+        solution = solve_lasso(regular_columns(rng, 30, 8, 3), np.zeros(8), n_subsets=8, intercept=intercept)
+        assert len(solution.indices) == 0 and solution.lambda_max == 0.0 and solution.n_passes == 0
+        assert solution.duality_gap == solution.relative_gap == solution.r_squared == 0.0
+
+    @pytest.mark.parametrize("constant", [3.0, 0.1, -1e9])
+    def test_constant_measurements_are_the_intercept(self, rng, constant):
+        solution = solve_lasso(regular_columns(rng, 30, 7, 3), np.full(7, constant), n_subsets=7)
+        assert len(solution.indices) == 0 and solution.lambda_max == 0.0
+        assert solution.intercept == pytest.approx(constant)
+
+    def test_constant_measurements_without_intercept_are_not_nothing(self, rng):
+        solution = solve_lasso(regular_columns(rng, 30, 7, 3), np.full(7, 3.0), n_subsets=7, intercept=False)
+        assert solution.lambda_max == pytest.approx(9.0) and len(solution.indices)
+
+    def test_every_chunk_in_every_subset(self, rng):
+        columns = np.tile(np.arange(6, dtype=np.uint16), (20, 1))
+        y = rng.normal(size=6)
+        assert not len(solve_lasso(columns, y, n_subsets=6).indices)  # centred columns are zero
+        plain = solve_lasso(columns, y, n_subsets=6, intercept=False, tolerance=1e-14)
+        assert plain.values == pytest.approx(np.full(20, 0.9 * y.mean() / 20))
+
+    def test_empty_subsets_and_fewer_chunks_than_subsets(self, rng):
+        columns = np.array([[0, 1], [2, 3], [1, 3]], dtype=np.uint16)
+        y = rng.normal(size=50)
+        solution = solve_lasso(columns, y, n_subsets=50, lambda_ratio=0.01, tolerance=1e-12)
+        reference = Lasso(alpha=solution.lambda_ / 50, tol=1e-14).fit(dense(columns, 50), y)
+        np.testing.assert_allclose(weights_of(solution), reference.coef_, atol=1e-6)
+
+    def test_no_chunk_correlates_positively(self):
+        columns = np.array([[0, 1], [0, 2]], dtype=np.uint16)
+        y = np.array([-5.0, -1, -1, 3, 4])
+        solution = solve_lasso(columns, y, n_subsets=5, nonneg=True)
+        assert solution.lambda_max == 0.0 and not len(solution.indices) and solution.relative_gap == 0.0
+
+    def test_no_chunk_correlates_at_all(self):
+        columns = np.array([[0, 1], [2, 3]], dtype=np.uint16)
+        solution = solve_lasso(columns, np.array([1 / 3, -1 / 3, 0.7, -0.7]), n_subsets=4)
+        assert solution.lambda_max == 0.0 and not len(solution.indices)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_measurement_that_is_not_finite(self, rng, value):
+        measurements = np.zeros((3, 9))
+        measurements[2, 5] = value
+        with pytest.raises(NumericalError, match=r"y\[5\] of query 2"):
+            solve_batch(regular_columns(rng, 30, 9, 3), measurements, n_subsets=9)
+
+    def test_many_chunks_in_few_subsets(self, rng):
+        """A hundred thousand chunks, ten distinct columns: a scan cannot keep all that matter at first."""
+        columns = regular_columns(rng, 100_000, 5, 2)
+        y = rng.normal(size=5)
+        for l2 in (0.0, 1e-3):
+            solution = solve_lasso(columns, y, n_subsets=5, lambda_ratio=0.2, l2=l2, tolerance=1e-12)
+            weights = weights_of(solution)
+            distinct, group, count = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
+            sums = np.bincount(group.ravel(), weights)
+            small = solve_lasso(distinct, y, n_subsets=5, lambda_ratio=0.2, tolerance=1e-12)
+            np.testing.assert_allclose(weights, (sums / count)[group.ravel()], atol=1e-12)
+            fitted = dense(distinct, 5) @ sums + solution.intercept
+            expected = dense(distinct, 5) @ weights_of(small) + small.intercept
+            np.testing.assert_allclose(fitted, expected, atol=1e-5)  # l2 hardly matters among so many twins
+
+    def test_one_chunk(self):
+        solution = solve_lasso(
+            np.array([[1]], dtype=np.uint16), np.array([0.0, 4.0]), n_subsets=2, lambda_ratio=0.5
+        )
+        assert solution.indices.tolist() == [0] and solution.r_squared == pytest.approx(0.75)
+
+    def test_no_chunks(self):
+        solution = solve_lasso(np.empty((0, 2), np.uint16), np.arange(4.0), n_subsets=4)
+        assert solution.n_chunks == 0 and not len(solution.indices)
+
+    def test_subset_number_out_of_range(self, rng):
+        columns = regular_columns(rng, 300, 9, 3)
+        columns[123, 2] = 9
+        with pytest.raises(NumericalError, match="subset that does not exist") as caught:
+            solve_lasso(columns, rng.normal(size=9), n_subsets=9)
+        assert "stride index verify" in str(caught.value.fix)
+        with pytest.raises(NumericalError, match="subset that does not exist"):
+            solve_batch(columns, rng.normal(size=(5, 9)), n_subsets=9)
+        with pytest.raises(UsageError, match=r"names? subset"):
+            solve_lasso(columns.astype(np.uint32), rng.normal(size=9), n_subsets=9)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"lambda_ratio": 0.0}, "λ / λ_max is 0.0"),
+            ({"lambda_ratio": np.nan}, "λ / λ_max is nan"),
+            ({"lambda_": -1.0}, "λ is -1.0"),
+            ({"l2": -1.0}, "l2 is -1.0"),
+            ({"tolerance": 0.0}, "tolerance is 0.0"),
+            ({"n_subsets": 10}, r"shape \(1, 9\)"),
+            ({"n_subsets": 2}, "3 subsets each, of 2"),
+            ({"columns": np.zeros((4, 3))}, "2-D array of integers"),
+            ({"columns": []}, "no columns"),
+        ],
+    )
+    def test_arguments_that_cannot_work(self, rng, change, message):
+        arguments = {
+            "columns": regular_columns(rng, 30, 9, 3),
+            "y": rng.normal(size=9),
+            "n_subsets": 9,
+        } | change
+        with pytest.raises(UsageError, match=message):
+            solve_lasso(**arguments)
+
+    def test_unreached_tolerance_is_an_error(self, wide):
+        columns, y = wide
+        with pytest.raises(NumericalError, match="did not reach") as caught:
+            solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.01, max_epochs=3)
+        assert caught.value.fix
+
+
+@pytest.mark.slow
+def test_two_python_threads_may_solve_at_once():
+    """numba's workqueue layer ends the process when two threads enter it together."""
+    code = (
+        "import numpy as np\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from stride_cli.recovery.lasso import solve_lasso\n"
+        "rng = np.random.default_rng(0)\n"
+        "columns = np.sort(rng.random((50_000, 40)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)\n"
+        "solve = lambda y: solve_lasso(columns, y, n_subsets=40, lambda_ratio=0.5).lambda_max\n"
+        "print(len(list(ThreadPoolExecutor(4).map(solve, rng.normal(size=(40, 40))))))\n"
+    )
+    environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "40"
