@@ -21,6 +21,7 @@ from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
+from stride_cli.corpus.documents import EMPTY_CORPUS
 from stride_cli.corpus.plan import (
     DEFAULT_BLOCK_SIZE,
     CorpusCounts,
@@ -36,8 +37,6 @@ _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _DESIGN_BLOCK = 1 << 18  # chunks
 _MASK_BLOCK = 1 << 16  # chunks
-# What the chain of document digests starts from.
-_EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class _Progress:
     """What a commit records: the documents in the index, the chained digest of them, and what was counted."""
 
     documents: int = 0
-    digest: str = _EMPTY_CORPUS.hex()
+    digest: str = EMPTY_CORPUS.hex()
     scored_tokens: int = 0
     unscored_documents: int = 0
 

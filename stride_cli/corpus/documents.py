@@ -10,6 +10,8 @@ from typing import Any
 from stride_cli.errors import CorpusError
 
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
+# What the chain of document digests, which is a corpus' fingerprint, starts from
+EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,6 +386,47 @@ def test_help_loads_nothing_heavy() -> None:
     assert ran.stdout.strip() == "[]"
 
 
+def test_a_full_disk(here: Path, stride: Callable[..., Result]) -> None:
+    """Told as such, nothing that looks whole, and the same command goes on once there is room."""
+    small = here / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        Path("corpus.jsonl").write_text(corpus(1500))
+        command = "index build corpus.jsonl --model model --commit-seconds 0 --out"
+        full = stride(f"{command} small/x.stride")
+        assert full.code == 2 and full.out == ""
+        assert "error: no space left" in full.err and "\n  fix: " in full.err
+        assert names(small) == {"x.stride.partial"}
+        subprocess.run(["mount", "-o", "remount,size=20M", str(small)], check=True)
+        assert stride(f"{command} small/x.stride").code == 0
+        assert stride(f"{command} whole.stride").code == 0
+        assert contents(small / "x.stride") == contents(here / "whole.stride")
+        assert names(small) == {"x.stride"}
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.slow
+def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path) -> None:
+    Path("corpus.jsonl").write_text(corpus(20_000))
+    line = "index build corpus.jsonl --model model --commit-seconds 0"
+    command = [sys.executable, "-m", "stride_cli", *line.split()]
+    journal = Path("run.stride.partial/journal.jsonl")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert err in (b"", b"interrupted\n")  # no traceback, no half-finished message
+    assert journal.exists() and not Path("run.stride").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert not journal.exists() and Path("run.stride").is_dir()
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> None:
     """kill -9, a dozen times, wherever the build happens to be; each time the same command goes on."""
