@@ -27,6 +27,6 @@ def test_the_context_of_a_checkpoint(config: dict[str, Any], expected: int, tmp_
 @pytest.mark.parametrize("data", ["{", "{}", '{"model_type": "none such"}'])
 def test_a_configuration_that_cannot_be_read(data: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(data)
-    with pytest.raises(ModelError, match="configuration of .* cannot be read") as error:
+    with pytest.raises(ModelError, match=r"configuration of .* cannot be read") as error:
         context_length(tmp_path)
     assert error.value.fix
