@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli import output
-from stride_cli.commands.index import CorpusArgument, JsonOption, _example, _with_reading
+from stride_cli.commands.index import CorpusArgument, _example, _with_reading
+from stride_cli.commands.options import Json
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
@@ -96,7 +97,7 @@ def train(
     batch_tokens: BatchOption = None,
     lr: Annotated[
         float | None,
-        typer.Option("--lr", help="Peak learning rate: Muon's, default 0.02; AdamW's alone, 0.003."),
+        typer.Option("--lr", help="Peak learning rate: Muon's, default 0.02; AdamW's alone, 0.006."),
     ] = None,
     schedule: ScheduleOption = Schedule.linear,
     optimizer: Annotated[
@@ -107,7 +108,7 @@ def train(
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.auto,
     overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    json: Json = False,
     reading: ReadOptions,
 ) -> None:
     """Train a NanoChat model, with a tokenizer of its own, on a corpus.
@@ -167,9 +168,7 @@ def finetune(
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            "--lr", help="Peak learning rate; default 3e-5, ten times that with --lora or a small model."
-        ),
+        typer.Option("--lr", help="Peak learning rate; default 3e-5, more with --lora or a small model."),
     ] = None,
     schedule: ScheduleOption = Schedule.linear,
     checkpoints: CheckpointsOption = 0,
@@ -177,7 +176,7 @@ def finetune(
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.auto,
     overwrite: OverwriteOption = False,
-    json: JsonOption = False,
+    json: Json = False,
     reading: ReadOptions,
 ) -> None:
     """Fine-tune a model: on the answers only, where documents are prompts with responses or conversations.
@@ -213,9 +212,9 @@ def info(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
     ],
-    json: JsonOption = False,
+    json: Json = False,
 ) -> None:
-    """What a checkpoint is: architecture, size, fingerprints, and how it was trained, if STRIDE trained it."""
+    """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.description import describe_model
 
     _show(describe_model(model), json, title=model)
@@ -254,7 +253,10 @@ def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     for name, value in record.items():
         if isinstance(value, dict):
             rows += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            rows.append((prefix + name, f"{value:.4g}"))
+        elif isinstance(value, int):
+            rows.append((prefix + name, f"{value:,}"))
         elif value is not None:
-            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-            rows.append((prefix + name, f"{value:.4g}" if isinstance(value, float) else shown))
+            rows.append((prefix + name, str(value)))
     return rows

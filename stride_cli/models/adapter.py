@@ -218,7 +218,8 @@ class CausalLM:
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
         """Blocks `layer`…end and the final norm, from a residual stream.
 
-        Differentiable in `hidden`; safe under `torch.func` transforms once `prepare(T)` has been called.
+        Differentiable in `hidden`. Safe under `torch.func` transforms once `prepare(T)` has been called;
+        forward mode needs PyTorch's plain attention, `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
 
         Parameters
         ----------
@@ -380,6 +381,12 @@ class CausalLM:
                 fix="the weights are damaged, or the dtype cannot hold them: try --dtype fp32",
             )
         tolerance = scale * (1e-4 if whole.dtype == torch.float32 else 5e-2)
+        shortened = self._forward(ids[:, : length // 2]).logits
+        if float((shortened - whole[:, : length // 2]).abs().max()) > tolerance:
+            raise ModelError(
+                f"{self.name} is not causal: later tokens change earlier predictions",
+                fix="give a decoder-only language model",
+            )
         middle = self.n_layers // 2
         hidden = self.hidden(ids, middle)
         try:
@@ -394,12 +401,6 @@ class CausalLM:
             raise ModelError(
                 f"{self.name}: continuing from layer {middle} does not give the model's own logits",
                 fix="this architecture does more than run blocks, a norm and a head: please report it",
-            )
-        shortened = self._forward(ids[:, : length // 2]).logits
-        if float((shortened - whole[:, : length // 2]).abs().max()) > tolerance:
-            raise ModelError(
-                f"{self.name} is not causal: later tokens change earlier predictions",
-                fix="give a decoder-only language model",
             )
 
     def _check_layer(self, layer: int) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stride_cli.corpus.chunking import Chunk, DocumentTokenizer
-from stride_cli.corpus.documents import Document
+from stride_cli.corpus.documents import EMPTY_CORPUS, Document
 from stride_cli.corpus.readers import ReadOptions, open_documents
 from stride_cli.errors import CorpusError
 
@@ -28,8 +27,7 @@ class Corpus:
 def read_corpus(sources: Sequence[str], reading: ReadOptions) -> Corpus:
     """Read a corpus whole; CorpusError as from `read_documents`."""
     documents: list[Document] = []
-    # where the chain of an index's corpus fingerprint starts
-    digest = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+    digest = EMPTY_CORPUS
     n_bytes = 0
     stream, _ = open_documents(sources, reading)
     for document in stream:

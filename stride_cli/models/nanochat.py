@@ -30,7 +30,8 @@ def choose_architecture(
     n_bytes : int
         UTF-8 bytes of text: up to 1 MB of it gets 4 layers of width 128 (about 1 million parameters), up to 4
         MB 5 of 192, more 6 of 256 (about 9 million with the largest vocabulary). The vocabulary grows with
-        the square root of the corpus, from 512 (30 kB) to 8192 (8 MB), in powers of two.
+        the square root of the corpus, in powers of two: 512 (below 30 kB), 1024 (60 kB) … 8192 (2 MB and
+        more).
     """
     small_layers, small_width = (
         (4, 128) if n_bytes <= 1_000_000 else (5, 192) if n_bytes <= 4_000_000 else (6, 256)
@@ -38,7 +39,7 @@ def choose_architecture(
     width = small_width if width is None else width
     heads = max(1, width // _HEAD_WIDTH) if heads is None else heads
     if vocab is None:
-        wanted = 512 * math.sqrt(max(n_bytes, 1) / 30_000)
+        wanted = 1024 * math.sqrt(max(n_bytes, 1) / 60_000)
         vocab = 2 ** min(13, max(9, round(math.log2(wanted))))
     architecture = Architecture(
         layers=small_layers if layers is None else layers,

