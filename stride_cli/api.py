@@ -12,6 +12,7 @@ from stride_cli.errors import ModelError, NumericalError, UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.corpus.readers import ReadOptions
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.batches import Batch, ChunkReader
@@ -159,6 +160,62 @@ class Answer:
             },
             "seconds": self.seconds,
         }
+
+
+def build_index(
+    sources: Sequence[str],
+    *,
+    model_path: str,
+    out: str | Path,
+    block_size: int | None = None,
+    n_subsets: int | None = None,
+    degree: int | None = None,
+    seed: int = 0,
+    store_text: bool = True,
+    reading: ReadOptions | None = None,
+    overwrite: bool = False,
+    commit_seconds: float | None = None,
+) -> Index:
+    """Index a corpus for a model: chunks, design matrix, fingerprints.
+
+    Parameters
+    ----------
+    sources : files, globs or ``-``
+    model_path : checkpoint directory, hub id or .gguf file; only its tokenizer is loaded, its weights are hashed
+    block_size : most tokens of a chunk; default 512, or the model's context where that is shorter
+    n_subsets, degree, seed : the design; None for what fits the corpus
+    store_text, reading, overwrite, commit_seconds : see `stride_cli.corpus.build.build_index`
+
+    Raises
+    ------
+    CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
+    """
+    from stride_cli.corpus import build
+    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.plan import check_design, choose_block_size
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+
+    check_design(n_subsets, degree)
+    tokenizer = load_tokenizer(model_path)
+    local = Path(model_path)
+    return build.build_index(
+        sources,
+        tokenizer=tokenizer,
+        model_fingerprint=model_fingerprint(model_path),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        # found again from another working directory
+        model_path=str(local.resolve()) if local.exists() else model_path,
+        out=out,
+        block_size=choose_block_size(block_size, context_length(model_path)),
+        n_subsets=n_subsets,
+        degree=degree,
+        seed=seed,
+        store_text=store_text,
+        reading=reading or ReadOptions(),
+        overwrite=overwrite,
+        commit_seconds=build.COMMIT_SECONDS if commit_seconds is None else commit_seconds,
+    )
 
 
 def train(
@@ -570,3 +627,51 @@ class Session:
         weights = rarity(texts.values())
         wanted = f"{query.prompt} {query.response}"
         return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
+
+
+def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
+    """The embedded corpus file, and its prompts: ``{prompt, answer, documents, listed}``."""
+    import json
+
+    folder = Path(__file__).parent / "demo"
+    prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
+    return folder / "corpus.jsonl", prompts
+
+
+def prepare_demo(
+    out: str | Path, *, say: Callable[[str], None] = lambda text: None
+) -> tuple[Session, list[dict[str, Any]]]:
+    """Model, index and operators of the embedded corpus, under ``out``; what is there already is used again.
+
+    Parameters
+    ----------
+    out : directory      gets ``corpus.jsonl``, ``model/`` and ``demo.stride/``
+    say : called with a line of text before each stage
+
+    Returns
+    -------
+    session : Session, prompts : list of dict, as from `demo_corpus`
+    """
+    import shutil
+
+    from stride_cli.models.pretraining import train_model
+
+    corpus, prompts = demo_corpus()
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    copy, model_path, index_path = out / "corpus.jsonl", out / "model", out / "demo.stride"
+    if not copy.exists():
+        shutil.copyfile(corpus, copy)
+    if not model_path.exists():
+        say("1/4 training a small model on 408 short documents")
+        train_model([str(copy)], model_path)
+    if not index_path.exists():
+        say("2/4 indexing the corpus")
+        build_index([str(copy)], model_path=str(model_path), out=index_path)
+    from index_format.reader import Index
+
+    if not Index.open(index_path).has("operators"):
+        say("3/4 fitting one steering operator per subset")
+        train(index_path)
+    say("4/4 asking")
+    return Session.open(index_path), prompts

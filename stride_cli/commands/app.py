@@ -10,7 +10,7 @@ import typer
 
 from index_format.errors import IndexFormatError
 from stride_cli import errors
-from stride_cli.commands import index, query, schema, train
+from stride_cli.commands import demo, index, model, query, schema, train
 
 app = typer.Typer(
     name="stride",
@@ -21,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(index.app, name="index")
+app.add_typer(model.app, name="model")
+app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=schema.EXAMPLE)(schema.schema)
