@@ -9,8 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from index_format.errors import IndexFormatError
-from stride_cli import errors
-from stride_cli.commands import demo, index, model, query, schema, train
+from stride_cli import __version__, errors
+from stride_cli.commands import config, demo, index, model, query, schema, train
 
 app = typer.Typer(
     name="stride",
@@ -26,10 +26,21 @@ app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=schema.EXAMPLE)(schema.schema)
+app.add_typer(config.app, name="config")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stride {__version__}")
+        raise typer.Exit()
 
 
 @app.callback()
 def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if debug:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,14 +25,17 @@ ModelPath = Annotated[
 
 
 def find_index(given: Path | str | None) -> Path:
-    """The index to use: the one given, or the only ``*.stride`` directory here.
+    """The index to use: the one given, the one that stride.yaml or STRIDE_GENERAL_INDEX names, or the only ``*.stride`` directory here.
 
     Raises
     ------
     UsageError      none is given, and there is none here or more than one
     """
-    if given is not None:
-        return Path(given)
+    from stride_cli.config import resolve
+
+    wanted = given if given is not None else resolve("general", {}).index
+    if wanted is not None:
+        return Path(wanted)
     found = sorted(path for path in Path().glob("*.stride") if path.is_dir())
     if len(found) == 1:
         return found[0]
@@ -47,7 +50,3 @@ def find_index(given: Path | str | None) -> Path:
         fix=f"give one with --index, for example --index {found[0].name}",
     )
 
-
-def given(**flags: Any) -> dict[str, Any]:
-    """The flags that were set."""
-    return {name: value for name, value in flags.items() if value is not None}

@@ -78,6 +78,8 @@ def query(
             "intercept": False if no_intercept else None,
             "max_new_tokens": max_new_tokens,
             "measure": measure,
+            "device": device,
+            "dtype": dtype,
         },
     )
     for name, value, least in (
@@ -98,11 +100,11 @@ def query(
         chat=chat,
         check=check,
     )
-    train_settings = resolve("train", {"device": device, "dtype": dtype})
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
+    general = resolve("general", {"model": model})
     session = api.Session.open(
-        find_index(index), model_path=model, device=train_settings.device, dtype=train_settings.dtype
+        find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
     )
     as_json = wants_json(json)
     for record in _prompts(text, file):

@@ -65,6 +65,7 @@ def train(
     from stride_cli.output import emit, note, wants_json
 
     path = find_index(index)
+    general = resolve("general", {"model": model})
     chosen = resolve(
         "train",
         {
@@ -94,7 +95,7 @@ def train(
         seed=chosen.seed,
     )
     result = api.train(
-        path, options, model_path=model, device=chosen.device, dtype=chosen.dtype, overwrite=overwrite
+        path, options, model_path=general.model, device=chosen.device, dtype=chosen.dtype, overwrite=overwrite
     )
     if wants_json(json):
         emit(result)

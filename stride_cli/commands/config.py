@@ -1,0 +1,44 @@
+"""`stride config`: what the settings are, and where each comes from."""
+
+from __future__ import annotations
+
+import typer
+
+from stride_cli.commands.options import Json
+
+app = typer.Typer(help="Settings: stride.yaml, STRIDE_* variables, flags.", no_args_is_help=True)
+
+EXAMPLE = """\b
+Examples:
+  stride config show
+  STRIDE_QUERY_TOP=20 stride config show --json | jq 'select(.source != "default")'
+"""
+
+
+@app.callback()
+def _group() -> None:
+    """Settings come from stride.yaml in the working directory, then STRIDE_* variables, then flags."""
+
+
+@app.command(epilog=EXAMPLE)
+def show(json: Json = False) -> None:
+    """Every setting, its value, and where the value comes from."""
+    from dataclasses import asdict
+
+    from stride_cli.config import settings
+    from stride_cli.output import emit, wants_json
+
+    found = settings()
+    if wants_json(json):
+        for setting in found:
+            emit(asdict(setting))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("setting", "value", "source"):
+        table.add_column(name)
+    for setting in found:
+        table.add_row(setting.key, "–" if setting.value is None else str(setting.value), setting.source)
+    Console().print(table)

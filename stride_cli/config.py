@@ -1,0 +1,174 @@
+"""Settings: built-in defaults, then stride.yaml, then STRIDE_* variables, then flags; each knows its source."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
+
+from stride_cli.errors import UsageError
+
+FILE_NAME = "stride.yaml"
+
+
+@dataclass(frozen=True)
+class GeneralSettings:
+    """The index and the model that commands use when none is given."""
+
+    index: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How operators are fitted; None: what fits the index and model (`stride_cli.api.TrainOptions`)."""
+
+    fit: str | None = None
+    space: str | None = None
+    layer: int | None = None
+    rank: int | None = None
+    damping: float | None = None
+    seed: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class QuerySettings:
+    """How queries are answered; None: what the operators' fit asks for (`stride_cli.api.QueryOptions`)."""
+
+    top: int = 10
+    bottom: int = 0
+    lambda_ratio: float | None = None
+    measure: str = "auto"
+    intercept: bool | None = None
+    nonneg: bool = False
+    max_new_tokens: int = 16
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+SECTIONS: dict[str, type] = {"general": GeneralSettings, "train": TrainSettings, "query": QuerySettings}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as resolved: its key ("query.top"), its value, and where the value comes from."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def resolve(section: str, flags: Mapping[str, Any]) -> Any:
+    """The settings of one section; flags whose value is None are "not given".
+
+    Parameters
+    ----------
+    section : "general", "train" or "query"
+    flags : name → value
+
+    Returns
+    -------
+    the section's frozen dataclass
+
+    Raises
+    ------
+    UsageError      an unknown key or a value of the wrong type in stride.yaml or the environment
+    """
+    found = {setting.key.partition(".")[2]: setting.value for setting in settings(section)}
+    found.update({name: value for name, value in flags.items() if value is not None})
+    return SECTIONS[section](**found)
+
+
+def settings(section: str | None = None) -> list[Setting]:
+    """Every setting of a section (or of all), in order, with its source: "default", the file or the variable."""
+    written = _read_file(Path(FILE_NAME))
+    result = []
+    for name, cls in SECTIONS.items():
+        if section is not None and name != section:
+            continue
+        hints = get_type_hints(cls)
+        for entry in fields(cls):
+            key, variable = f"{name}.{entry.name}", f"STRIDE_{name}_{entry.name}".upper()
+            value, source = entry.default, "default"
+            if key in written:
+                value, source = _check(written[key], hints[entry.name], key, FILE_NAME), FILE_NAME
+            if variable in os.environ:
+                value = _parse(os.environ[variable], hints[entry.name], variable)
+                source = variable
+            result.append(Setting(key, value, source))
+    return result
+
+
+def _known() -> list[str]:
+    return [f"{name}.{entry.name}" for name, cls in SECTIONS.items() for entry in fields(cls)]
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """``stride.yaml`` as section.key → value; empty where there is none."""
+    if not path.is_file():
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(f"{path} is not YAML: {first}", fix="query:\n    top: 20") from error
+    if content is None:
+        return {}
+    known = _known()
+    found: dict[str, Any] = {}
+    for section, values in content.items() if isinstance(content, dict) else [(content, None)]:
+        if section not in SECTIONS or not isinstance(values, dict):
+            near = difflib.get_close_matches(str(section), SECTIONS, 1) or [", ".join(SECTIONS)]
+            raise UsageError(
+                f"{path}: expected sections of settings, found '{section}'", fix=f"a section is {near[0]}"
+            )
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                raise UsageError(
+                    f"{path}: there is no setting '{key}'",
+                    fix=f"did you mean {near[0]}?" if near else "stride config show lists them",
+                )
+            found[key] = value
+    return found
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _check(value: Any, hint: Any, key: str, where: str) -> Any:
+    kinds = _kinds(hint)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
+        return value
+    names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+    raise UsageError(f"{where}: {key} is {value!r} (expected {names})", fix=f"write {key} as {names}")
+
+
+def _parse(text: str, hint: Any, variable: str) -> Any:
+    """A variable's text as the setting's type."""
+    kinds = _kinds(hint)
+    if NoneType in kinds and text.lower() in ("", "null", "none"):
+        return None
+    try:
+        if bool in kinds:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+        for kind in (int, float):
+            if kind in kinds:
+                return kind(text)
+    except (KeyError, ValueError):
+        names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+        raise UsageError(f"{variable} is {text!r} (expected {names})", fix=f"unset {variable}") from None
+    return text
+
