@@ -323,6 +323,7 @@ class _Problem:
                 fix="use a larger λ, or a larger tolerance",
             )
         self.pool.refresh_residual(self.penalty)
+        self.pool.thin(self.penalty)
 
     def _certify(self, found: Candidates, floor: float) -> bool:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""

@@ -24,8 +24,13 @@ from numba import njit
 
 from stride_cli.recovery import kernels
 
-_START, _GROWTH = 3.0, 3.0  # of σ, in units of 1 / ‖m_i‖²; faster growth loses the Newton steps their footing
+_START, _GROWTH = 3.0, 3.0  # of σ, in units of 1 / ‖m_i‖²
+_QUICK, _RETREAT = (
+    10,
+    10.0,
+)  # σ grows after at most so many Newton steps; it falls so much when they do not end
 _LARGEST = 1e9  # beyond this σ, products of rounding errors show
+_ACCURACY = 1e-2  # by how much the gradient of φ shrinks at each σ
 _OUTER, _INNER, _CG, _HALVINGS = 60, 50, 500, 20
 
 
@@ -73,8 +78,9 @@ def newton_steps(
 
     for _ in range(_OUTER):
         stop = tiny
-        steps = 0
-        for inner in range(_INNER):
+        reached = False
+        dual_before, products_before = dual.copy(), products.copy()
+        for steps in range(_INNER):
             proposed = problem.proximal(weights + sigma * products, sigma)
             support = np.flatnonzero(proposed)
             part = np.ascontiguousarray(rows[support])
@@ -83,11 +89,10 @@ def newton_steps(
             if problem.centred:
                 gradient -= gradient.mean()
             size = np.sqrt(gradient @ gradient)
-            if inner == 0:
-                stop = max(tiny, 1e-2 * size)
-            elif size <= stop:
-                break
-            if size <= tiny:
+            if steps == 0:
+                stop = max(tiny, _ACCURACY * size)
+            reached = size <= stop
+            if reached:
                 break
             scaled = sigma / (1.0 + sigma * ridge[support])
             direction = np.zeros(n_subsets)
@@ -107,10 +112,16 @@ def newton_steps(
                 length *= 0.5
             dual += length * direction
             products += length * slopes
-            steps += 1
+        if not reached:
+            # too far to go at this σ: back to where the step began, and go there in smaller ones
+            sigma /= _RETREAT
+            dual, products = dual_before, products_before
+            yield weights, dual, products, sigma, steps
+            continue
         weights = proposed
         yield weights, dual, products, sigma, steps
-        sigma = min(sigma * _GROWTH, _LARGEST / norm)
+        if steps <= _QUICK:
+            sigma = min(sigma * _GROWTH, _LARGEST / norm)
 
 
 @njit(cache=True, nogil=True)

@@ -3,7 +3,7 @@ steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from stride_cli.recovery.screening import Candidates
 from stride_cli.recovery.thinning import thin
 
 _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
+_DESCENT = 0.4  # from one λ to the next on the way down
+_ROUGH = 1e-3  # share of the objective that the gap may be on the way
 _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
 
 
@@ -108,7 +110,21 @@ class Pool:
         return Certificate(objective, _dual(product, squares, penalty.lambda_, largest))
 
     def minimise(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
-        """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do."""
+        """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do.
+
+        λ comes down in steps from where the present weights are about optimal: from far away, both methods
+        lose their time on columns that have no place in the solution.
+        """
+        lambda_ = _DESCENT * float(self.scores(penalty).max(initial=0.0))
+        while lambda_ > penalty.lambda_:
+            step = replace(penalty, lambda_=lambda_)
+            rough = max(goal, _ROUGH * self.certify(step, np.inf).objective)
+            if not self._minimise_at(step, rough, max_steps):
+                return False
+            lambda_ *= _DESCENT
+        return self._minimise_at(penalty, goal, max_steps)
+
+    def _minimise_at(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
         ridge = penalty.l2 / self.multiplicity
         bound = -np.inf
         patience = self.n_steps + _PATIENCE
@@ -117,7 +133,6 @@ class Pool:
             certificate = self.certify(penalty, float(scores.max(initial=0.0)))
             bound = max(bound, certificate.bound)
             if certificate.objective - bound <= goal:
-                self._thin(penalty, certificate.objective)
                 return True
             if self.n_steps >= max_steps:
                 return False
@@ -160,12 +175,13 @@ class Pool:
         self.weights[working] = part.weights
         self.residual = part.residual
 
-    def _thin(self, penalty: Penalty, objective: float) -> None:
+    def thin(self, penalty: Penalty) -> None:
         """Leave no more non-zeros than there are independent columns (with l2 > 0 the solution is unique)."""
         support = np.flatnonzero(self.weights)
         if penalty.l2 or len(support) <= len(self.target) - penalty.intercept:
             return
         before = self.weights, self.residual
+        objective = self.certify(penalty, np.inf).objective
         self.weights = self.weights.copy()
         self.weights[support] = thin(
             self.rows[support], self.weights[support], len(self.target), centred=penalty.intercept

@@ -1,15 +1,15 @@
 """From a solution with too many non-zeros to one as good on linearly independent columns.
 
 A Lasso over n ≫ K columns always has a solution with at most K non-zeros (Tibshirani, EJS 7, 2013, lemma
-14). Newton steps may stop at another one, whose columns are dependent. Along a dependency Σ v_i m_i = 0 the fit
-does not change, and ‖w‖₁ changes at a constant rate until a weight reaches zero; going where it does not grow
-drops columns one by one: the simplex method's way from a face to a corner, with its tableau.
+14). Newton steps may stop at another one, whose columns are dependent. Along a dependency Σ v_i m_i = 0 the
+fit does not change, and ‖w‖₁ changes at a constant rate until a weight reaches zero; going where it does not
+grow drops columns one by one: the simplex method's way from a face to a corner, with its tableau.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import qr, solve_triangular
+from scipy.linalg import lu, qr, solve_triangular
 
 _LARGEST = 4_096  # subsets up to which dense K × K algebra is cheap enough
 _ROUNDING = 1e-10
@@ -27,20 +27,19 @@ def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool
     """
     if n_subsets > _LARGEST:
         return weights
+    order = np.argsort(-np.abs(weights), kind="stable")  # large weights into the basis: fewer pivots
     matrix = np.zeros((n_subsets, len(rows)))
-    matrix[rows.T, np.arange(len(rows))] = 1.0
+    matrix[rows[order].T, np.arange(len(rows))] = 1.0
     if centred:
         matrix -= rows.shape[1] / n_subsets
-    _, upper, pivots = qr(matrix, mode="economic", pivoting=True, check_finite=False)
-    diagonal = np.abs(np.diag(upper))
-    rank = int((diagonal > _ROUNDING * diagonal.max(initial=0.0)).sum())
-    if rank == len(rows):
+        matrix = matrix[:-1]  # minus the sum of the others
+    basis, others, tableau = _tableau(matrix)
+    if not len(others):
         return weights
-    basis = pivots[:rank].copy()
-    others = pivots[rank:]
-    # column j of the tableau writes m_others[j] in terms of the basis
-    tableau = solve_triangular(upper[:rank, :rank], upper[:rank, rank:], check_finite=False)
+    basis, others = order[basis], order[others]
+    rank = len(basis)
     weights = weights.copy()
+    # column j of the tableau writes m_others[j] in terms of the basis
     for j, other in enumerate(others):
         column = tableau[:, j]
         inside = weights[basis]
@@ -67,3 +66,19 @@ def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool
         tableau[:, j + 1 :] -= np.outer(column, pivot)
         tableau[first, j + 1 :] = pivot
     return weights
+
+
+def _tableau(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Independent columns (r,), the other columns (o,), and these in terms of the independent ones (r, o)."""
+    count = min(matrix.shape)
+    everything = np.arange(matrix.shape[1])
+    upper = lu(matrix, permute_l=True, check_finite=False)[1]
+    diagonal = np.abs(np.diag(upper))
+    if count and diagonal.min() > _ROUNDING * diagonal.max():  # the first columns are independent
+        rank, pivots = count, everything
+    else:
+        _, upper, pivots = qr(matrix, mode="economic", pivoting=True, check_finite=False)
+        diagonal = np.abs(np.diag(upper))
+        rank = int((diagonal > _ROUNDING * diagonal.max(initial=0.0)).sum())
+    tableau = solve_triangular(upper[:rank, :rank], upper[:rank, rank:], check_finite=False)
+    return pivots[:rank].copy(), pivots[rank:], tableau

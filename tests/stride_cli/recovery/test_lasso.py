@@ -272,7 +272,7 @@ def test_batch_equals_separate_solutions(wide, count, rng):
             columns, measurements, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12
         )
         assert not len(batch[1].indices)
-        for y, together in zip(measurements[:6], batch, strict=False):
+        for y, together in zip(measurements[:3], batch, strict=False):
             alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12)
             np.testing.assert_array_equal(together.indices, alone.indices)
             np.testing.assert_allclose(together.values, alone.values, rtol=1e-5)
