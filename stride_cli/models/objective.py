@@ -61,11 +61,14 @@ class _CrossEntropy(torch.autograd.Function):
                 slope = None
                 if cap is not None:
                     z = z.div_(cap).tanh_()
-                    slope = z.square().neg_().add_(1.0)  # derivative of the cap
+                    slope = (z * z).neg_().add_(1.0)  # derivative of the cap
                     z.mul_(cap)
-                log_norm = z.logsumexp(1, keepdim=True)
-                total += (log_norm - z.gather(1, wanted)).double().sum()
-                z.sub_(log_norm).exp_()  # softmax
+                hit = z.gather(1, wanted)
+                highest = z.amax(1, keepdim=True)
+                z.sub_(highest).exp_()
+                norm = z.sum(1, keepdim=True)
+                total += (norm.log() + highest - hit).double().sum()
+                z.div_(norm)  # softmax
                 z.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=z.dtype))
                 if slope is not None:
                     z.mul_(slope)

@@ -23,6 +23,8 @@ from stride_cli.models.training_run import Trained, check_choices, count_steps, 
 # parameters), the loss on them afterwards: AdamW's rate for embeddings and head .003, .01, .03 beside Muon's
 # .02: .58, .22, .12; AdamW for all, .003 and .006: 1.24, .71. Muon's rate .01, .02, .04 beside AdamW's .003,
 # from NanoChat's zero initialisation: 1.25, .77, .73; with the right rates it makes no difference (.12).
+# Embeddings and head of a wider model want less (width 256, 120 steps on the whole Factbook: 3.08 with .03,
+# 2.97 with .01), so AdamW's rate falls with the width from 128 on.
 MUON_LR = 0.02
 ADAM_LR = {"muon+adamw": 0.03, "adamw": 0.006}
 _BLOCK_SIZE = 512
@@ -162,7 +164,7 @@ def _resolve(
     epochs, steps = count_steps(
         chunks, epochs=epochs, steps=options.steps, batch_tokens=batch_tokens, seed=options.seed
     )
-    adam_lr = ADAM_LR[options.optimizer]
+    adam_lr = ADAM_LR[options.optimizer] * min(1.0, 128 / architecture.width)
     main = MUON_LR if options.optimizer == "muon+adamw" else adam_lr
     ratio = 1.0 if options.lr is None else options.lr / main
     return Recipe(

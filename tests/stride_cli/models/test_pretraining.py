@@ -185,6 +185,18 @@ def test_defaults_fit_the_corpus() -> None:
         assert 512 <= batch <= 4096 and batch & (batch - 1) == 0
 
 
+def test_rates(tmp_path: Path, corpus: str) -> None:
+    def rates(**changes: Any) -> tuple[float, float]:
+        options = dataclasses.replace(TINY, epochs=None, steps=1, **changes)
+        recipe = train_model([corpus], tmp_path / str(len(list(tmp_path.iterdir()))), options).recipe
+        return recipe.lr, recipe.adam_lr
+
+    muon, adam = rates()
+    assert rates(lr=2 * muon) == pytest.approx((2 * muon, 2 * adam))
+    assert rates(width=256) == pytest.approx((muon, adam / 2))  # 256 is twice the width that it was chosen at
+    assert rates(optimizer="adamw", lr=0.001)[1] == pytest.approx(0.001)
+
+
 @pytest.mark.slow
 def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[dict[str, str]]) -> None:
     path = tmp_path / "c.jsonl"
