@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
 
-# λ / λ_max: operators in closed form answer nearly without noise, trained ones do not (design.md §10, point 6)
+# λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.1, "sgd": 0.2}
 PAPER_LAMBDA_RATIO = 0.8
 _SPOT_CHECK = 16
@@ -181,7 +181,7 @@ def build_index(
     Parameters
     ----------
     sources : files, globs or ``-``
-    model_path : checkpoint directory, hub id or .gguf file; only its tokenizer is loaded, its weights are hashed
+    model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed
     block_size : most tokens of a chunk; default 512, or the model's context where that is shorter
     n_subsets, degree, seed : the design; None for what fits the corpus
     store_text, reading, overwrite, commit_seconds : see `stride_cli.corpus.build.build_index`
@@ -294,7 +294,7 @@ def train(
             operators = fit_sgd(
                 model,
                 chunks,
-                index.array("design/row_offsets"),
+                np.asarray(index.array("design/row_offsets")),
                 index.array("design/row_members"),
                 settings,
                 scratch=scratch,
@@ -368,17 +368,20 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     if fit == "closed":
         if options.damping is not None and not options.damping > 0:
             raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
-        given = {"damping": options.damping, "batch_tokens": options.batch_tokens, "stability": options.stability}
+        given: dict[str, Any] = {
+            "damping": options.damping,
+            "batch_tokens": options.batch_tokens,
+            "stability": options.stability,
+        }
         return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
-    if options.recipe != "paper" or options.rank is None:
-        common["ranks"] = {name: options.rank or 32 for name in names}
+    common["ranks"] = dict.fromkeys(names, options.rank or 32)
     if options.variant is not None and options.variant not in STABILITY_VARIANTS:
         raise UsageError(
             f"unknown stability loss '{options.variant}'", fix=f"use one of {', '.join(STABILITY_VARIANTS)}"
         )
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"{options.steps} steps are too few", fix="use a positive --steps")
-    given = {
+    sgd: dict[str, Any] = {
         "steps": options.steps,
         "lr": options.lr,
         "variant": options.variant,
@@ -386,7 +389,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         "stability": options.stability,
         "linearity": options.linearity,
     }
-    chosen = SgdSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    chosen = SgdSettings(**common, **{key: value for key, value in sgd.items() if value is not None})
     if options.lr is not None:
         chosen = replace(chosen, lr_end=options.lr / 10)
     return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))
@@ -592,7 +595,8 @@ class Session:
             agreement = pearson(exact[0], responses[0, np.sort(chosen)])
         if not np.isfinite(responses).all():
             raise NumericalError(
-                "the measured responses are not finite", fix="run with --dtype fp32, or fit the operators anew"
+                "the measured responses are not finite",
+                fix="run with --dtype fp32, or fit the operators anew",
             )
         return responses[0], float(losses[0]), method, agreement
 

@@ -1,4 +1,4 @@
-"""Settings: built-in defaults, then stride.yaml, then STRIDE_* variables, then flags; each knows its source."""
+"""Settings: built-in defaults, stride.yaml, STRIDE_* variables, flags; each value knows its source."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def resolve(section: str, flags: Mapping[str, Any]) -> Any:
 
 
 def settings(section: str | None = None) -> list[Setting]:
-    """Every setting of a section (or of all), in order, with its source: "default", the file or the variable."""
+    """Every setting of a section (or of all), with its source: "default", the file or the variable."""
     written = _read_file(Path(FILE_NAME))
     result = []
     for name, cls in SECTIONS.items():
@@ -125,7 +125,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     known = _known()
     found: dict[str, Any] = {}
     for section, values in content.items() if isinstance(content, dict) else [(content, None)]:
-        if section not in SECTIONS or not isinstance(values, dict):
+        if not isinstance(section, str) or section not in SECTIONS or not isinstance(values, dict):
             near = difflib.get_close_matches(str(section), SECTIONS, 1) or [", ".join(SECTIONS)]
             raise UsageError(
                 f"{path}: expected sections of settings, found '{section}'", fix=f"a section is {near[0]}"
@@ -163,7 +163,9 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
         return None
     try:
         if bool in kinds:
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
         for kind in (int, float):
             if kind in kinds:
                 return kind(text)
@@ -171,4 +173,3 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
         names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
         raise UsageError(f"{variable} is {text!r} (expected {names})", fix=f"unset {variable}") from None
     return text
-

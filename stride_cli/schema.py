@@ -7,14 +7,20 @@ from typing import Any
 _HIT = {
     "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),
     "document": ("string", "the document's id"),
-    "influence": ("number", "nats per scored token, summed over the document's chunks; > 0 supports, < 0 opposes"),
+    "influence": (
+        "number",
+        "nats per scored token, summed over the document's chunks; > 0 supports, < 0 opposes",
+    ),
     "share": ("number", "|influence| / Σ|influence of every chunk|, 0 … 1"),
     "sign": ("string", '"supports" or "opposes"'),
     "chunk": ("integer", "the document's most influential chunk, numbered in the index"),
     "passage": ("string", "the sentence of that chunk most like the query"),
     "seen": ("boolean", "whether the fit of the operators has seen that chunk"),
     "neighbours": ("integer", "other chunks that share all but one of its subsets: not told apart from it"),
-    "backfilled": ("boolean", "not in the sparse solution: ranked by correlation with what it leaves unexplained"),
+    "backfilled": (
+        "boolean",
+        "not in the sparse solution: ranked by correlation with what it leaves unexplained",
+    ),
 }
 RECORDS: dict[str, dict[str, Any]] = {
     "stride.answer/1": {
@@ -39,7 +45,10 @@ RECORDS: dict[str, dict[str, Any]] = {
         "measurement": {
             "method": ("string", '"linear" or "exact"'),
             "subsets": ("integer", "K, responses measured"),
-            "agreement": ("number", "Pearson correlation of linear and exact responses, where both were measured"),
+            "agreement": (
+                "number",
+                "Pearson correlation of linear and exact responses, where both were measured",
+            ),
             "coverage": ("number", "share of all chunks that the operators have seen"),
         },
         "seconds": {
@@ -59,7 +68,10 @@ RECORDS: dict[str, dict[str, Any]] = {
         "gate_size": ("integer", "gates of one operator, summed over its spaces"),
         "coverage": ("number", "share of the chunks that the fit has seen"),
         "step": ("number", "share of the gates at which exact measurement takes its differences"),
-        "step_agreement": ("number", "Pearson correlation of exact and linear responses at that step; null for sgd"),
+        "step_agreement": (
+            "number",
+            "Pearson correlation of exact and linear responses at that step; null for sgd",
+        ),
         "loss": ("number", "closed: mean loss of the corpus; sgd: the last iteration's objective per subset"),
         "seconds": {
             "load": ("number", "seconds"),

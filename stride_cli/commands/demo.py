@@ -37,7 +37,7 @@ def demo(
     session, prompts = api.prepare_demo(out, say=note)
     found = 0
     asked = [prompt for prompt in prompts if prompt["listed"] or every]
-    rows = []
+    rows: list[tuple[str, str, str, bool]] = []
     for prompt in asked:
         answer = session.query(prompt["prompt"])
         record = answer.to_record()

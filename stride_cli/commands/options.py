@@ -13,7 +13,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also o
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …; default: CUDA where there is one.")
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32 or bf16; default: what the device does best.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="fp32 or bf16; default: what the device does best.")
+]
 IndexPath = Annotated[
     Path | None,
     typer.Option("--index", help="The index; default: the only *.stride in the working directory."),
@@ -25,7 +27,7 @@ ModelPath = Annotated[
 
 
 def find_index(given: Path | str | None) -> Path:
-    """The index to use: the one given, the one that stride.yaml or STRIDE_GENERAL_INDEX names, or the only ``*.stride`` directory here.
+    """The index to use: the one given, else the one that the settings name, else the only ``*.stride`` here.
 
     Raises
     ------
@@ -49,4 +51,3 @@ def find_index(given: Path | str | None) -> Path:
         + ", ".join(path.name for path in found),
         fix=f"give one with --index, for example --index {found[0].name}",
     )
-

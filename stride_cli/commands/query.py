@@ -22,7 +22,9 @@ Examples:
 
 
 def query(
-    text: Annotated[str | None, typer.Argument(help="The prompt; - reads one prompt a line from stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads one prompt a line from stdin.")
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", help='JSON Lines of {"prompt", "response"?, "span"?}, or a prompt a line.'),
@@ -30,7 +32,9 @@ def query(
     response: Annotated[
         str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
     ] = None,
-    span: Annotated[str | None, typer.Option("--span", help="Attribute only this part of the response.")] = None,
+    span: Annotated[
+        str | None, typer.Option("--span", help="Attribute only this part of the response.")
+    ] = None,
     top: Annotated[int | None, typer.Option("--top", help="Supporting documents to show. [10]")] = None,
     bottom: Annotated[int | None, typer.Option("--bottom", help="Opposing documents to show. [0]")] = None,
     index: IndexPath = None,
@@ -45,7 +49,9 @@ def query(
     ] = None,
     measure: Annotated[
         str | None,
-        typer.Option("--measure", help="auto, linear (one backward pass) or exact (K steered continuations)."),
+        typer.Option(
+            "--measure", help="auto, linear (one backward pass) or exact (K steered continuations)."
+        ),
     ] = None,
     nonneg: Annotated[bool | None, typer.Option("--nonneg", help="Only supporting influences.")] = None,
     no_intercept: Annotated[
@@ -155,7 +161,8 @@ def _lines(lines: Iterator[str], source: str) -> Iterator[dict[str, Any]]:
                 record = json_module.loads(line)
             except ValueError as error:
                 raise QueryError(
-                    f"{source}:{number} is broken JSON: {error}", fix="one JSON object a line, or plain prompts"
+                    f"{source}:{number} is broken JSON: {error}",
+                    fix="one JSON object a line, or plain prompts",
                 ) from error
             for key in ("prompt", "response", "span"):
                 if key in record and not isinstance(record[key], str):

@@ -30,7 +30,8 @@ def render_answer(answer: Answer, *, verbose: bool = False) -> None:
         _table(console, "documents that oppose this", answer.opposers, answer)
     solution = answer.solution
     console.print(
-        f"[dim]λ = {solution.lambda_ratio:g} λ_max, {len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
+        f"[dim]λ = {solution.lambda_ratio:g} λ_max, "
+        f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
         f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}, "
         f"coverage {answer.coverage:.0%}[/dim]"
     )

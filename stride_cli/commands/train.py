@@ -101,7 +101,8 @@ def train(
         emit(result)
         return
     note(
-        f"fitted {result['subsets']:,} operators ({result['fit']}, {result['space']}, layer {result['layer']}, "
+        f"fitted {result['subsets']:,} operators "
+        f"({result['fit']}, {result['space']}, layer {result['layer']}, "
         f"{result['gate_size']:,} gates each) in {result['seconds']['fit']:.1f} s; "
         f"coverage {result['coverage']:.0%}"
     )

@@ -9,8 +9,8 @@ def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.nda
     """Responses on the scale of subset sums, so that y ≈ M w holds row by row.
 
     An operator fitted on the *mean* gradient of its subset answers with the mean of its chunks' influences,
-    ``ȳ_k = (1/|A_k|) Σ_{i∈A_k} s_i``, whereas eq:linsys asks for a sum. Rows of a left-regular design differ in
-    size; scaling the centred responses by ``|A_k| / mean size`` makes them sums again:
+    ``ȳ_k = (1/|A_k|) Σ_{i∈A_k} s_i``, whereas eq:linsys asks for a sum. Rows of a left-regular design
+    differ in size; scaling the centred responses by ``|A_k| / mean size`` makes them sums again:
 
         y_k = |A_k| / m̄ · (ȳ_k − ȳ),     w_i = (s_i − s̄) / m̄
 

@@ -32,11 +32,11 @@ def measure_exact(
 ) -> np.ndarray:
     """Loss change that steering towards each subset causes on each query.
 
-        y[q, k] = loss(base, q) − loss(steered by k, q)                          operators fitted by sgd
-        y[q, k] = (loss(steered by −εk, q) − loss(steered by +εk, q)) / 2ε       closed form, ε = operators.step
+        y[q, k] = loss(base, q) − loss(steered by k, q)                        operators fitted by sgd
+        y[q, k] = (loss(steered by −εk, q) − loss(steered by +εk, q)) / 2ε     closed form, ε = operators.step
 
-    Sign: positive where subset k lowers the loss on q (opposite to the paper's eq:perturbation). The hidden state
-    at the layer is computed once per query, the head runs at scored positions only, the loss is in float32.
+    Sign: positive where subset k lowers the loss on q (opposite to the paper's eq:perturbation). The hidden
+    state is computed once per query, the head runs at scored positions only, the loss is in float32.
 
     Parameters
     ----------
@@ -64,7 +64,8 @@ def measure_exact(
             scored = torch.nonzero(weights).flatten()
             if len(scored) == 0:
                 raise QueryError(
-                    f"query {int(batch.rows[row])} has no scored token", fix="give it a response of one token or more"
+                    f"query {int(batch.rows[row])} has no scored token",
+                    fix="give it a response of one token or more",
                 )
             length = int(scored[-1]) + 2
             ids = batch.ids[row : row + 1, :length].to(model.device)
@@ -79,7 +80,9 @@ def measure_exact(
             size = max(1, min(batch_size, limit))
             for start in range(0, len(chosen), size):
                 picked = chosen[start : start + size]
-                gates = [torch.from_numpy(np.array(gate[picked])).to(model.device) for gate in operators.gates]
+                gates = [
+                    torch.from_numpy(np.array(gate[picked])).to(model.device) for gate in operators.gates
+                ]
                 if central:
                     scaled = [gate * operators.step for gate in gates]
                     up = _losses(model, spaces, operators.layer, hidden, scaled, scored, targets, share)
@@ -88,7 +91,9 @@ def measure_exact(
                     change = (down - up) / (2 * operators.step)
                 else:
                     assert base is not None
-                    change = base - _losses(model, spaces, operators.layer, hidden, gates, scored, targets, share)
+                    change = base - _losses(
+                        model, spaces, operators.layer, hidden, gates, scored, targets, share
+                    )
                 responses[row, start : start + len(picked)] = change.cpu().numpy()
                 bar.advance(len(picked))
     return responses
@@ -140,7 +145,7 @@ def _losses(
     targets: torch.Tensor,
     share: torch.Tensor,
 ) -> torch.Tensor:
-    """Mean loss over scored tokens of every steered continuation, (B,) float64; unsteered when gates is None."""
+    """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))

@@ -19,8 +19,8 @@ def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.nd
 
         y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
 
-    For operators fitted in closed form this *is* the response that the fit defines; for gates that are not small
-    it is the linear part of what `measure_exact` returns.
+    For operators fitted in closed form this *is* the response that the fit defines; for gates that are not
+    small it is the linear part of what `measure_exact` returns.
 
     Parameters
     ----------

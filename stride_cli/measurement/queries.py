@@ -71,7 +71,7 @@ def build_query(
         room = model.context_length - len(prompt_ids)
         if room < 1:
             raise _too_long(model, len(prompt_ids), 1)
-        response_ids = list(model.generate(np.asarray(prompt_ids), min(max_new_tokens, room)))
+        response_ids = list(model.generate(prompt_ids, min(max_new_tokens, room)))
         response = str(model.tokenizer.decode(response_ids, skip_special_tokens=True))
         if not response_ids:
             raise QueryError(
@@ -80,7 +80,9 @@ def build_query(
             )
     else:
         if not response.strip():
-            raise QueryError("the response is empty (expected some text)", fix="leave --response out to generate")
+            raise QueryError(
+                "the response is empty (expected some text)", fix="leave --response out to generate"
+            )
         if not chat and not prompt[-1:].isspace() and not response[:1].isspace():
             response = " " + response
         response_ids = _encode(model, response)
@@ -122,7 +124,8 @@ def _span_weights(
     begin = response.find(span)
     if not span or begin < 0:
         raise QueryError(
-            f"the span {span!r} is not in the response {response!r}", fix="give a part of the response verbatim"
+            f"the span {span!r} is not in the response {response!r}",
+            fix="give a part of the response verbatim",
         )
     weights = np.zeros(len(prompt_ids) + len(response_ids), dtype=np.float32)
     before = ""

@@ -1,4 +1,4 @@
-"""Data-driven bases: principal directions of activations and of loss gradients, from one pass over a sample."""
+"""Data-driven bases: principal directions of activations and of loss gradients, from a sample of chunks."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ For small gates fidelity plus stability is quadratic in the gates of each subset
 
     −ḡ_k·a + ½ aᵀ (λ_stab F + γ I) a,      ḡ = D⁻¹ M G,   g_i = −∂loss(z_i)/∂a |_{a=0},
 
-with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum is
-``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
+with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum
+is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
 distribution; when p exceeds the number of Fisher rows the system is solved in the dual.
 """
 
@@ -231,8 +231,8 @@ def _accumulate(
 def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
     """Scale the spaces of a sum so that each moves the corpus's own chunks equally far, in place.
 
-    The spread of a space is the median over probe chunks of the median absolute deviation of its responses over
-    subsets (robust: the few subsets that hold the probe itself stand out). The geometric mean is kept.
+    The spread of a space is the median over probe chunks of the median absolute deviation of its responses
+    over subsets (robust: the few subsets that hold the probe itself stand out). The geometric mean is kept.
     """
     if len(gates) < 2:
         return

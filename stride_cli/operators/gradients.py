@@ -105,7 +105,8 @@ def signals(
     d_final_drawn = torch.zeros_like(final) if uniform is not None else None
     logit: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
     logit_drawn: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
-    losses, losses_drawn = [], []
+    losses: list[torch.Tensor] = []
+    losses_drawn: list[torch.Tensor] = []
     for start in range(0, n_rows, rows_at_once):
         rows = slice(start, min(start + rows_at_once, n_rows))
         # position t predicts token t + 1; only the stretch with scored tokens goes through the head
@@ -128,7 +129,9 @@ def signals(
         for position, space in enumerate(logit_spaces):
             assert isinstance(space, LogitSpace)
             for kept, found in zip(
-                (logit, logit_drawn), space.label_gradients(state.detach(), expected, labels, weight), strict=False
+                (logit, logit_drawn),
+                space.label_gradients(state.detach(), expected, labels, weight),
+                strict=False,
             ):
                 kept[position].append(found)
         pull = expected.neg_()  # −∂loss/∂logits = ω (onehot − p), label by label in the same memory

@@ -64,7 +64,7 @@ def stability_loss(
 
 
 def linearity_residual(sketch: torch.Tensor, *, ridge: float = 1e-2) -> torch.Tensor:
-    """The matrix Q with ``L_LDS(y) = ‖Q y‖²``: the residual of a ridge fit in the sketched design (paper, L_LDS).
+    """The matrix Q with ``L_LDS(y) = ‖Q y‖²``: the residual of a ridge fit in the sketched design.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The published recipe: operators trained by stochastic gradient descent (paper, alg:stride, tab:stride_hparams)."""
+"""The published recipe: operators trained by gradient descent (paper, alg:stride, tab:stride_hparams)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fit_sgd(
     model: CausalLM,
     chunks: ChunkReader,
     row_offsets: np.ndarray,
-    row_members: np.ndarray,
+    row_members: Any,
     settings: SgdSettings,
     *,
     scratch: Path | None = None,
@@ -219,7 +219,9 @@ def _sketch(
     projection = stream(settings.seed, "linearity sketch").standard_normal((n_chunks, settings.sketch))
     sketch = np.zeros((len(row_offsets) - 1, settings.sketch))
     for subset in range(len(sketch)):
-        sketch[subset] = projection[np.asarray(row_members[row_offsets[subset] : row_offsets[subset + 1]])].sum(0)
+        sketch[subset] = projection[
+            np.asarray(row_members[row_offsets[subset] : row_offsets[subset + 1]])
+        ].sum(0)
     return torch.from_numpy(sketch / np.sqrt(max(1.0, len(row_members) / len(sketch))))
 
 
@@ -232,7 +234,7 @@ def _step_losses(
     sketches: torch.Tensor,
     settings: SgdSettings,
 ) -> dict[str, float]:
-    """Accumulate the gradient of one iteration, micro-batch by micro-batch; returns the loss and its parts."""
+    """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts."""
     device = model.device
     values = dict.fromkeys(CURVES, 0.0)
 
@@ -243,19 +245,23 @@ def _step_losses(
         for start in range(0, len(rows), size):
             stop = start + size
             length = int((chunks.lengths[rows[start:stop]]).max())
-            piece = Batch(batch.rows[start:stop], batch.ids[start:stop, :length], batch.weights[start:stop, :length])
+            piece = Batch(
+                batch.rows[start:stop], batch.ids[start:stop, :length], batch.weights[start:stop, :length]
+            )
             gate = [value[torch.from_numpy(owners[start:stop]).to(device)] for value in gates]
             loss = part(piece, gate, slice(start, stop))
             loss.backward()
 
-    def fidelity(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+    def fidelity(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
         base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
         losses = fidelity_loss(steered, targets, weights) / settings.fidelity_batch
         values["fidelity"] += float(losses.detach().sum())
-        values["gain"] += float((fidelity_loss(base, targets, weights) / settings.fidelity_batch - losses.detach()).sum())
+        values["gain"] += float(
+            (fidelity_loss(base, targets, weights) / settings.fidelity_batch - losses.detach()).sum()
+        )
         return settings.fidelity * losses.sum()
 
-    def stability(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+    def stability(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
         base, steered, shift, _, weights = _continue(model, spaces, settings.layer, piece, gate)
         losses = stability_loss(settings.variant, base, steered, shift, weights, top=settings.top)
         losses = losses / settings.stability_batch
@@ -273,13 +279,13 @@ def _step_losses(
         probe = np.full(count, draw.probe)
         responses = torch.zeros(count, dtype=torch.float64)
 
-        def respond(piece: Batch, gate: list[torch.Tensor], _: slice) -> torch.Tensor:
+        def respond(piece: Batch, gate: list[torch.Tensor]) -> torch.Tensor:
             base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
             return fidelity_loss(base, targets, weights) - fidelity_loss(steered, targets, weights)
 
         def measure(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
             with torch.no_grad():
-                responses[where] = respond(piece, gate, where).double().cpu()
+                responses[where] = respond(piece, gate).double().cpu()
             return torch.zeros((), requires_grad=True)
 
         run(probe, draw.subsets, measure)
@@ -287,7 +293,7 @@ def _step_losses(
         values["linearity"] = float((residual @ responses).square().sum())
 
         def pull(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-            return settings.linearity * (slope[where] * respond(piece, gate, where)).sum()
+            return settings.linearity * (slope[where] * respond(piece, gate)).sum()
 
         run(probe, draw.subsets, pull)
     values["loss"] = (

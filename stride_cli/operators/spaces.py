@@ -1,14 +1,14 @@
 """Operator spaces: what a steering operator is allowed to change, and the gradient of a loss in its gates.
 
-Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear in
-``a``: of the residual stream at one layer (site ``"residual"``) or of the output logits (site ``"logit"``).
+Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear
+in ``a``: of the residual stream at one layer (site ``"residual"``) or of the output logits (``"logit"``).
 
 ============================  =========================================  ====================================
 space                         shift                                      source
 ============================  =========================================  ====================================
 ``residual``                  ``U (a ⊙ SiLU(W LN(h)))``                  paper, Table operator_arch
 ``residual-matrix``           ``U (a V LN(h))``, a is r' × r              design, PCA bases on both sides
-``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S spreads c buckets over V
+``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ============================  =========================================  ====================================
 
 A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shifts are applied at once.

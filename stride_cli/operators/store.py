@@ -121,4 +121,5 @@ class Operators:
         """
         attributes = index.group_attributes("operators")
         names = [name.removeprefix("operators/") for name in index.names("operators")]
-        return cls.from_arrays({name: index.array(f"operators/{name}") for name in names}, attributes)
+        arrays = {name: np.asarray(index.array(f"operators/{name}")) for name in names}
+        return cls.from_arrays(arrays, attributes)

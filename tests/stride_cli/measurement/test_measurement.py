@@ -1,4 +1,4 @@
-"""Exact measurement against plain steered losses, against the linear one, and its independence of batching."""
+"""Exact measurement against plain steered losses and the linear one; its independence of batching."""
 
 from __future__ import annotations
 

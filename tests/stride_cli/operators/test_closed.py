@@ -1,4 +1,4 @@
-"""The closed form against brute-force minimisation, primal against dual, and its pass against a plain loop."""
+"""The closed form against brute-force minimisation, primal against dual, its pass against a plain loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators import closed
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings, fit_closed, solve_gates
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.store import Operators
@@ -79,7 +79,7 @@ def test_gates_equal_brute_force_minimisation() -> None:
 def test_primal_and_dual_agree() -> None:
     mean, rows = random_problem(20, 20, 3)
     primal = solve_gates(mean, rows, damping=0.1)
-    # one more gate that nothing touches puts the same problem on the dual side; its mean eigenvalue is the same
+    # one more gate that nothing touches puts the same problem on the dual side, with the same damping
     wide = torch.nn.functional.pad(rows, (0, 1))
     dual = solve_gates(torch.nn.functional.pad(mean, (0, 1)), wide, damping=0.1)
     torch.testing.assert_close(dual[:, :20], primal, rtol=1e-3, atol=1e-4)

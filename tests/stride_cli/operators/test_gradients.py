@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stride_cli.errors import NumericalError
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.spaces import initial_space
 

@@ -1,0 +1,72 @@
+"""The command line in this process, and a small real run: trained model, index, operators."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+DEMO = Path(__file__).parents[3] / "stride_cli" / "demo"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line left: exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run_stride(line: str, *, stdin: str = "") -> Outcome:
+    """`stride LINE` through `main`, as the console script calls it."""
+    from stride_cli.__main__ import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["stride", *shlex.split(line)]),
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert "Traceback" not in err.getvalue()
+    return Outcome(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Outcome]:
+    return run_stride
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with corpus.jsonl (60 documents of the demo corpus), model, run.stride with operators."""
+    folder = tmp_path_factory.mktemp("workspace")
+    lines = (DEMO / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in lines if json.loads(line)["id"].startswith("history/")][:60]
+    if not any('"history/french-revolution"' in line for line in wanted):
+        wanted[0] = next(line for line in lines if '"history/french-revolution"' in line)
+    (folder / "corpus.jsonl").write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    commands = (
+        f"model train {folder}/corpus.jsonl --out {folder}/model --epochs 20 --width 64 --vocab 1024",
+        f"index build {folder}/corpus.jsonl --model {folder}/model --out {folder}/run.stride",
+        f"train --index {folder}/run.stride",
+    )
+    for command in commands:
+        result = run_stride(command)
+        assert result.code == 0, result.err
+    return folder

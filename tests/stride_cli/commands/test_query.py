@@ -1,0 +1,255 @@
+"""`stride query` and `stride train` on a small real run: results, streams, settings and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+PROMPT = '"The French Revolution began in"'
+pytestmark = pytest.mark.slow
+
+
+def matches(record: object, schema: dict) -> list[str]:
+    """Where a record does not have the shape of its JSON Schema (the part of it that we use)."""
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "boolean": bool,
+        "integer": int,
+        "number": (int, float),
+        "null": type(None),
+    }
+    allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not any(
+        isinstance(record, kinds[kind]) and (kind == "boolean") == isinstance(record, bool)
+        for kind in allowed
+    ):
+        return [f"{record!r} is not {allowed}"]
+    wrong = []
+    if isinstance(record, dict):
+        missing = [key for key in schema["required"] if key not in record]
+        extra = [key for key in record if key not in schema["properties"]]
+        wrong += [f"missing {missing}"] * bool(missing) + [f"extra {extra}"] * bool(extra)
+        for key in record.keys() & schema["properties"].keys():
+            wrong += [f"{key}: {each}" for each in matches(record[key], schema["properties"][key])]
+    if isinstance(record, list):
+        for item in record:
+            wrong += matches(item, schema["items"])
+    return wrong
+
+
+def test_the_document_that_states_the_fact_is_on_top(run, workspace: Path) -> None:
+    result = run(f"query {PROMPT} --index {workspace}/run.stride --top 5 --json")
+    assert result.code == 0, result.err
+    (answer,) = result.records
+    assert "1789" in answer["response"]
+    top = answer["hits"][0]
+    assert top["document"] == "history/french-revolution" and top["sign"] == "supports" and top["seen"]
+    assert "1789" in top["passage"]
+    assert len(answer["hits"]) == 5
+    assert [hit["rank"] for hit in answer["hits"]] == sorted(hit["rank"] for hit in answer["hits"])
+    assert 0 < answer["recovery"]["nonzeros"] <= answer["measurement"]["subsets"]
+    assert answer["recovery"]["relative_gap"] <= 1e-6
+    assert answer["measurement"]["coverage"] == 1.0
+
+
+def test_records_have_the_documented_keys(run, workspace: Path) -> None:
+    schemas = {schema["title"]: schema for schema in run("schema").records}
+    answer = run(f"query {PROMPT} --index {workspace}/run.stride --bottom 3 -v").records[0]
+    assert matches(answer, schemas["stride.answer/1"]) == []
+    assert answer["opposers"] and all(hit["sign"] == "opposes" for hit in answer["opposers"])
+    assert answer["measurement"]["agreement"] > 0.99  # -v compares with exact measurement
+    copy = workspace / "trained.stride"
+    shutil.copytree(workspace / "run.stride", copy)
+    trained = run(f"train --index {copy} --space logit --overwrite").records[0]
+    assert matches(trained, schemas["stride.train/1"]) == []
+    assert trained["space"] == "logit"
+
+
+def test_prompts_from_stdin_and_files_stream(run, workspace: Path, tmp_path: Path) -> None:
+    prompts = "The French Revolution began in\n\n" + json.dumps(
+        {"id": "b", "prompt": "The", "response": "war"}
+    )
+    piped = run(f"query - --index {workspace}/run.stride --top 1", stdin=prompts)
+    assert piped.code == 0, piped.err
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(prompts, encoding="utf-8")
+    filed = run(f"query --file {file} --index {workspace}/run.stride --top 1")
+    for result in (piped, filed):
+        first, second = result.records
+        assert first["prompt"] == "The French Revolution began in" and "id" not in first
+        assert (second["id"], second["prompt"], second["response"]) == ("b", "The", " war")
+        assert second["generated"] is False
+    assert [r["hits"] for r in piped.records] == [r["hits"] for r in filed.records]
+
+
+def test_the_same_question_has_the_same_answer(run, workspace: Path) -> None:
+    line = f"query {PROMPT} --index {workspace}/run.stride"
+    first, second = run(line).records[0], run(line).records[0]
+    del first["seconds"], second["seconds"]
+    assert first == second
+
+
+def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> None:
+    answers = [
+        run(f"query {PROMPT} --index {workspace}/run.stride --measure {method} --top 3").records[0]
+        for method in ("linear", "exact")
+    ]
+    assert answers[1]["measurement"]["agreement"] > 0.99
+    assert answers[0]["hits"][0]["document"] == answers[1]["hits"][0]["document"]
+
+
+def test_span_scores_only_its_part(run, workspace: Path) -> None:
+    line = f'query {PROMPT} --response "1789, when the people rose" --index {workspace}/run.stride'
+    whole, part = run(line).records[0], run(line + " --span 1789").records[0]
+    assert 0 < part["scored_tokens"] < whole["scored_tokens"]
+    missing = run(line + " --span absent")
+    assert missing.code == 2 and "is not in the response" in missing.err
+
+
+def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stride.yaml").write_text(
+        f"general:\n  index: {workspace}/run.stride\nquery:\n  top: 2\n  nonneg: true\n"
+    )
+    answer = run(f"query {PROMPT}").records[0]
+    assert len(answer["hits"]) == 2
+    few = run(f"query {PROMPT} --lambda-ratio 0.9").records[0]
+    assert few["recovery"]["nonzeros"] < answer["recovery"]["nonzeros"]
+    assert len(run(f"query {PROMPT} --top 1").records[0]["hits"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "stdin", "message"),
+    [
+        ('query "" --index {w}/run.stride', "", "the prompt is empty"),
+        ('query "  " --index {w}/run.stride', "", "the prompt is empty"),
+        ("query --index {w}/run.stride", "", "give a prompt"),
+        ("query - --index {w}/run.stride", "", "stdin holds no prompt"),
+        ("query - --index {w}/run.stride", '{"prompt": 3}', "stdin:1: 'prompt' is int"),
+        ("query - --index {w}/run.stride", '{"text": "a"}', "stdin:1 has no 'prompt' (found text)"),
+        ("query - --index {w}/run.stride", '{"prompt": ', "stdin:1 is broken JSON"),
+        ("query --file {w}/nothing --index {w}/run.stride", "", "there is no file"),
+        (f"query {PROMPT} --index {{w}}/nothing", "", "nothing"),
+        (f"query {PROMPT} --index {{w}}/run.stride --lambda-ratio 0", "", "λ is 0"),
+        (f"query {PROMPT} --index {{w}}/run.stride --top -1", "", "--top is -1"),
+        (f"query {PROMPT} --index {{w}}/run.stride --measure guess", "", "unknown measurement 'guess'"),
+        (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
+        (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
+        ("train --index {w}/run.stride", "", "has operators already"),
+        (
+            "train --index {w}/run.stride --overwrite --space sideways",
+            "",
+            "unknown operator space 'sideways'",
+        ),
+        ("train --index {w}/run.stride --overwrite --layer 40", "", "layer 40 is not in the model"),
+        ("train --index {w}/run.stride --overwrite --fit guess", "", "unknown fit 'guess'"),
+        ("train --index {w}/run.stride --overwrite --recipe mine", "", "unknown recipe 'mine'"),
+        ("train --index {w}/run.stride --overwrite --damping 0", "", "damping 0.0 is not positive"),
+        ("train --index {w}/run.stride --overwrite --fit sgd --steps 0", "", "0 steps are too few"),
+    ],
+)
+def test_bad_input_is_named_with_a_remedy(run, workspace: Path, line: str, stdin: str, message: str) -> None:
+    result = run(line.format(w=workspace), stdin=stdin)
+    assert result.code == 2, result.err
+    assert message in result.err and "fix: " in result.err
+    assert result.out == ""
+
+
+def test_a_prompt_longer_than_the_context_is_refused(run, workspace: Path) -> None:
+    result = run(f"query - --index {workspace}/run.stride", stdin="one word after another " * 400)
+    assert result.code == 2 and "context" in result.err and "fix: shorten" in result.err
+
+
+def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(workspace / "model", other)
+    weights = load_file(other / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name] = weights[name] + torch.ones_like(weights[name])
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    result = run(f"query {PROMPT} --index {workspace}/run.stride --model {other}")
+    assert result.code == 3
+    info = run(f"index info {workspace}/run.stride --json").records[0]
+    assert info["fingerprints"]["model"] in result.err and "this model is" in result.err
+
+
+def test_weights_that_are_not_finite_are_refused(run, workspace: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "nan"
+    shutil.copytree(workspace / "model", other)
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in sorted(weights) if "mlp" in name)
+    weights[name][0, 0] = float("nan")
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    assert run(f"index build {workspace}/corpus.jsonl --model {other} --out {tmp_path}/n.stride").code == 0
+    result = run(f"train --index {tmp_path}/n.stride")
+    assert result.code == 2 and "not finite" in result.err
+    assert run(f"index verify {tmp_path}/n.stride").code == 0  # nothing was left in the index
+
+
+def test_an_index_without_operators_says_what_to_run(run, workspace: Path, tmp_path: Path) -> None:
+    built = run(f"index build {workspace}/corpus.jsonl --model {workspace}/model --out {tmp_path}/x.stride")
+    assert built.code == 0
+    result = run(f"query {PROMPT} --index {tmp_path}/x.stride")
+    assert result.code == 2 and f"fix: stride train --index {tmp_path}/x.stride" in result.err
+
+
+def test_damaged_operators_are_refused(run, workspace: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "damaged.stride"
+    shutil.copytree(workspace / "run.stride", copy)
+    file = max(
+        (copy / "operators").rglob("c/*"), key=lambda path: path.stat().st_size if path.is_file() else 0
+    )
+    while file.is_dir():
+        file = next(file.iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+    assert run(f"query {PROMPT} --index {copy}").code == 3
+    assert run(f"index verify {copy}").code == 1
+
+
+def test_appended_chunks_are_marked_as_unseen(run, workspace: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "grown.stride"
+    shutil.copytree(workspace / "run.stride", copy)
+    more = tmp_path / "more.jsonl"
+    more.write_text(
+        json.dumps({"id": "new", "text": "The French Revolution began in 1789, they say."}) + "\n"
+    )
+    assert run(f"index append {more} --index {copy}").code == 0
+    answer = run(f"query {PROMPT} --index {copy} --top 61").records[0]
+    assert 0.9 < answer["measurement"]["coverage"] < 1
+    assert {hit["document"]: hit["seen"] for hit in answer["hits"]}.get("new", False) is False
+    assert all(hit["seen"] for hit in answer["hits"] if hit["document"] != "new")
+
+
+def test_the_published_recipe_runs_and_sets_the_defaults(run, workspace: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "paper.stride"
+    shutil.copytree(workspace / "run.stride", copy)
+    result = run(f"train --index {copy} --recipe paper --steps 15 --overwrite")
+    assert result.code == 0, result.err
+    trained = result.records[0]
+    assert (trained["fit"], trained["space"], trained["gate_size"]) == ("sgd", "residual", 32)
+    assert 0 < trained["coverage"] <= 1
+    answer = run(f"query {PROMPT} --index {copy}").records[0]
+    assert answer["recovery"]["lambda_ratio"] == pytest.approx(0.8)
+    assert answer["measurement"]["method"] == "exact"
+    assert run(f"index verify {copy}").code == 0
+
+
+def test_answers_on_a_terminal_are_tables(run, workspace: Path, monkeypatch) -> None:
+    from stride_cli.commands import query as module  # noqa: F401  (imported so that patching is seen)
+
+    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
+    result = run(f"query {PROMPT} --index {workspace}/run.stride --top 2 --bottom 1 -v")
+    assert result.code == 0
+    for part in ("documents that support this", "documents that oppose this", "history/french-revolution"):
+        assert part in result.out
+    assert "duality gap" in result.out and "linear and exact measurement agree" in result.out

@@ -1,0 +1,70 @@
+"""Settings: order of sources, and every way to write them wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stride_cli.config import SECTIONS, resolve, settings
+from stride_cli.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def top() -> tuple[int, str]:
+        return next((s.value, s.source) for s in settings("query") if s.key == "query.top")
+
+    assert top() == (10, "default")
+    (elsewhere / "stride.yaml").write_text("query:\n  top: 20\n  lambda_ratio: 1\n")
+    assert top() == (20, "stride.yaml")
+    assert resolve("query", {}).lambda_ratio == 1.0
+    monkeypatch.setenv("STRIDE_QUERY_TOP", "30")
+    assert top() == (30, "STRIDE_QUERY_TOP")
+    assert resolve("query", {"top": 40, "bottom": None}).top == 40
+    assert resolve("query", {"top": None}).top == 30
+
+
+def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {int: "3", float: "0.5", bool: "true", str: "x"}
+    for setting in settings():
+        section, name = setting.key.split(".")
+        hint = SECTIONS[section].__dataclass_fields__[name].type
+        kind = next(k for k in (bool, int, float, str) if k.__name__ in str(hint))
+        monkeypatch.setenv(f"STRIDE_{section}_{name}".upper(), texts[kind])
+    expected = {"3": 3, "0.5": 0.5, "true": True, "x": "x"}
+    for setting in settings():
+        assert setting.value in expected.values() and setting.source.startswith("STRIDE_")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("query:\n  topp: 3\n", "there is no setting 'query.topp'", "did you mean query.top?"),
+        ("qury:\n  top: 3\n", "found 'qury'", "a section is query"),
+        ("query: 3\n", "found 'query'", "a section is query"),
+        ("query:\n  top: many\n", "query.top is 'many' (expected int)", "write query.top as int"),
+        ("query:\n  top: true\n", "query.top is True (expected int)", "write query.top as int"),
+        ("query:\n  top: [\n", "is not YAML", "query:"),
+        ("- a\n", "expected sections of settings", "a section is"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(elsewhere: Path, text: str, message: str, fix: str) -> None:
+    (elsewhere / "stride.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        settings()
+    assert message in caught.value.message and fix in (caught.value.fix or "")
+
+
+def test_mistakes_in_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRIDE_QUERY_TOP", "ten")
+    with pytest.raises(UsageError, match="STRIDE_QUERY_TOP is 'ten'"):
+        resolve("query", {})
+    monkeypatch.setenv("STRIDE_QUERY_TOP", "5")
+    monkeypatch.setenv("STRIDE_QUERY_LAMBDA_RATIO", "null")
+    assert resolve("query", {}).lambda_ratio is None
