@@ -23,10 +23,12 @@ import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
-from stride_cli.recovery.pool import Penalty, Pool, positions
+from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
 _COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, quick to search
+_REACH = 0.25  # λ that a scan may be used for, as a share of the smallest score it collected
+_FAR = 1.05  # a λ below the scores of all collected columns by more than this is far from reached
 _PASSES = 100
 _ROUNDING = 1e-9  # two scores closer than this, relatively, are one score
 
@@ -234,6 +236,7 @@ class _Problem:
         self.penalty: Penalty | None = None
         self.n_passes = 0
         self.capacity = 2 * _COLLECT
+        self.stage = 0.0  # the λ that the pool is optimised for, on the way to penalty.lambda_
         self.done = False
         self.gap = 0.0
         self._counted = (0, 0)
@@ -255,6 +258,7 @@ class _Problem:
         self.done = False
         self._bound = -np.inf
         self._counted = (self.n_passes, self.pool.n_steps)
+        self.stage = 0.0
         if self.lambda_max is not None:
             self._find_penalty(self.lambda_max)
             if not self.done and len(self.pool.rows):
@@ -270,6 +274,8 @@ class _Problem:
                             * min(1.0, 2.0 * self.options.lambda_ratio - 1.0))  # fmt: skip
             return floor
         assert self.penalty is not None
+        if floor > _FAR * self.penalty.lambda_ and not self.penalty.l2:
+            return floor  # far from the solution: thousands violate optimality, and the worst will do
         # what has weight scores λ up to rounding and is always collected, with all columns identical to it
         return min(floor, self._needed())
 
@@ -292,9 +298,9 @@ class _Problem:
                 return
             if self._start is not None:
                 self._warm(self._start)
-        else:
+        elif floor <= (needed := self._needed()):
             reached = self._certify(found, floor)
-            if found.complete > self._needed():
+            if found.complete > needed:
                 self.capacity = min(8 * self.capacity, self.design.n_chunks)
                 reached = False  # columns that matter were dropped: look again, with more room
             if reached:
@@ -302,6 +308,8 @@ class _Problem:
                 self.done = True
                 return
         self.pool.replace(found)
+        # what a pass collected says little about a λ far below the scores it saw: stop on the way, look again
+        self.stage = _REACH * floor if self._start is None else 0.0
         self._minimise()
 
     def _find_penalty(self, lambda_max: float) -> None:
@@ -316,14 +324,19 @@ class _Problem:
     def _minimise(self) -> None:
         assert self.penalty is not None
         goal = 0.3 * self.options.tolerance * self.half
-        if not self.pool.minimise(self.penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
+        penalty = self.penalty
+        if self.stage > penalty.lambda_:
+            penalty = replace(penalty, lambda_=self.stage)
+            goal = max(goal, ROUGH * self.pool.certify(penalty, np.inf).objective)
+        if not self.pool.minimise(penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
             raise NumericalError(
                 f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} "
                 f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
                 fix="use a larger λ, or a larger tolerance",
             )
         self.pool.refresh_residual(self.penalty)
-        self.pool.thin(self.penalty)
+        if self.stage <= self.penalty.lambda_:
+            self.pool.thin(self.penalty)
 
     def _certify(self, found: Candidates, floor: float) -> bool:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""

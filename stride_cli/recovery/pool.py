@@ -14,7 +14,7 @@ from stride_cli.recovery.thinning import thin
 
 _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
 _DESCENT = 0.4  # from one λ to the next on the way down
-_ROUGH = 1e-3  # share of the objective that the gap may be on the way
+ROUGH = 1e-3  # share of the objective that the gap may be on the way
 _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
 
 
@@ -118,7 +118,7 @@ class Pool:
         lambda_ = _DESCENT * float(self.scores(penalty).max(initial=0.0))
         while lambda_ > penalty.lambda_:
             step = replace(penalty, lambda_=lambda_)
-            rough = max(goal, _ROUGH * self.certify(step, np.inf).objective)
+            rough = max(goal, ROUGH * self.certify(step, np.inf).objective)
             if not self._minimise_at(step, rough, max_steps):
                 return False
             lambda_ *= _DESCENT

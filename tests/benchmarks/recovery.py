@@ -1,9 +1,9 @@
 """What a query costs in recovery, as a multiple of one bare pass over the columns (same kernel, same run).
 
 The design is generated in memory: n = 11.4 M chunks, d = 10, K = 1000 (the paper's NanoChat corpus). y is
-what a few dozen chunks add up to, plus noise. Repetitions are interleaved, so that other load on the machine falls
-on all measurements alike; the ratio of the minima is the figure to look at. Compilation is done before, on a
-small design, and reported apart.
+what a few dozen chunks add up to, plus noise. Repetitions are interleaved, so that other load on the machine
+falls on all measurements alike; the ratio of the minima is the figure to look at. Compilation is done before,
+on a small design, and reported apart.
 """
 
 from __future__ import annotations
