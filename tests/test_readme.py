@@ -1,0 +1,108 @@
+"""Every command block of the README, run as written from an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+INSTALL, TESTS, WALK = BLOCKS
+
+
+@pytest.fixture
+def shell(tmp_path: Path):
+    """Runs a block in bash, in an empty directory, with this environment's `stride`; stdout comes back."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "stride").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
+    if shutil.which("jq") is None:  # the walk pipes through it; this reads one JSON value as `jq .` does
+        (tools / "jq").write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -c "import json,sys; print(json.dumps(json.load(sys.stdin)))"\n'
+        )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(block: str) -> str:
+        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=work,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run.directory = work  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.mark.slow
+def test_the_main_job(shell) -> None:
+    """The demo finds the document that states the fact for at least 8 of its 10 prompts."""
+    install, command = INSTALL.strip().split(" && ")
+    assert install == "pip install ."  # what .ci/run does before these tests
+    answers = [json.loads(line) for line in shell(command).splitlines()]
+    assert len(answers) == 10
+    assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
+    found = [answer["hits"][0]["document"] in answer["expected"] for answer in answers]
+    assert sum(found) >= 8
+    again = shell(command)  # everything is there: it only asks
+    assert [json.loads(line)["hits"] for line in again.splitlines()] == [a["hits"] for a in answers]
+
+
+@pytest.mark.slow
+def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
+    lines = (ROOT / "stride_cli/demo/corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    history = [line for line in lines if '"id": "history/' in line]
+    chosen = [line for line in history if "french-revolution" in line]
+    chosen += [line for line in history if line not in chosen][: 100 - len(chosen)]
+    (shell.directory / "corpus.jsonl").write_text("\n".join(chosen) + "\n", encoding="utf-8")
+    output = shell(WALK)
+    answer = next(
+        value
+        for value in _values(output)
+        if isinstance(value, dict) and value.get("schema") == "stride.answer/1"
+    )
+    assert len(answer["hits"]) == 10
+    assert answer["hits"][0]["document"] == "history/french-revolution"
+
+
+def test_the_test_command_is_what_ci_runs() -> None:
+    install, command = TESTS.strip().split(" && ")
+    ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert install.removeprefix("pip install ") in ci and command in ci
+
+
+def test_every_command_is_mentioned() -> None:
+    from stride_cli.commands.app import app
+
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    names += [group.name for group in app.registered_groups]
+    for name in names:
+        assert f"stride {name}" in README, name
+
+
+def _values(text: str) -> list:
+    """All JSON values in a text, one after the other."""
+    decoder, position, found = json.JSONDecoder(), 0, []
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        value, position = decoder.raw_decode(text, position)
+        found.append(value)
+    return found
