@@ -10,7 +10,6 @@ from typing import Any
 
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.adapter import check_vocabulary, context_length
 from stride_cli.models.corpus_chunks import cut, read_corpus
 from stride_cli.models.loading import (
     load_tokenizer,
@@ -22,6 +21,7 @@ from stride_cli.models.loading import (
 from stride_cli.models.lora import add_lora
 from stride_cli.models.recipe import Recipe, versions
 from stride_cli.models.run_directory import RunDirectory, refuse_existing
+from stride_cli.models.structure import check_vocabulary, context_length
 from stride_cli.models.training import choose_dtype
 from stride_cli.models.training_run import Trained, check_choices, count_steps, run_recipe
 

@@ -19,6 +19,7 @@ import torch
 
 from stride_cli.errors import ModelError, require_extra
 from stride_cli.models.adapter import CausalLM
+from stride_cli.models.structure import first_line
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
@@ -164,7 +165,7 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(
-            f"device '{name}' cannot be used: {_first_line(error)}", fix="try --device cpu"
+            f"device '{name}' cannot be used: {first_line(error)}", fix="try --device cpu"
         ) from error
     return device
 
@@ -225,7 +226,7 @@ def _from_hub(name: str) -> Path:
         try:
             return Path(snapshot_download(name, allow_patterns=patterns))
         except Exception as error:
-            reason = f"and the hub did not give one ({_first_line(error)})"
+            reason = f"and the hub did not give one ({first_line(error)})"
     raise ModelError(
         f"there is no directory '{name}' here, no model of that name in the hub's cache, {reason}",
         fix="check the path; or download the model once where the network is reachable: "
@@ -250,7 +251,7 @@ def _load_tokenizer(source: _Source) -> Any:
             return AutoTokenizer.from_pretrained(source.directory, **source.options)
     except Exception as error:
         raise ModelError(
-            f"the tokenizer of '{source.given}' cannot be loaded: {_first_line(error)}",
+            f"the tokenizer of '{source.given}' cannot be loaded: {first_line(error)}",
             fix="its files are damaged, or need a package that is not installed: save the tokenizer again",
         ) from error
 
@@ -267,7 +268,7 @@ def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
             )
     except Exception as error:
         raise ModelError(
-            f"the model '{source.given}' cannot be loaded: {_first_line(error)}",
+            f"the model '{source.given}' cannot be loaded: {first_line(error)}",
             fix="its weights are truncated or damaged, or belong to another config.json: copy them again",
         ) from error
     _refuse_partial(source, model, report)
@@ -336,7 +337,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError
-from stride_cli.models.adapter import block_stack
+from stride_cli.models.structure import block_stack
 
 # α = 2r, as is common
 _SCALE = 2.0

@@ -140,13 +140,13 @@ def train_model(
 
 def default_epochs(tokens: int) -> float:
     """Passes over a corpus of so many tokens: 8 for large ones, up to 60 for small ones, so that a model has
-    seen at least 400,000 tokens, which is what a small corpus needs to be known by heart."""
-    return float(min(60, max(8, round(400_000 / max(tokens, 1)))))
+    seen at least 300,000 tokens, which is what a small corpus needs to be known by heart."""
+    return float(min(60, max(8, round(300_000 / max(tokens, 1)))))
 
 
 def default_batch_tokens(tokens: int, epochs: float) -> int:
-    """A power of two between 512 and 4096 that gives about 400 steps or more."""
-    return int(2 ** min(12, max(9, round(math.log2(max(tokens * epochs / 400, 1))))))
+    """A power of two between 512 and 4096 that gives about 300 steps or more."""
+    return int(2 ** min(12, max(9, round(math.log2(max(tokens * epochs / 300, 1))))))
 
 
 def _resolve(

@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
-from stride_cli.models.adapter import CausalLM, block_stack
+from stride_cli.models.adapter import CausalLM
+from stride_cli.models.structure import block_stack
 
 ARCHITECTURES = [
     *("Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "NanoChat"),
