@@ -1,0 +1,138 @@
+"""The parts of a causal language model, found by watching one forward pass instead of by class name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stride_cli.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Structure:
+    blocks: nn.ModuleList
+    tail: tuple[nn.Module, ...]  # run between the last block and the head, in order
+    head: nn.Module
+    tuple_output: tuple[bool, ...]  # per block: does it return a tuple whose first item is the hidden state
+    d_model: int
+
+
+def block_stack(model: Any) -> nn.ModuleList:
+    """The decoder blocks of a causal language model, found by structure; ModelError where there are none."""
+    return find_structure(model, next(model.parameters()).device).blocks
+
+
+def context_length(model: Any) -> int:
+    """Longest sequence a transformers model has positions for, in tokens; 2,048 where it does not say."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        length = getattr(config, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    return 2048
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
+    """ModelError when a tokenizer has ids that the model has no row for."""
+    if len(tokenizer) > vocab_size:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {vocab_size}",
+            fix="they do not belong together: give the tokenizer that the model was trained with",
+        )
+
+
+def find_structure(model: Any, device: torch.device) -> Structure:
+    """Watch one short forward pass and read off which modules do what."""
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder", fix="give a decoder-only language model")
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(
+            f"{name} has no output head", fix="give a causal language model (AutoModelForCausalLM)"
+        )
+    stacks = list(_outermost_stacks(model))
+    order: list[nn.Module] = []  # modules in the order in which they were entered
+    inside: list[nn.Module] = []  # those entered and not yet left
+    parents: dict[int, int] = {}  # position in `order` -> how deep
+    outputs: dict[nn.Module, Any] = {}
+    inputs: dict[nn.Module, Any] = {}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parents[len(order)] = len(inside)
+        order.append(module)
+        inside.append(module)
+        inputs[module] = (args, kwargs)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        inside.pop()
+        outputs[module] = output
+
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device), use_cache=False)
+    except Exception as error:
+        raise ModelError(f"{name} does not run on token ids alone: {first_line(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def runs_in_order(stack: nn.ModuleList) -> bool:
+        places = [order.index(block) if order.count(block) == 1 else -1 for block in stack]
+        return min(places) >= 0 and places == sorted(places)
+
+    stacks = [stack for stack in stacks if len(stack) and runs_in_order(stack)]
+    if not stacks or head not in outputs:
+        raise ModelError(
+            f"{name}: no stack of blocks that run one after the other before an output head",
+            fix="give a decoder-only transformer (Llama, Qwen2, OLMo-2, GPT-2, GPT-NeoX, NanoChat, …)",
+        )
+    blocks = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+    last, first_head = order.index(blocks[-1]), order.index(head)
+    within = set(blocks[-1].modules())
+    after = [index for index in range(last + 1, first_head) if order[index] not in within]
+    # of nested modules only the outermost: it runs the others itself
+    tail: list[nn.Module] = []
+    covered: set[nn.Module] = set()
+    for index in after:
+        if order[index] not in covered:
+            tail.append(order[index])
+            covered.update(order[index].modules())
+    try:
+        hidden = split_call(*inputs[blocks[0]])[0]
+        d_model = int(hidden.shape[-1])
+    except (IndexError, AttributeError) as error:
+        raise ModelError(f"{name}: its blocks do not take a hidden state as their first argument") from error
+    as_tuple = tuple(isinstance(outputs[block], tuple) for block in blocks)
+    return Structure(blocks, tuple(tail), head, as_tuple, d_model)
+
+
+def _outermost_stacks(module: nn.Module) -> Iterator[nn.ModuleList]:
+    """Module lists that are not part of another one (lists of experts lie within a block)."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield child
+        else:
+            yield from _outermost_stacks(child)
+
+
+def split_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """The hidden state of a block's call, and the rest of the call."""
+    if args:
+        return args[0], args[1:], dict(kwargs)
+    rest = dict(kwargs)
+    return rest.pop("hidden_states"), (), rest
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
