@@ -227,6 +227,7 @@ def train(
     device: str = "auto",
     dtype: str = "auto",
     overwrite: bool = False,
+    save_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Fit the operators of an index and publish them in it; an interrupted fit continues.
 
@@ -237,6 +238,7 @@ def train(
     model : CausalLM, optional        else loaded from ``model_path`` or from where the index says
     device, dtype : of the model to load
     overwrite : replace operators that are already there
+    save_seconds : how often an unfinished fit is saved
 
     Returns
     -------
@@ -289,6 +291,7 @@ def train(
                 index.n_subsets,
                 settings,
                 scratch=scratch,
+                save_seconds=save_seconds,
             )
         else:
             operators = fit_sgd(
@@ -298,6 +301,7 @@ def train(
                 index.array("design/row_members"),
                 settings,
                 scratch=scratch,
+                save_seconds=save_seconds,
             )
         if not all(np.isfinite(gate).all() for gate in operators.gates):
             raise NumericalError(

@@ -25,9 +25,7 @@ def shell(tmp_path: Path):
     tools.mkdir()
     (tools / "stride").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
     if shutil.which("jq") is None:  # the walk pipes through it; this reads one JSON value as `jq .` does
-        (tools / "jq").write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" -c "import json,sys; print(json.dumps(json.load(sys.stdin)))"\n'
-        )
+        (tools / "jq").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m json.tool --json-lines\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
     work = tmp_path / "work"

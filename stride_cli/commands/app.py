@@ -56,13 +56,19 @@ def main() -> NoReturn:
             raise
         sys.stderr.write(render_error(error))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(errors.EXIT_INTERRUPTED)
     except BrokenPipeError:
         # the reader of our output left (`| head`): quiet, and nothing more to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(errors.EXIT_DONE)
+    except OSError as error:
+        if os.environ.get("STRIDE_DEBUG"):
+            raise
+        where = f" '{error.filename}'" if error.filename else ""
+        sys.stderr.write(f"error: the system refused{where}: {error.strerror or error}\n")
+        sys.exit(errors.EXIT_USAGE)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(errors.EXIT_INTERRUPTED)
     sys.exit(errors.EXIT_DONE)
 
 

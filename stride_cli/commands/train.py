@@ -54,6 +54,9 @@ def train(
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
+    save_seconds: Annotated[
+        float, typer.Option("--save-seconds", help="How often an unfinished fit is saved.")
+    ] = 60.0,
     json: Json = False,
 ) -> None:
     """Fit one light steering operator per subset of the index, on the frozen model's activations.
@@ -95,7 +98,13 @@ def train(
         seed=chosen.seed,
     )
     result = api.train(
-        path, options, model_path=general.model, device=chosen.device, dtype=chosen.dtype, overwrite=overwrite
+        path,
+        options,
+        model_path=general.model,
+        device=chosen.device,
+        dtype=chosen.dtype,
+        overwrite=overwrite,
+        save_seconds=save_seconds,
     )
     if wants_json(json):
         emit(result)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.errors import NumericalError
+from stride_cli.errors import NumericalError, StorageError
 from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 16}
-_CHECKPOINT_SECONDS = 120.0
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
 _SPREAD_CHUNKS = 256
@@ -75,6 +74,7 @@ def fit_closed(
     settings: ClosedSettings,
     *,
     scratch: Path | None = None,
+    save_seconds: float = 60.0,
 ) -> Operators:
     """Fit every operator in closed form.
 
@@ -86,6 +86,7 @@ def fit_closed(
     n_subsets : K
     settings : ClosedSettings
     scratch : directory, optional       where an interrupted pass continues from
+    save_seconds : float                how often the pass is saved there
 
     Returns
     -------
@@ -105,7 +106,9 @@ def fit_closed(
         seed=settings.seed,
         batch_tokens=settings.batch_tokens,
     )
-    sums, fisher, probes, loss = _accumulate(model, spaces, chunks, columns, n_subsets, settings, scratch)
+    sums, fisher, probes, loss = _accumulate(
+        model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
+    )
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
     gates = []
     for total, rows in zip(sums, fisher, strict=True):
@@ -174,6 +177,7 @@ def _accumulate(
     n_subsets: int,
     settings: ClosedSettings,
     scratch: Path | None,
+    save_seconds: float,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], float]:
     """One pass: M G (K, p), Fisher rows (N, p) and a few true gradients (S, p) of every space; mean loss."""
     sizes = [space.gate_size for space in spaces]
@@ -220,7 +224,7 @@ def _accumulate(
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
             bar.advance(int(chunks.lengths[plan[number]].sum()))
-            if saved is not None and time.monotonic() - last_saved > _CHECKPOINT_SECONDS:
+            if saved is not None and time.monotonic() - last_saved > save_seconds:
                 state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
                 state |= {"sums": sums, "fisher": fisher, "probes": probes}
                 save_atomically(state, saved)
@@ -247,10 +251,22 @@ def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
-    """torch.save beside the target, flushed to disk, then one rename."""
+    """torch.save beside the target, flushed to disk, then one rename.
+
+    Raises
+    ------
+    StorageError      the disk is full or refuses; what was saved before is kept
+    """
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"the state of the fit could not be written to {path}: {error}".splitlines()[0],
+            fix="free some space, then run the same command again: it goes on where it was last saved",
+        ) from error

@@ -23,7 +23,6 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-_CHECKPOINT_SECONDS = 60.0
 _LOGIT_BYTES = 256 << 20
 CURVES = ("loss", "fidelity", "stability", "linearity", "gain")
 
@@ -76,6 +75,7 @@ def fit_sgd(
     settings: SgdSettings,
     *,
     scratch: Path | None = None,
+    save_seconds: float = 60.0,
 ) -> Operators:
     """Train bases and gates jointly; Muon for the bases' matrices, AdamW for the gates.
 
@@ -89,6 +89,7 @@ def fit_sgd(
     row_offsets : (K + 1,) int64, row_members : (n d,)      chunks of each subset
     settings : SgdSettings
     scratch : directory, optional      where an interrupted run continues from
+    save_seconds : float               how often the run is saved there
 
     Returns
     -------
@@ -156,7 +157,7 @@ def fit_sgd(
             bar.advance()
             if step % 20 == 0:
                 bar.describe(f"training operators (loss {values['loss']:.3f})")
-            if saved is not None and time.monotonic() - last_saved > _CHECKPOINT_SECONDS:
+            if saved is not None and time.monotonic() - last_saved > save_seconds:
                 checkpoint: dict[str, Any] = {"next": step + 1, "muon": muon.state_dict()}
                 checkpoint["parameters"] = [parameter.detach() for parameter in (*bases, *gates)]
                 checkpoint["adamw"] = adamw.state_dict()

@@ -159,7 +159,6 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
 ) -> None:
     chosen = settings_for("residual-matrix+logit", batch_tokens=64)
     whole = fit_closed(model, chunks, columns, K, chosen)
-    monkeypatch.setattr(closed, "_CHECKPOINT_SECONDS", 0.0)
     calls = {"count": 0}
     real = closed.gate_gradients
 
@@ -171,7 +170,7 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
 
     monkeypatch.setattr(closed, "gate_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
-        fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path)
+        fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
     monkeypatch.setattr(closed, "gate_gradients", real)
     calls["count"] = 0
 
@@ -180,7 +179,7 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
         return real(*arguments, **keywords)
 
     monkeypatch.setattr(closed, "gate_gradients", counts)
-    resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path)
+    resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
     assert 0 < calls["count"] < len(chunks.plan(64))
     for a, b in zip(whole.gates, resumed.gates, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -128,7 +128,6 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     model, chunks: ChunkReader, rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit_sgd(model, chunks, *rows, SETTINGS)
-    monkeypatch.setattr(sgd, "_CHECKPOINT_SECONDS", 0.0)
     real = sgd._step_losses
     steps = []
 
@@ -140,8 +139,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(
 
     monkeypatch.setattr(sgd, "_step_losses", dies)
     with pytest.raises(KeyboardInterrupt):
-        fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path)
-    resumed = fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path)
+        fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path, save_seconds=0)
+    resumed = fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path, save_seconds=0)
     assert len(steps) == 7 + SETTINGS.steps - 6
     np.testing.assert_array_equal(whole.gates[0], resumed.gates[0])
     np.testing.assert_array_equal(whole.seen, resumed.seen)

@@ -1,0 +1,99 @@
+"""`stride train` killed at random moments, and on a full disk: nothing lost, the same bits in the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FITS = {
+    "closed": "--fit closed --save-seconds 0",
+    "sgd": "--fit sgd --steps 25 --save-seconds 0",
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def bare(workspace: Path, target: Path) -> Path:
+    """A copy of the built index without its operators."""
+    return Path(shutil.copytree(workspace / "run.stride", target, ignore=shutil.ignore_patterns("operators")))
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_killed_at_random_moments_it_ends_with_the_same_bits(
+    run, workspace: Path, tmp_path: Path, fit: str
+) -> None:
+    whole = bare(workspace, tmp_path / "whole.stride")
+    assert run(f"train --index {whole} {FITS[fit]}").code == 0
+    killed = bare(workspace, tmp_path / "killed.stride")
+    command = [sys.executable, "-m", "stride_cli", "train", "--index", str(killed), *FITS[fit].split()]
+    moments = random.Random(fit)
+    kills = 0
+    while kills < 6 and not (killed / "operators").exists():
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # from the moment the fit has begun: importing torch is not what is tested
+        while process.poll() is None and not (killed / "operators.partial").exists():
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 1.2))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        if not (killed / "operators").exists():
+            # a half-finished fit never looks whole
+            result = run(f'query "x" --index {killed}')
+            assert result.code == 2 and "stride train" in result.err
+    assert kills > 0
+    if not (killed / "operators").exists():
+        assert run(f"train --index {killed} {FITS[fit]}").code == 0
+    assert contents(killed / "operators") == contents(whole / "operators")
+    assert not (killed / "operators.partial").exists()
+    assert run(f"index verify {killed}").code == 0
+
+
+def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = sum(len(data) for data in contents(workspace / "run.stride").values())
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size // 2}", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    try:
+        index = bare(workspace, disk / "run.stride")
+        result = run(f"train --index {index} --save-seconds 0")
+        assert result.code == 2, result.err
+        assert "fix: free some space" in result.err or "space" in result.err
+        assert not (index / "operators").exists()
+        assert run(f"index verify {index}").code in (0, 1)  # 1: the unfinished fit is named as extra
+        subprocess.run(["mount", "-o", f"remount,size={size * 8}", str(disk)], check=True)
+        assert run(f"train --index {index} --save-seconds 0").code == 0
+        assert run(f"index verify {index}").code == 0
+        assert contents(index / "operators") == contents(workspace / "run.stride" / "operators")
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_a_second_fit_at_the_same_index_is_refused(run, workspace: Path, tmp_path: Path) -> None:
+    from index_format.writer import GroupWriter
+
+    index = bare(workspace, tmp_path / "run.stride")
+    with GroupWriter(index, "operators", "another process") as writer:
+        writer.scratch_path("held")
+        result = run(f"train --index {index}")
+    assert result.code == 2 and "fix: " in result.err
+    assert os.path.lexists(index / "corpus")
