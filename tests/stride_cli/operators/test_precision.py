@@ -1,0 +1,52 @@
+"""The same fit in bf16 and, where there is one, on a CUDA device: the same answers to a stated tolerance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.measurement.exact import measure_exact, pearson
+from stride_cli.measurement.linear import measure_linear
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.closed import ClosedSettings, fit_closed
+
+K = 12
+SETTINGS = ClosedSettings(
+    spaces=("residual-matrix", "logit"), layer=2, ranks={"residual-matrix": 5, "logit": 4}
+)
+
+
+@pytest.fixture(scope="module")
+def columns() -> np.ndarray:
+    random = np.random.default_rng(1)
+    return np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def reference(model, chunks: ChunkReader, columns: np.ndarray) -> np.ndarray:
+    operators = fit_closed(model, chunks, columns, K, SETTINGS)
+    return measure_linear(model, operators, chunks.batch(np.arange(6)))
+
+
+def test_bf16_gives_the_same_responses(fresh_model, chunks: ChunkReader, columns, reference) -> None:
+    half = fresh_model()
+    half.model.to(torch.bfloat16)
+    operators = fit_closed(half, chunks, columns, K, SETTINGS)
+    found = measure_linear(half, operators, chunks.batch(np.arange(6)))
+    assert found.dtype == np.float64
+    assert np.mean([pearson(a, b) for a, b in zip(found, reference, strict=True)]) > 0.97
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_and_cpu_agree(fresh_model, chunks: ChunkReader, columns, reference) -> None:
+    moved = fresh_model()
+    moved.model.to("cuda")
+    operators = fit_closed(moved, chunks, columns, K, SETTINGS)
+    batch = chunks.batch(np.arange(6))
+    found = measure_linear(moved, operators, batch)
+    assert min(pearson(a, b) for a, b in zip(found, reference, strict=True)) > 0.999
+    operators.step = 1e-2
+    exact = measure_exact(moved, operators, batch)
+    assert min(pearson(a, b) for a, b in zip(exact, reference, strict=True)) > 0.99
