@@ -26,7 +26,8 @@ from stride_cli.recovery import kernels
 from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
-_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, quick to search
+_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, quick to search;
+_COLLECT_SUBSETS = 4  # and so many times K, which bounds the number of non-zeros
 _REACH = 0.25  # λ that a scan may be used for, as a share of the smallest score it collected
 _FAR = 1.05  # a λ below the scores of all collected columns by more than this is far from reached
 _PASSES = 100
@@ -235,7 +236,8 @@ class _Problem:
         self.lambda_max: float | None = None
         self.penalty: Penalty | None = None
         self.n_passes = 0
-        self.capacity = 2 * _COLLECT
+        self.wanted = max(_COLLECT, _COLLECT_SUBSETS * design.n_subsets)
+        self.capacity = 2 * self.wanted
         self.stage = 0.0  # the λ that the pool is optimised for, on the way to penalty.lambda_
         self.done = False
         self.gap = 0.0
@@ -266,7 +268,7 @@ class _Problem:
 
     def floor(self) -> float:
         """Score from which on the next pass should collect columns."""
-        floor = self.design.floor_for(self.pool.residual, _COLLECT, signed=self.options.nonneg)
+        floor = self.design.floor_for(self.pool.residual, self.wanted, signed=self.options.nonneg)
         if self.lambda_max is None:
             if self.options.lambda_ is None and self.options.lambda_ratio > 0.5:
                 # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
