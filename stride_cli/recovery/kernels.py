@@ -14,7 +14,11 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from numba import njit, prange
+from numba import config, njit, prange
+
+# not OpenMP, whose thread count belongs to the whole process: after a first query torch would compute with
+# other threads, and to other bits, than before it
+config.THREADING_LAYER = "workqueue"
 
 BATCH = 16
 """Residuals read at once by the batch scan; 16 is where LLVM turns the inner loop into vector loads."""

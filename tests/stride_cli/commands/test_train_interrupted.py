@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -21,8 +22,13 @@ FITS = {
 }
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def bare(workspace: Path, target: Path) -> Path:
@@ -65,7 +71,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
 def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    size = sum(len(data) for data in contents(workspace / "run.stride").values())
+    size = sum(file.stat().st_size for file in (workspace / "run.stride").rglob("*") if file.is_file())
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size // 2}", "tmpfs", str(disk)],
         capture_output=True,
