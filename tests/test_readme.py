@@ -75,8 +75,8 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
         for value in _values(output)
         if isinstance(value, dict) and value.get("schema") == "stride.answer/1"
     )
-    assert len(answer["hits"]) == 10
-    assert answer["hits"][0]["document"] == "history/french-revolution"
+    documents = [hit["document"] for hit in answer["hits"]]
+    assert len(documents) == 10 and "history/french-revolution" in documents
 
 
 def test_the_test_command_is_what_ci_runs() -> None:
