@@ -4,6 +4,7 @@ For small gates fidelity plus stability is quadratic in the gates of each subset
 
     −ḡ_k·a + ½ aᵀ (λ_stab F + γ I) a,      ḡ = D⁻¹ M G,   g_i = −∂loss(z_i)/∂a |_{a=0},
 
+where the loss of chunk i is the sum over its scored tokens (paper, L_fid) in units of the corpus's mean chunk,
 with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum
 is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
 distribution; when p exceeds the number of Fisher rows the system is solved in the dual.
@@ -199,6 +200,7 @@ def _accumulate(
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
         sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
     last_saved = time.monotonic()
+    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
     total = int(chunks.lengths.sum())
     with progress("fitting operators", total, unit="tokens") as bar:
         bar.advance(sum(int(chunks.lengths[group].sum()) for group in plan[:first]))
@@ -211,10 +213,13 @@ def _accumulate(
                 membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]
+                # L_fid sums over a chunk's tokens: a tail of three tokens weighs three tokens, not a chunk
+                share = (batch.scored / typical)[:, None]
                 for position, gradient in enumerate(true):
                     gradient = gradient.cpu()
+                    weighted = gradient * share
                     for draw in range(membership.shape[1]):
-                        sums[position].index_add_(0, membership[:, draw], gradient)
+                        sums[position].index_add_(0, membership[:, draw], weighted)
                     if drawn is not None:
                         target = torch.from_numpy(slot[rows][wanted])
                         keep = torch.from_numpy(wanted)

@@ -101,7 +101,7 @@ def test_the_pass_equals_a_plain_loop(model, chunks: ChunkReader, columns: np.nd
         true, drawn, _ = gate_gradients(
             model, operators.spaces, 2, batch, sampled=label_uniforms(chosen.seed, batch)
         )
-        gradients.append(true[0][0])
+        gradients.append(true[0][0] * batch.scored[0] * chunks.n_chunks / chunks.scored_tokens())
         rows.append(drawn[0][0] * batch.scored[0].sqrt())
     matrix = torch.zeros(K, chunks.n_chunks)
     for chunk, subsets in enumerate(columns):
