@@ -4,7 +4,7 @@ For small gates fidelity plus stability is quadratic in the gates of each subset
 
     −ḡ_k·a + ½ aᵀ (λ_stab F + γ I) a,      ḡ = D⁻¹ M G,   g_i = −∂loss(z_i)/∂a |_{a=0},
 
-where the loss of chunk i is the sum over its scored tokens (paper, L_fid) in units of the corpus's mean chunk,
+where the loss of chunk i is the sum over its scored tokens (paper, L_fid), in units of the mean chunk,
 with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum
 is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
 distribution; when p exceeds the number of Fisher rows the system is solved in the dual.
