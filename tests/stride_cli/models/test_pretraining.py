@@ -179,7 +179,7 @@ def test_defaults_fit_the_corpus() -> None:
     assert (small.layers, small.width, small.heads, small.vocab) == (4, 128, 2, 512)
     assert (large.layers, large.width, large.heads, large.vocab) == (6, 256, 4, 8192)
     assert choose_architecture(8_000_000, width=96, vocab=1000).vocab == 1000
-    assert default_epochs(100) == 60 and default_epochs(20_000) == 15 and default_epochs(2_000_000) == 8
+    assert default_epochs(100) == 60 and default_epochs(12_500) == 12 and default_epochs(2_000_000) == 8
     for tokens in (500, 5_000, 50_000, 500_000, 5_000_000):
         batch = default_batch_tokens(tokens, default_epochs(tokens))
         assert 512 <= batch <= 4096 and batch & (batch - 1) == 0
