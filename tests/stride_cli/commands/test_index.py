@@ -415,11 +415,15 @@ def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path) -> None:
     line = "index build corpus.jsonl --model model --commit-seconds 0"
     command = [sys.executable, "-m", "stride_cli", *line.split()]
     journal = Path("run.stride.partial/journal.jsonl")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
+    for _ in range(3):  # on a busy machine the signal may come too late, or while a library swallows it
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        if process.returncode == 130:
+            break
+        shutil.rmtree("run.stride", ignore_errors=True)
     assert (process.returncode, out) == (130, b"")
     assert err in (b"", b"interrupted\n")  # no traceback, no half-finished message
     assert journal.exists() and not Path("run.stride").exists()
