@@ -58,8 +58,13 @@ def test_the_main_job(shell) -> None:
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
     found = [answer["hits"][0]["document"] in answer["expected"] for answer in answers]
     assert sum(found) >= 8
-    again = shell(command)  # everything is there: it only asks
-    assert [json.loads(line)["hits"] for line in again.splitlines()] == [a["hits"] for a in answers]
+    again = [json.loads(line) for line in shell(command).splitlines()]  # everything is there: it only asks
+    for first, second in zip(answers, again, strict=True):
+        # another process may have its arrays at other addresses, and the last bits of a sum depend on that
+        influences = {hit["document"]: hit["influence"] for hit in second["hits"]}
+        leading = {hit["document"]: hit["influence"] for hit in first["hits"][:5]}
+        assert second["response"] == first["response"]
+        assert {name: influences[name] for name in leading} == pytest.approx(leading, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.slow
