@@ -1,0 +1,161 @@
+"""How sure a mean LDS is: bootstrap over queries, over subsets and over both, the same draws for all methods.
+
+Differences between methods are taken draw by draw, so that what they share (hard queries, noisy subsets)
+cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stride_cli.randomness import stream
+
+DRAWS = 1000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its bootstrap standard error and percentile interval."""
+
+    mean: float
+    se: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over queries, and its uncertainty from three kinds of resampling.
+
+    Attributes
+    ----------
+    queries : Interval      over queries: these subsets, other queries
+    subsets : Interval      over subsets: these queries, other retrained models
+    joint : Interval        over both, the headline
+    """
+
+    queries: Interval
+    subsets: Interval
+    joint: Interval
+
+    @property
+    def mean(self) -> float:
+        return self.joint.mean
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Resampled means of one method: (B,) float64 each, and the mean as observed."""
+
+    mean: float
+    queries: np.ndarray
+    subsets: np.ndarray
+    joint: np.ndarray
+
+    def estimate(self) -> Estimate:
+        return Estimate(*(interval(self.mean, kind) for kind in (self.queries, self.subsets, self.joint)))
+
+    def minus(self, other: Draws) -> Draws:
+        """The difference of two methods, draw by draw."""
+        return Draws(
+            self.mean - other.mean,
+            self.queries - other.queries,
+            self.subsets - other.subsets,
+            self.joint - other.joint,
+        )
+
+
+class Resampler:
+    """The draws of one evaluation: every method sees the same ones.
+
+    Parameters
+    ----------
+    measured : (Q, R) float64      the truth, as from `metrics.measured_response`
+    draws : int                    B
+    seed : int                     of the streams "bootstrap queries" and "bootstrap subsets"
+    """
+
+    def __init__(self, measured: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> None:
+        n_queries, n_subsets = measured.shape
+        self.query_counts = _counts(stream(seed, "bootstrap queries"), draws, n_queries)  # (B, Q)
+        self.subset_counts = _counts(stream(seed, "bootstrap subsets"), draws, n_subsets)  # (B, R)
+        self._measured = measured
+
+    def spearman(self, predicted: np.ndarray, observed: np.ndarray) -> Draws:
+        """Resampled mean Spearman correlations of a method.
+
+        Ranks are taken anew in every draw of subsets, with the multiplicities as ties.
+
+        Parameters
+        ----------
+        predicted : (Q, R)
+        observed : (Q,)      Spearman correlations of the queries as they are
+        """
+        n_queries = len(observed)
+        over_queries = self.query_counts @ observed / n_queries
+        over_subsets = np.zeros(len(self.subset_counts))
+        joint = np.zeros(len(self.subset_counts))
+        # one query at a time: (B, R) is the largest array
+        for query in range(n_queries):
+            drawn = _weighted_spearman(predicted[query], self._measured[query], self.subset_counts)
+            over_subsets += drawn / n_queries
+            joint += drawn * self.query_counts[:, query] / n_queries
+        return Draws(float(observed.mean()), over_queries, over_subsets, joint)
+
+
+def interval(mean: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
+    """Percentile interval and standard error of resampled means, (B,)."""
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean, float(draws.std(ddof=1)), float(low), float(high))
+
+
+def mean_interval(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0, name: str = "values") -> Interval:
+    """Bootstrap interval of a mean over independent units (queries); NaN values are left out.
+
+    Parameters
+    ----------
+    values : (Q,) float64
+    name : str      names the random stream; the same name and length means the same draws
+    """
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return Interval(np.nan, np.nan, np.nan, np.nan)
+    counts = _counts(stream(seed, f"bootstrap {name}"), draws, len(values))
+    return interval(float(values.mean()), counts @ values / len(values))
+
+
+def differences(draws: Mapping[str, Draws], reference: str) -> dict[str, Estimate]:
+    """Every other method minus `reference`, by name: below zero where the reference is better."""
+    return {
+        name: found.minus(draws[reference]).estimate() for name, found in draws.items() if name != reference
+    }
+
+
+def _counts(generator: np.random.Generator, draws: int, size: int) -> np.ndarray:
+    """How often each of `size` units is drawn in each of `draws` resamples, (B, size) float64."""
+    return generator.multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
+
+
+def _weighted_spearman(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Spearman correlation under each row of multiplicities, (B,); 0 where a side is constant."""
+    total = counts.sum(axis=1, keepdims=True)  # (B, 1)
+    x, y = (_weighted_mid_ranks(side, counts) - (total + 1) / 2 for side in (left, right))  # (B, R)
+    weighted = counts * x
+    covariance = (weighted * y).sum(axis=1)
+    spread = (weighted * x).sum(axis=1) * (counts * y * y).sum(axis=1)
+    return np.divide(covariance, np.sqrt(spread), out=np.zeros(len(counts)), where=spread > 1e-9)
+
+
+def _weighted_mid_ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Mid-ranks of values that occur `counts` times: (B, R)."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    below = np.zeros((len(counts), len(values) + 1))
+    np.cumsum(counts[:, order], axis=1, out=below[:, 1:])
+    first = np.searchsorted(ordered, values, side="left")
+    last = np.searchsorted(ordered, values, side="right")
+    return (below[:, first] + below[:, last] + 1) / 2

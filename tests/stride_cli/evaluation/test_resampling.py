@@ -1,0 +1,88 @@
+"""Bootstrap of LDS: against resampling done literally, and against intervals that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from stride_cli.evaluation import metrics
+from stride_cli.evaluation.resampling import Resampler, differences, mean_interval
+
+
+def observed(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    return metrics.correlate(predicted, measured).spearman
+
+
+@given(st.integers(0, 1000), st.integers(3, 15))
+@settings(max_examples=25)
+def test_draws_are_literal_resamples(seed: int, size: int) -> None:
+    """Rank correlation of the repeated rows, by scipy, with ties in the data too."""
+    generator = np.random.default_rng(seed)
+    predicted, measured = generator.integers(0, 6, (2, 3, size)).astype(float)
+    resampler = Resampler(measured, draws=5, seed=seed)
+    rho = observed(predicted, measured)
+    draws = resampler.spearman(predicted, rho)
+    for number in range(5):
+        rows = np.repeat(np.arange(size), resampler.subset_counts[number].astype(int))
+        literal = []
+        for left, right in zip(predicted[:, rows], measured[:, rows], strict=True):
+            constant = np.ptp(left) == 0 or np.ptp(right) == 0
+            literal.append(0.0 if constant else stats.spearmanr(left, right).statistic)
+        queries = np.repeat(np.arange(3), resampler.query_counts[number].astype(int))
+        assert draws.subsets[number] == pytest.approx(np.mean(literal))
+        assert draws.queries[number] == pytest.approx(rho[queries].mean())
+        assert draws.joint[number] == pytest.approx(np.array(literal)[queries].mean())
+
+
+def test_interval_over_queries_is_the_textbook_one() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+    found = mean_interval(values, draws=4000)
+    error = values.std(ddof=1) / 20
+    assert found.se == pytest.approx(error, rel=0.05)
+    assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+    assert found == mean_interval(values, draws=4000)
+    assert np.isnan(mean_interval(np.array([np.nan])).mean)
+
+
+def test_intervals_nest_and_cover() -> None:
+    generator = np.random.default_rng(3)
+    measured = generator.normal(size=(40, 60))
+    predicted = measured + generator.normal(size=measured.shape)
+    resampler = Resampler(measured, draws=500)
+    found = resampler.spearman(predicted, observed(predicted, measured)).estimate()
+    assert found.mean == pytest.approx(observed(predicted, measured).mean())
+    for part in (found.queries, found.subsets, found.joint):
+        assert part.low < found.mean < part.high
+    assert found.joint.se > max(found.queries.se, found.subsets.se) * 0.95
+    assert found.joint.high - found.joint.low < 0.2
+
+
+def test_differences_are_paired() -> None:
+    """A method and a slightly disturbed copy of it: the difference is known far better than either."""
+    generator = np.random.default_rng(4)
+    measured = generator.normal(size=(30, 50))
+    predicted = measured + 2 * generator.normal(size=measured.shape)
+    nearly = predicted + 0.05 * generator.normal(size=measured.shape)
+    resampler = Resampler(measured, draws=300)
+    draws = {
+        name: resampler.spearman(rows, observed(rows, measured))
+        for name, rows in (("stride", predicted), ("copy", nearly), ("other", -predicted))
+    }
+    found = differences(draws, "stride")
+    assert set(found) == {"copy", "other"}
+    assert found["copy"].joint.se < draws["stride"].estimate().joint.se / 3
+    assert found["copy"].joint.low < 0 < found["copy"].joint.high
+    assert found["other"].joint.high < 0  # worse than the reference
+    assert found["other"].mean == pytest.approx(-2 * draws["stride"].mean)
+
+
+def test_draws_depend_on_the_seed_only() -> None:
+    measured = np.random.default_rng(5).normal(size=(4, 10))
+    first, again, other = (Resampler(measured, draws=20, seed=seed) for seed in (1, 1, 2))
+    assert (first.subset_counts == again.subset_counts).all()
+    assert (first.subset_counts != other.subset_counts).any()
+    assert (first.subset_counts.sum(axis=1) == 10).all() and (first.query_counts.sum(axis=1) == 4).all()
