@@ -1,0 +1,51 @@
+"""One vector for every chunk, compared with queries by cosine."""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+
+IN_MEMORY = 1 << 30  # bytes; a larger table is a file without a name in the temporary directory
+SIMILARITY_CHUNKS = 200_000  # chunks compared with a block of queries at once (app:baseline_details)
+
+
+class VectorTable:
+    """Unit vectors of n chunks.
+
+    Parameters
+    ----------
+    n_chunks, width : int
+
+    Attributes
+    ----------
+    vectors : (n, width) float32      rows of length 1; zero rows stay zero, and have cosine 0 with everything
+    """
+
+    def __init__(self, n_chunks: int, width: int) -> None:
+        if 4 * n_chunks * width <= IN_MEMORY:
+            self.vectors = np.zeros((n_chunks, width), np.float32)
+        else:
+            with tempfile.TemporaryFile() as file:  # the mapping keeps it until the table is gone
+                self.vectors = np.memmap(file, np.float32, "w+", shape=(n_chunks, width))
+        self.bytes_per_chunk = 4.0 * width
+
+    def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
+        """Store vectors (b, width), any length, as those of chunks ``rows`` (b,)."""
+        self.vectors[rows] = unit(vectors)
+
+    def cosines(self, vectors: np.ndarray) -> np.ndarray:
+        """Cosine of every chunk with each of vectors (q, width): (q, n) float32."""
+        wanted = unit(vectors)
+        block = np.empty((len(wanted), len(self.vectors)), np.float32)
+        for start in range(0, len(self.vectors), SIMILARITY_CHUNKS):
+            part = self.vectors[start : start + SIMILARITY_CHUNKS]
+            np.matmul(wanted, part.T, out=block[:, start : start + len(part)])
+        return block
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1, float32; rows of zeros stay zero."""
+    vectors = np.asarray(vectors, np.float32)
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(length > 0, length, 1)
