@@ -85,23 +85,25 @@ class Resampler:
         self.subset_counts = _counts(stream(seed, "bootstrap subsets"), draws, n_subsets)  # (B, R)
         self._measured = measured
 
-    def spearman(self, predicted: np.ndarray, observed: np.ndarray) -> Draws:
-        """Resampled mean Spearman correlations of a method.
+    def draw(self, kind: str, predicted: np.ndarray, observed: np.ndarray) -> Draws:
+        """Resampled mean correlations of a method.
 
         Ranks are taken anew in every draw of subsets, with the multiplicities as ties.
 
         Parameters
         ----------
+        kind : "spearman", "pearson" or "kendall"
         predicted : (Q, R)
-        observed : (Q,)      Spearman correlations of the queries as they are
+        observed : (Q,)      that correlation, of the queries as they are
         """
+        correlate = _WEIGHTED[kind]
         n_queries = len(observed)
         over_queries = self.query_counts @ observed / n_queries
         over_subsets = np.zeros(len(self.subset_counts))
         joint = np.zeros(len(self.subset_counts))
         # one query at a time: (B, R) is the largest array
         for query in range(n_queries):
-            drawn = _weighted_spearman(predicted[query], self._measured[query], self.subset_counts)
+            drawn = correlate(predicted[query], self._measured[query], self.subset_counts)
             over_subsets += drawn / n_queries
             joint += drawn * self.query_counts[:, query] / n_queries
         return Draws(float(observed.mean()), over_queries, over_subsets, joint)
@@ -140,14 +142,38 @@ def _counts(generator: np.random.Generator, draws: int, size: int) -> np.ndarray
     return generator.multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
 
 
-def _weighted_spearman(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Spearman correlation under each row of multiplicities, (B,); 0 where a side is constant."""
-    total = counts.sum(axis=1, keepdims=True)  # (B, 1)
-    x, y = (_weighted_mid_ranks(side, counts) - (total + 1) / 2 for side in (left, right))  # (B, R)
+def _spearman(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Spearman's ρ under each row of multiplicities, (B,); 0 where a side is constant."""
+    return _weighted_pearson(_weighted_mid_ranks(left, counts), _weighted_mid_ranks(right, counts), counts)
+
+
+def _pearson(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Pearson's r under each row of multiplicities, (B,); 0 where a side is constant."""
+    x, y = (side[None] / max(float(np.abs(side).max()), 1e-300) for side in (left, right))
+    return _weighted_pearson(x, y, counts)
+
+
+def _kendall(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Kendall's τ_a under each row of multiplicities, (B,): a unit drawn twice is tied with itself."""
+    agreement = np.sign(left[:, None] - left) * np.sign(right[:, None] - right)  # (R, R)
+    size = counts.sum(axis=1)
+    return ((counts @ agreement) * counts).sum(axis=1) / (size * (size - 1))
+
+
+_WEIGHTED = {"spearman": _spearman, "pearson": _pearson, "kendall": _kendall}
+
+
+def _weighted_pearson(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Correlation of x and y, (B, R) or (1, R), under multiplicities (B, R)."""
+    total = counts.sum(axis=1, keepdims=True)
+    x, y = (side - (counts * side).sum(axis=1, keepdims=True) / total for side in (x, y))
     weighted = counts * x
     covariance = (weighted * y).sum(axis=1)
-    spread = (weighted * x).sum(axis=1) * (counts * y * y).sum(axis=1)
-    return np.divide(covariance, np.sqrt(spread), out=np.zeros(len(counts)), where=spread > 1e-9)
+    variances = (weighted * x).sum(axis=1), (counts * y * y).sum(axis=1)
+    # relative to what the values are: what is left of a constant after centring is rounding
+    varied = (variances[0] > 1e-24 * total[:, 0]) & (variances[1] > 1e-24 * total[:, 0])
+    spread = np.sqrt(variances[0] * variances[1])
+    return np.clip(np.divide(covariance, spread, out=np.zeros(len(counts)), where=varied), -1, 1)
 
 
 def _weighted_mid_ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

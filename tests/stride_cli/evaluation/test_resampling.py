@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from stride_cli.evaluation import metrics
 from stride_cli.evaluation.resampling import Resampler, differences, mean_interval
@@ -18,23 +17,21 @@ def observed(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 @given(st.integers(0, 1000), st.integers(3, 15))
 @settings(max_examples=25)
-def test_draws_are_literal_resamples(seed: int, size: int) -> None:
-    """Rank correlation of the repeated rows, by scipy, with ties in the data too."""
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "kendall"])
+def test_draws_are_literal_resamples(kind: str, seed: int, size: int) -> None:
+    """The correlation of the repeated rows, with ties in the data too."""
     generator = np.random.default_rng(seed)
     predicted, measured = generator.integers(0, 6, (2, 3, size)).astype(float)
     resampler = Resampler(measured, draws=5, seed=seed)
-    rho = observed(predicted, measured)
-    draws = resampler.spearman(predicted, rho)
+    found = getattr(metrics.correlate(predicted, measured), kind)
+    draws = resampler.draw(kind, predicted, found)
     for number in range(5):
         rows = np.repeat(np.arange(size), resampler.subset_counts[number].astype(int))
-        literal = []
-        for left, right in zip(predicted[:, rows], measured[:, rows], strict=True):
-            constant = np.ptp(left) == 0 or np.ptp(right) == 0
-            literal.append(0.0 if constant else stats.spearmanr(left, right).statistic)
+        literal = getattr(metrics.correlate(predicted[:, rows], measured[:, rows]), kind)
         queries = np.repeat(np.arange(3), resampler.query_counts[number].astype(int))
-        assert draws.subsets[number] == pytest.approx(np.mean(literal))
-        assert draws.queries[number] == pytest.approx(rho[queries].mean())
-        assert draws.joint[number] == pytest.approx(np.array(literal)[queries].mean())
+        assert draws.subsets[number] == pytest.approx(literal.mean())
+        assert draws.queries[number] == pytest.approx(found[queries].mean())
+        assert draws.joint[number] == pytest.approx(literal[queries].mean())
 
 
 def test_interval_over_queries_is_the_textbook_one() -> None:
@@ -53,7 +50,7 @@ def test_intervals_nest_and_cover() -> None:
     measured = generator.normal(size=(40, 60))
     predicted = measured + generator.normal(size=measured.shape)
     resampler = Resampler(measured, draws=500)
-    found = resampler.spearman(predicted, observed(predicted, measured)).estimate()
+    found = resampler.draw("spearman", predicted, observed(predicted, measured)).estimate()
     assert found.mean == pytest.approx(observed(predicted, measured).mean())
     for part in (found.queries, found.subsets, found.joint):
         assert part.low < found.mean < part.high
@@ -69,7 +66,7 @@ def test_differences_are_paired() -> None:
     nearly = predicted + 0.05 * generator.normal(size=measured.shape)
     resampler = Resampler(measured, draws=300)
     draws = {
-        name: resampler.spearman(rows, observed(rows, measured))
+        name: resampler.draw("spearman", rows, observed(rows, measured))
         for name, rows in (("stride", predicted), ("copy", nearly), ("other", -predicted))
     }
     found = differences(draws, "stride")

@@ -1,0 +1,212 @@
+"""Methods on the same ground: the same truth, the same resamples, each against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from index_format.errors import IndexFormatError
+from stride_cli.errors import StrideError
+from stride_cli.evaluation import metrics
+from stride_cli.evaluation.distribution import Distribution
+from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
+from stride_cli.evaluation.scoring import Run, first_line
+
+KINDS = ("spearman", "pearson", "kendall")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What methods are compared on: R subsets of one size, retrained from S seeds, and Q queries.
+
+    Attributes
+    ----------
+    measured : (Q, R) float64        −loss or margin, mean over seeds
+    response : "loss" or "margin"
+    alpha : float                    share of the chunks in a subset
+    n_seeds : int
+    ceiling : metrics.Ceiling, optional
+    """
+
+    measured: np.ndarray
+    response: str
+    alpha: float
+    n_seeds: int
+    ceiling: metrics.Ceiling | None
+
+    @property
+    def n_queries(self) -> int:
+        return self.measured.shape[0]
+
+    @property
+    def n_subsets(self) -> int:
+        return self.measured.shape[1]
+
+    @classmethod
+    def of(
+        cls,
+        losses: np.ndarray,
+        margins: np.ndarray | None,
+        *,
+        alpha: float,
+        response: str = "loss",
+        seed: int = 0,
+    ) -> Ground:
+        """From losses and margins (R, S, Q) of one α.
+
+        Raises
+        ------
+        UsageError      fewer than three subsets, or margins are asked for and there are none
+        """
+        from stride_cli.errors import UsageError
+
+        if response not in ("loss", "margin"):
+            raise UsageError(f"unknown response '{response}'", fix="use loss or margin")
+        if response == "margin" and margins is None:
+            raise UsageError(
+                "these retrained models were measured by their losses only", fix="use --response loss"
+            )
+        if len(losses) < metrics.FEWEST_SUBSETS:
+            raise UsageError(
+                f"there are {len(losses)} retrained subsets with α = {alpha:g} "
+                f"(expected {metrics.FEWEST_SUBSETS} or more)",
+                fix="retrain more: stride evaluate truth --subsets 50",
+            )
+        used = margins if response == "margin" else None
+        values = losses if used is None else used
+        return cls(
+            metrics.measured_response(losses, used),
+            response,
+            float(alpha),
+            int(losses.shape[1]),
+            metrics.noise_ceiling(np.asarray(values, np.float64), seed=seed),
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method's result, or its failure.
+
+    Attributes
+    ----------
+    method : str                     its spec
+    error, fix : str, optional       why it failed; everything else is None then
+    run : Run
+    correlations : metrics.Correlations
+    estimates : dict                 "spearman", "pearson", "kendall" → Estimate
+    difference : Estimate, optional  Spearman minus the reference's; None for the reference itself
+    """
+
+    method: str
+    error: str | None = None
+    fix: str | None = None
+    run: Run | None = None
+    correlations: metrics.Correlations | None = None
+    estimates: dict[str, Estimate] | None = None
+    difference: Estimate | None = None
+
+    @property
+    def distribution(self) -> Distribution | None:
+        return self.run.distribution if self.run else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Fit and all queries."""
+        return self.run.fit_seconds + self.run.score_seconds if self.run else None
+
+
+def compare_methods(
+    specs: Sequence[str],
+    ground: Ground,
+    run: Callable[[str], Run],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Iterator[Entry]:
+    """The methods one after the other, each as soon as it is done; a failure does not stop the rest.
+
+    Parameters
+    ----------
+    specs : methods; the first one is the reference of all differences
+    run : spec → Run, whose `predicted` is (Q, R)
+    draws : int      bootstrap resamples, the same for every method
+
+    Yields
+    ------
+    Entry
+    """
+    resampler = Resampler(ground.measured, draws=draws, seed=seed)
+    reference: Draws | None = None
+    for position, spec in enumerate(specs):
+        try:
+            found = run(spec)
+            correlations = metrics.correlate(found.predicted, ground.measured)
+        except (StrideError, IndexFormatError) as error:
+            yield Entry(spec, error=error.message, fix=error.fix)
+            continue
+        except Exception as error:  # a method's library may raise anything
+            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+            continue
+        drawn = {kind: resampler.draw(kind, found.predicted, getattr(correlations, kind)) for kind in KINDS}
+        if position == 0:
+            reference = drawn["spearman"]
+        yield Entry(
+            spec,
+            run=found,
+            correlations=correlations,
+            estimates={kind: part.estimate() for kind, part in drawn.items()},
+            difference=drawn["spearman"].minus(reference).estimate() if position and reference else None,
+        )
+
+
+def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
+    """An entry as the record ``stride.lds/1``; every number is null where the method failed."""
+    estimates, run, correlations = entry.estimates, entry.run, entry.correlations
+    record: dict[str, Any] = {"schema": "stride.lds/1", "method": entry.method}
+    if entry.error is not None:
+        record["error"] = entry.error
+    spearman = estimates["spearman"] if estimates else None
+    return {
+        **record,
+        "response": ground.response,
+        "alpha": ground.alpha,
+        "subsets": ground.n_subsets,
+        "seeds": ground.n_seeds,
+        "queries": ground.n_queries,
+        **{kind: _interval(estimates[kind].joint if estimates else None) for kind in KINDS},
+        "over_queries": _interval(spearman.queries if spearman else None, mean=False),
+        "over_subsets": _interval(spearman.subsets if spearman else None, mean=False),
+        "constant_queries": int(correlations.constant.sum()) if correlations is not None else None,
+        "ceiling": ground.ceiling.value if ground.ceiling else None,
+        "seconds": {
+            "fit": run.fit_seconds if run else None,
+            "query": run.score_seconds / ground.n_queries if run else None,
+        },
+        "bytes_per_chunk": run.bytes_per_chunk if run else None,
+    }
+
+
+def comparison_record(entry: Entry, ground: Ground, reference: str) -> dict[str, Any]:
+    """An entry as the record ``stride.comparison/1``."""
+    run = entry.run
+    return {
+        **lds_record(entry, ground),
+        "schema": "stride.comparison/1",
+        "reference": reference,
+        "difference": _interval(entry.difference.joint if entry.difference else None),
+        "peak_memory": run.memory_bytes if run else None,
+        "peak_device_memory": run.device_bytes if run else None,
+    }
+
+
+def _interval(found: Interval | None, *, mean: bool = True) -> dict[str, float | None]:
+    values = {} if not mean else {"mean": found.mean if found else None}
+    return {
+        **values,
+        "se": found.se if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+    }

@@ -1,0 +1,295 @@
+"""One method run on one task: blocks of scores pass through, sums over subsets and a few numbers remain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from index_format.errors import IndexFormatError
+from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.evaluation.distribution import Distribution, DistributionCounter
+from stride_cli.evaluation.metrics import predicted_response
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from stride_cli.baselines.protocol import Method, Task
+    from stride_cli.evaluation.truth import Truth
+    from stride_cli.measurement.query_set import QuerySet
+
+
+@dataclass(frozen=True)
+class TaskPath:
+    """How another process opens the same task: index, model (None: where the index says), device, dtype."""
+
+    index: Path
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What remains of a method's scores.
+
+    Attributes
+    ----------
+    predicted : (Q, R) float64             sums over the subsets; R = 0 without subsets
+    distribution : Distribution, optional
+    fit_seconds, score_seconds : float     of `Method.fit`, and of all queries together
+    bytes_per_chunk : float                what the method keeps for later queries
+    memory_bytes : float, optional         growth of the resident memory over fit and score, at its peak; only
+                                           measured in a process of its own
+    device_bytes : float, optional         peak of CUDA memory above what the model takes
+    """
+
+    predicted: np.ndarray
+    distribution: Distribution | None
+    fit_seconds: float
+    score_seconds: float
+    bytes_per_chunk: float
+    memory_bytes: float | None = None
+    device_bytes: float | None = None
+
+
+def open_task(where: TaskPath) -> Task:
+    """The index and its model, as every method sees them.
+
+    Raises
+    ------
+    IndexNotFound, IndexDamaged, IndexMismatch, ModelError
+    """
+    from index_format.reader import Index
+    from stride_cli.api import open_model
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.operators.batches import ChunkReader
+
+    index = Index.open(where.index)
+    model = open_model(index, where.model, device=where.device, dtype=where.dtype)
+    return Task(index, model, ChunkReader(index), index.seed)
+
+
+def run_method(
+    task: Task,
+    spec: str,
+    queries: QuerySet,
+    *,
+    masks: np.ndarray | None = None,
+    describe: bool = False,
+) -> Run:
+    """Fit a method and score the queries, block after block.
+
+    Parameters
+    ----------
+    spec : str                            as `stride_cli.baselines.registry.open_method` takes it
+    masks : (R, n) bool, optional         subsets to predict the responses of
+    describe : bool                       also look at how the scores are spread
+
+    Raises
+    ------
+    UsageError, MissingExtraError         the method does not exist, or not here, or not for this task
+    NumericalError                        a score is not finite
+    """
+    from stride_cli.baselines.registry import open_method
+
+    started = time.perf_counter()
+    method = open_method(spec)
+    method.fit(task)
+    fitted = time.perf_counter()
+    counter = DistributionCounter(active_bound=getattr(method, "active_bound", None)) if describe else None
+    predicted, aside = [], 0.0
+    for block in score_blocks(method, queries, task.n_chunks):
+        paused = time.perf_counter()
+        if masks is not None:
+            predicted.append(predicted_response(block, masks))
+        if counter is not None:
+            counter.add(block)
+        aside += time.perf_counter() - paused
+    ended = time.perf_counter()
+    return Run(
+        predicted=np.concatenate(predicted) if predicted else np.zeros((len(queries), 0)),
+        distribution=counter.result() if counter is not None else None,
+        fit_seconds=fitted - started,
+        score_seconds=ended - fitted - aside,
+        bytes_per_chunk=float(method.bytes_per_chunk),
+    )
+
+
+def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[np.ndarray]:
+    """The blocks of `Method.score`, with their shapes checked: (q, n), Q rows in all.
+
+    Raises
+    ------
+    NumericalError      a score is not finite
+    """
+    rows = 0
+    for block in method.score(queries):
+        if block.ndim != 2 or block.shape[1] != n_chunks:
+            raise ValueError(f"{method.name} gave scores of shape {block.shape}, expected (q, {n_chunks})")
+        if not np.isfinite(block).all():
+            raise NumericalError(f"{method.name}: a score is not finite", fix="run it with --dtype fp32")
+        rows += len(block)
+        yield block
+    if rows != len(queries):
+        raise ValueError(f"{method.name} scored {rows} queries, expected {len(queries)}")
+
+
+def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:
+    """Where each query stands in a set that was measured, by its tokens and scored positions.
+
+    Returns
+    -------
+    (len(queries),) int64
+
+    Raises
+    ------
+    QueryError      a query is not among the measured ones; names it
+    """
+    positions = {_content(known, row): row for row in reversed(range(len(known)))}
+    found = []
+    for row, name in enumerate(queries.names):
+        position = positions.get(_content(queries, row))
+        if position is None:
+            raise QueryError(
+                f"query '{name}' is not among the {len(known)} that the retrained models were measured on",
+                fix="leave --queries out, or measure these: stride evaluate truth --queries FILE",
+            )
+        found.append(position)
+    return np.array(found, np.int64)
+
+
+def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
+    return queries.ids[row].tobytes(), (queries.weights[row] > 0).tobytes()
+
+
+def run_apart(
+    where: TaskPath, spec: str, *, alpha: float | None, rows: np.ndarray, describe: bool = True
+) -> Run:
+    """`run_method` on queries of the index's truth, in a process of its own, so that its memory is its own.
+
+    Parameters
+    ----------
+    alpha : float, optional     which subsets, as `Truth.from_index` takes it
+    rows : (q,) int64           which of the truth's queries
+
+    Raises
+    ------
+    what `run_method` raises; StrideError where the process dies
+    """
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")  # a fork would start with all that this process holds
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_serve, args=(theirs, os.getpid(), where, spec, alpha, rows, describe))
+    child.daemon = True
+    child.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        child.join()
+        code = child.exitcode
+        how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
+        raise StrideError(
+            f"the process that ran '{spec}' {how}", fix="it may have run out of memory: give it fewer queries"
+        ) from None
+    finally:
+        ours.close()
+        if child.is_alive():
+            child.join(timeout=5)
+        if child.is_alive():
+            child.terminate()
+        child.join()
+    if isinstance(answer, Run):
+        return answer
+    kind, message, fix = answer
+    error = StrideError(message, fix=fix)
+    error.__cause__ = RuntimeError(kind)
+    raise error
+
+
+def _serve(
+    connection: Connection,
+    parent: int,
+    where: TaskPath,
+    spec: str,
+    alpha: float | None,
+    rows: np.ndarray,
+    describe: bool,
+) -> None:
+    from stride_cli.evaluation.engines import die_with_parent
+    from stride_cli.evaluation.truth import Truth
+
+    die_with_parent()
+    if os.getppid() != parent:
+        return
+    try:
+        task = open_task(where)
+        truth: Truth = Truth.from_index(task.index, alpha=alpha)
+        memory = MemoryPeak()
+        run = run_method(task, spec, truth.queries.take(rows), masks=truth.masks, describe=describe)
+        connection.send(memory.measured(run))
+    except (StrideError, IndexFormatError) as error:
+        connection.send((type(error).__name__, error.message, error.fix))
+    except MemoryError:
+        connection.send(("MemoryError", f"'{spec}' ran out of memory", "give it fewer queries"))
+    except Exception as error:  # whatever a method's library raises is that method's failure, not the others'
+        connection.send(
+            (type(error).__name__, f"'{spec}' failed: {type(error).__name__}: {first_line(error)}", None)
+        )
+    finally:
+        connection.close()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+class MemoryPeak:
+    """Growth of this process's resident memory from here on, at its peak; and of CUDA memory."""
+
+    def __init__(self) -> None:
+        import gc
+
+        gc.collect()
+        with contextlib.suppress(OSError):
+            # Linux: 5 resets the high-water mark; ru_maxrss cannot be, and inherits the parent's over exec
+            Path("/proc/self/clear_refs").write_text("5")
+        self._start = self._resident("VmRSS")
+        import torch
+
+        self._cuda = torch.cuda.is_available()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._device_start = torch.cuda.memory_allocated()
+
+    def measured(self, run: Run) -> Run:
+        """The same run with the memory that has been used since."""
+        from dataclasses import replace
+
+        peak = self._resident("VmHWM")
+        grown = None if peak is None or self._start is None else float(max(0, peak - self._start))
+        device = None
+        if self._cuda:
+            import torch
+
+            device = float(torch.cuda.max_memory_allocated() - self._device_start)
+        return replace(run, memory_bytes=grown, device_bytes=device)
+
+    @staticmethod
+    def _resident(key: str) -> int | None:
+        """A line of /proc/self/status in bytes; None where there is no such file."""
+        try:
+            text = Path("/proc/self/status").read_text()
+        except OSError:
+            return None
+        line = next((line for line in text.splitlines() if line.startswith(f"{key}:")), None)
+        return None if line is None else int(line.split()[1]) * 1024
