@@ -1,0 +1,125 @@
+"""`stride evaluate truth`: retrain on random subsets, and keep what becomes of the queries."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+
+EXAMPLE = """\b
+Examples:
+  stride evaluate truth --index run.stride --queries queries.jsonl --subsets 64 --alpha 0.5
+  stride evaluate truth --queries queries.jsonl --command 'python train.py --mask {mask} --out {out}'
+"""
+
+
+class Engine(StrEnum):
+    """Where models are trained."""
+
+    local = "local"
+    ray = "ray"
+
+
+def truth(
+    queries: Annotated[
+        Path,
+        typer.Option("--queries", help='JSON Lines of {"id", "text"} or {"id", "prompt", "response"}.'),
+    ],
+    index: IndexPath = None,
+    model: ModelPath = None,
+    subsets: Annotated[int, typer.Option("--subsets", help="Random subsets of this α, in all.")] = 100,
+    alpha: Annotated[float, typer.Option("--alpha", help="Share of the chunks in a subset.")] = 0.3,
+    seeds: Annotated[int, typer.Option("--seeds", help="Models trained on each subset.")] = 1,
+    engine: Annotated[
+        Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
+    ] = Engine.local,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", help="Trained at the same time; default: one a processor or GPU."),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the retrained weights here.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="A stride_recipe.json; default: the model's own.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            help="Retrain by this program instead: {mask} is a .npy of one bool a chunk, {out} where it "
+            "leaves the checkpoint, {seed} a seed.",
+        ),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a truth of other queries or another recipe.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Retrain the model on random subsets of its training chunks: the ground truth that LDS compares with.
+
+    Interrupted, the same command goes on where it was. With more --subsets or --seeds, or another --alpha, it
+    adds to what is there.
+    """
+    from index_format.reader import Index
+    from stride_cli import api
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.config import resolve
+    from stride_cli.evaluation.truth import build_truth, per_mille
+    from stride_cli.measurement.query_set import read_query_set
+    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.output import emit, note, wants_json
+
+    begin = time.monotonic()
+    share = per_mille(alpha)
+    opened = Index.open(find_index(index))
+    general = resolve("general", {"model": model})
+    loaded = api.open_model(opened, general.model, device=device or "auto", dtype=dtype or "auto")
+    task = Task(opened, loaded, ChunkReader(opened), opened.seed)
+    wanted = read_query_set(loaded, queries, block_size=opened.attributes["block_size"])
+    found = build_truth(
+        task,
+        wanted,
+        n_subsets=subsets,
+        n_seeds=seeds,
+        alpha=alpha,
+        recipe=recipe,
+        command=command,
+        keep=keep,
+        engine=engine.value,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
+    record = {
+        "schema": "stride.truth/1",
+        "index": str(opened.path),
+        "subsets": chosen.n_subsets,
+        "seeds": chosen.n_seeds,
+        "alpha": share / 1000,
+        "queries": len(wanted),
+        "trained": found.trained,
+        "reused": found.reused,
+        "mean_loss": float(chosen.losses.mean()),
+        "base_loss": float(chosen.base_losses.mean()),
+        "seconds": time.monotonic() - begin,
+    }
+    if wants_json(json):
+        emit(record)
+        return
+    note(
+        f"{record['subsets']:,} subsets × {record['seeds']} seeds of α = {record['alpha']:g}: "
+        f"{found.trained:,} models trained, {found.reused:,} already there, in {record['seconds']:.0f} s"
+    )
+    note(
+        f"mean loss of {len(wanted):,} queries: {record['mean_loss']:.3f} nats after retraining, "
+        f"{record['base_loss']:.3f} before"
+    )
+    note(f"next: stride evaluate lds --index {opened.path}")

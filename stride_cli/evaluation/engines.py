@@ -1,0 +1,282 @@
+"""Where retraining runs: in this process, in processes of this machine, or as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from index_format.errors import IndexFormatError
+from stride_cli.errors import StrideError, UsageError, require_extra
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from stride_cli.evaluation.retraining import Job, Outcome, Trainer
+
+Groups = Sequence[Sequence["Job"]]
+Engine = Callable[["Trainer", Groups, int | None], Iterator[tuple[int, "list[Outcome]"]]]
+
+_ATTEMPTS = 3  # of one group whose worker dies
+_PR_SET_PDEATHSIG = 1
+_SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
+# glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+
+
+def open_engine(name: str) -> Engine:
+    """A function (trainer, groups of jobs, workers) → (number of the group, its outcomes), as they finish.
+
+    Raises
+    ------
+    UsageError           no such engine
+    MissingExtraError    "ray" without the package
+    """
+    if name == "local":
+        return run_local
+    if name == "ray":
+        try:
+            import ray  # noqa: F401
+        except ImportError:
+            raise require_extra("ray", "ray") from None
+        return run_ray
+    raise UsageError(f"--engine {name} is unknown", fix="one of local, ray")
+
+
+def run_local(
+    trainer: Trainer, groups: Groups, workers: int | None = None
+) -> Iterator[tuple[int, list[Outcome]]]:
+    """Train groups in `workers` processes of one thread each; in this one where a single worker is enough.
+
+    A worker that dies (out of memory, say) is replaced and its group trained again, up to three times. The
+    workers end when this process ends, however it ends.
+
+    Raises
+    ------
+    StrideError      what training raised in a worker, or a group whose workers died
+    """
+    count = min(workers or default_workers(trainer), len(groups))
+    if count <= 1:
+        for place, group in enumerate(groups):
+            with one_thread():
+                outcomes = trainer.run(group)
+            yield place, outcomes
+        return
+    payload = pickle.dumps(trainer)
+    waiting = list(range(len(groups)))[::-1]
+    attempts = [0] * len(groups)
+    pool = [_Worker(slot, payload, _device_kind(trainer)) for slot in range(count)]
+    try:
+        for worker in pool:
+            worker.send(waiting.pop(), groups)
+        while any(worker.group is not None for worker in pool):
+            for ready in wait([worker.connection for worker in pool if worker.group is not None]):
+                worker = next(worker for worker in pool if worker.connection is ready)
+                number = worker.group
+                assert number is not None
+                try:
+                    answer = worker.connection.recv()
+                except (EOFError, OSError):
+                    attempts[number] += 1
+                    status = worker.stop()
+                    if attempts[number] == _ATTEMPTS:
+                        raise StrideError(
+                            f"a worker died {_ATTEMPTS} times over the same models (last status {status})",
+                            fix="out of memory? use fewer --workers; what is finished is kept",
+                        ) from None
+                    note(f"a worker died (status {status}); its models are trained again")
+                    pool[pool.index(worker)] = fresh = _Worker(worker.slot, payload, worker.device)
+                    fresh.send(number, groups)
+                    continue
+                if isinstance(answer, BaseException):
+                    raise answer
+                worker.group = None
+                if waiting:
+                    worker.send(waiting.pop(), groups)
+                yield number, answer
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+def default_workers(trainer: Trainer) -> int:
+    """One a processor that this process may use, or one a GPU where the trainer's device is one."""
+    if _device_kind(trainer) == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Within: torch computes on one thread, so that sums are taken in the same order wherever it runs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it is gone (Linux; elsewhere nothing)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class _Worker:
+    """A process that trains the groups it is sent, one after the other."""
+
+    slot: int
+    payload: bytes
+    device: str
+
+    def __post_init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **_MALLOC,
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        if self.device == "cuda":
+            visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+            environment["CUDA_VISIBLE_DEVICES"] = (
+                visible[self.slot % len(visible)] if visible else str(self.slot)
+            )
+        # an interpreter of its own rather than multiprocessing's: it never runs the caller's main module
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _SERVE,
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.group: int | None = None
+        with contextlib.suppress(OSError):  # it is already gone: the first answer will say so
+            self.connection.send_bytes(self.payload)
+
+    def send(self, number: int, groups: Groups) -> None:
+        self.group = number
+        with contextlib.suppress(OSError):
+            self.connection.send(list(groups[number]))
+
+    def stop(self) -> int:
+        """End the process, whatever it is doing; nothing of it is lost but the group at hand."""
+        self.connection.close()
+        self.process.kill()
+        return self.process.wait()
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """The worker's side: a trainer, then groups of jobs, come in; outcomes, or an error, go back."""
+    die_with_parent()
+    if os.getppid() != parent:  # it went before we could ask to be told
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    connection = Connection(descriptor)
+    with contextlib.suppress(EOFError, OSError):
+        payload = connection.recv_bytes()  # before anything slow: the parent waits for it to be taken
+        import torch
+
+        torch.set_num_threads(1)
+        try:
+            trainer = pickle.loads(payload)
+        except (ImportError, AttributeError) as error:
+            connection.recv()
+            connection.send(_portable(error))
+            return
+        while True:
+            jobs = connection.recv()
+            try:
+                answer: Any = trainer.run(jobs)
+            except Exception as error:
+                answer = _portable(error)
+            connection.send(answer)
+
+
+def run_ray(
+    trainer: Trainer, groups: Groups, workers: int | None = None
+) -> Iterator[tuple[int, list[Outcome]]]:
+    """Train groups as Ray tasks, of one CPU or, where the trainer's device is one, one GPU each.
+
+    Connects to the cluster of RAY_ADDRESS, or the one running here; else starts one on this machine. Its
+    nodes need stride-tda, and the base model of a fine-tuning under the same path. A task whose worker or
+    node dies is run again elsewhere; finished ones are not.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    gpu = _device_kind(trainer) == "cuda"
+    task = ray.remote(num_cpus=0 if gpu else 1, num_gpus=1 if gpu else 0, max_retries=10)(_run_on_ray)
+    shared = ray.put(trainer)
+    total = ray.cluster_resources().get("GPU" if gpu else "CPU", 1)
+    # a few more than there is room for: none waits for the driver, and few are lost with an interrupt
+    limit = workers or max(1, int(2 * total))
+    waiting = list(range(len(groups)))[::-1]
+    running: dict[Any, int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                number = waiting.pop()
+                running[task.remote(shared, list(groups[number]))] = number
+            done, _ = ray.wait(list(running), num_returns=1)
+            for reference in done:
+                number = running.pop(reference)
+                try:
+                    answer = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    raise StrideError(
+                        f"Ray could not train a group of models: {str(error).splitlines()[0]}",
+                        fix="look at the cluster with `ray status`, and rerun: what is finished is kept",
+                    ) from error
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield number, answer
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _run_on_ray(trainer: Trainer, jobs: list[Job]) -> Any:
+    try:
+        with one_thread():
+            return trainer.run(jobs)
+    except Exception as error:
+        return _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent to another process and says there what it said here."""
+    if isinstance(error, StrideError | IndexFormatError):
+        return error.with_traceback(None)
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return RuntimeError(f"retraining failed in a worker:\n{trace}")
+
+
+def _device_kind(trainer: Trainer) -> str:
+    """ "cpu" or "cuda": where the trainer computes."""
+    return str(getattr(trainer, "device", "cpu")).partition(":")[0]

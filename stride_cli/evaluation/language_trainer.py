@@ -1,0 +1,244 @@
+"""Retraining a language model by its recipe on a subset of its index's chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from index_format.durable import make_directory, sync_directory, write_file
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.errors import ModelError
+from stride_cli.evaluation.retraining import Job, Outcome
+from stride_cli.evaluation.store import job_key
+from stride_cli.models.adapter import CausalLM
+from stride_cli.models.recipe import FILE_NAME, Recipe, read_recipe
+from stride_cli.models.training import initial_model, train
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+
+_TOKENS = 4096  # of queries evaluated together
+_SHORT = 12  # digits of a fingerprint in messages
+
+
+@dataclass
+class LanguageTrainer:
+    """Trains by a recipe with `stride_cli.models.training.train`; see `retraining.Trainer`.
+
+    Attributes
+    ----------
+    recipe : Recipe
+    chunks : list of Chunk       all n, of the index
+    queries : QuerySet
+    device : str                 "cpu", "cuda", "cuda:1" …
+    keep : Path or None          retrained weights, one safetensors file a job
+    """
+
+    recipe: Recipe
+    chunks: list[Chunk]
+    queries: QuerySet
+    device: str = "cpu"
+    keep: Path | None = None
+    at_once: int = 1
+    digest: str = field(init=False)
+    weights_digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # what names files and versions does not decide a retrained model, the seed is the job's
+        kept = asdict(replace(self.recipe, seed=0, corpus={}, versions={}, base=None))
+        text = json.dumps([kept, self.recipe.corpus["fingerprint"], len(self.chunks)], sort_keys=True)
+        self.weights_digest = hashlib.sha256(text.encode()).hexdigest()
+        both = self.weights_digest + self.queries.fingerprint()
+        self.digest = hashlib.sha256(both.encode()).hexdigest()
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.chunks)
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """One model per job; see `retraining.Trainer`."""
+        return [self._evaluate(model) for model in self.models(jobs)]
+
+    def models(self, jobs: Sequence[Job]) -> list[Any]:
+        """The retrained models (PreTrainedModel, in eval mode, on the trainer's device)."""
+        return [self._kept(job) or self._train(job) for job in jobs]
+
+    def _train(self, job: Job) -> Any:
+        recipe = self.recipe.with_seed(job.seed)
+        model = initial_model(recipe).to(self.device)
+        train(model, self.chunks, recipe, subset=job.mask)
+        self._save(job, model)
+        return model
+
+    def _evaluate(self, model: Any) -> Outcome:
+        return Outcome(query_losses(CausalLM(model), self.queries))
+
+    def _file(self, job: Job) -> Path | None:
+        return None if self.keep is None else self.keep / f"{job_key(self.weights_digest, job)}.safetensors"
+
+    def _save(self, job: Job, model: Any) -> None:
+        from safetensors.torch import save
+
+        path = self._file(job)
+        if path is None:
+            return
+        trained = {name: value.detach().cpu().contiguous() for name, value in _trained(model)}
+        make_directory(path.parent)
+        # another worker may be writing weights beside these, never these
+        fresh = path.with_name(path.name + ".new")
+        write_file(fresh, save(trained, metadata={"sha256": _content(trained)}))
+        fresh.replace(path)
+        sync_directory(path.parent)
+
+    def _kept(self, job: Job) -> Any:
+        """The model of a job whose weights were kept; None where there are none, or damaged ones."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._file(job)
+        if path is None or not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                stored = (file.metadata() or {}).get("sha256")
+        except (SafetensorError, OSError):
+            weights, stored = {}, None
+        model = initial_model(self.recipe.with_seed(job.seed))
+        wanted = dict(_trained(model))
+        if weights.keys() != wanted.keys() or stored != _content(weights):
+            note(f"{path} is damaged: that model is trained again")
+            return None
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(weights[name])
+        return model.to(self.device)
+
+
+def open_language_trainer(
+    task: Task, queries: QuerySet, *, recipe: Recipe | str | Path | None = None, keep: Path | None = None
+) -> LanguageTrainer:
+    """The trainer of a task's language model; see `retraining.open_trainer`.
+
+    Raises
+    ------
+    ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
+    """
+    if isinstance(recipe, str | Path):
+        recipe = _read(Path(recipe))
+    if recipe is None:
+        recipe = None if task.model.path is None else read_recipe(task.model.path)
+    if recipe is None:
+        raise ModelError(
+            f"the model '{task.model.path or task.model.name}' has no recipe ({FILE_NAME}), so it cannot be "
+            "trained again on subsets",
+            fix="make it with `stride model train` or `stride model finetune`, or give --recipe FILE or "
+            "--command 'python train.py --mask {mask} --out {out}'",
+        )
+    check_recipe(recipe, task.index)
+    chunks = index_chunks(task)
+    return LanguageTrainer(recipe, chunks, queries, str(task.model.device), keep)
+
+
+def check_recipe(recipe: Recipe, index: Index) -> None:
+    """Compare a recipe's corpus, block size and tokenizer with an index's: only when they agree are the
+    index's chunks what the model was trained on.
+
+    Raises
+    ------
+    ModelError      names both
+    """
+    prints = index.attributes["fingerprints"]
+    pairs = (
+        ("corpus", recipe.corpus.get("fingerprint"), prints["corpus"]),
+        ("tokenizer", recipe.tokenizer_fingerprint, prints["tokenizer"]),
+        ("block size", recipe.block_size, index.attributes["block_size"]),
+    )
+    wrong = [(name, trained, indexed) for name, trained, indexed in pairs if trained != indexed]
+    if not wrong:
+        return
+    said = "; ".join(
+        f"{name} {str(trained)[:_SHORT]} in the recipe, {str(indexed)[:_SHORT]} in the index"
+        for name, trained, indexed in wrong
+    )
+    sources = " ".join(str(source) for source in recipe.corpus.get("sources", ["CORPUS"]))
+    raise ModelError(
+        f"index {index.path} does not hold the chunks that its model was trained on: {said}",
+        fix=f"index the training corpus: stride index build {sources} --block-size {recipe.block_size} …",
+    )
+
+
+def index_chunks(task: Task) -> list[Chunk]:
+    """The chunks of a task's index, as training takes them."""
+    reader = task.chunks
+    chunks = []
+    for row in range(reader.n_chunks):
+        start, stop = int(reader.offsets[row]), int(reader.offsets[row + 1])
+        mask = None
+        if reader.loss_mask is not None:
+            mask = reader.chunk(row)[1].astype(np.uint8)
+        tokens = np.asarray(reader.tokens[start:stop]).astype(np.int32)
+        chunks.append(Chunk(tokens, max(1, int(reader.loss_start[row])), mask))
+    return chunks
+
+
+@torch.no_grad()
+def query_losses(model: CausalLM, queries: QuerySet) -> np.ndarray:
+    """Loss of every query under a model.
+
+    Parameters
+    ----------
+    model : CausalLM          or a classifier with the same interface
+    queries : QuerySet
+
+    Returns
+    -------
+    ndarray (Q,) float64      mean nats per scored token; logits and their log-sum in fp32, the mean in fp64
+    """
+    losses = np.zeros(len(queries))
+    longest = max((len(ids) for ids in queries.ids), default=1)
+    for batch in queries.batches(max(1, _TOKENS // longest)):
+        ids = batch.ids.to(model.device)
+        hidden = model.hidden(ids, model.n_layers)
+        final = model.continue_from(hidden, model.n_layers)
+        rows, columns = torch.nonzero(batch.weights[:, 1:], as_tuple=True)
+        logits = model.logits(final[rows, columns]).float()  # (N, V)
+        each = torch.nn.functional.cross_entropy(logits, ids[rows, columns + 1], reduction="none")
+        values = each.double().cpu().numpy()
+        sums = np.bincount(rows.numpy(), values, minlength=len(ids))
+        losses[batch.rows] = sums / np.bincount(rows.numpy(), minlength=len(ids))
+    return losses
+
+
+def _trained(model: Any) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+
+
+def _content(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Recipe:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        try:
+            return Recipe.from_json(path.read_text(encoding="utf-8"))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{path} is not a recipe: {error}", fix=f"give a {FILE_NAME} of `stride model train`"
+            ) from error
+    raise ModelError(f"there is no recipe to read at {path}", fix=f"give the path of a {FILE_NAME}")
