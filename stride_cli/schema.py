@@ -79,6 +79,22 @@ RECORDS: dict[str, dict[str, Any]] = {
             "write": ("number", "seconds"),
         },
     },
+    "stride.truth/1": {
+        "schema": ("string", "stride.truth/1"),
+        "index": ("string", "path of the index"),
+        "subsets": ("integer", "random subsets of this alpha, in all"),
+        "seeds": ("integer", "models retrained on each"),
+        "alpha": ("number", "share of the chunks in a subset"),
+        "queries": ("integer", "queries whose losses were measured"),
+        "trained": ("integer", "models trained by this command"),
+        "reused": ("integer", "models that had been trained before"),
+        "mean_loss": (
+            "number",
+            "mean over queries and retrained models, nats per scored token",
+        ),
+        "base_loss": ("number", "mean over queries of the index's own model, nats per scored token"),
+        "seconds": ("number", "seconds of the whole command"),
+    },
 }
 
 

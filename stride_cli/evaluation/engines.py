@@ -137,7 +137,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """A process that trains the groups it is sent, one after the other."""
 
