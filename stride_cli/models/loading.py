@@ -58,7 +58,7 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
     ----------
     path_or_id : str or Path
         A directory written by `save_pretrained`, a .gguf file, or a hub id. A local path never touches the
-        network.
+        network. The directory of a classifier gives a `ClassifierModel`, which has the same interface.
     device : str
         "auto": CUDA where there is one, else CPU; or a torch device name.
     dtype : str
@@ -76,6 +76,11 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
+    from stride_cli.classifiers.loading import is_classifier, load_classifier
+
+    if is_classifier(path_or_id):
+        classifier: Any = load_classifier(path_or_id, device=device, dtype=dtype)
+        return classifier
     source = _find(path_or_id)
     where = resolve_device(device)
     kind = _dtype(dtype, where)
@@ -96,11 +101,16 @@ def model_fingerprint(model_or_path: Any) -> str:
     ----------
     model_or_path : str, Path or nn.Module
         For a path or hub id: of the bytes of its weight files one after the other, sorted by name (so for a
-        single file what `sha256sum` prints). For a model in memory: of name, dtype, shape and bytes of each
+        single file what `sha256sum` prints); of a classifier's directory, see `classifier_fingerprint`. For a
+        model in memory: of name, dtype, shape and bytes of each
         tensor of its state dict, sorted by name.
     """
     digest = hashlib.sha256()
     if isinstance(model_or_path, str | Path):
+        from stride_cli.classifiers.loading import classifier_fingerprint, is_classifier
+
+        if is_classifier(model_or_path):
+            return classifier_fingerprint(model_or_path)
         for file in weight_files(model_or_path):
             with file.open("rb") as stream:
                 while block := stream.read(_BLOCK):

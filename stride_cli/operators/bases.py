@@ -58,29 +58,24 @@ def fit_bases(
     -------
     list of OperatorSpace, in the order of ``names``
     """
-    width = model.d_model
-    inner = torch.zeros(width, width, dtype=torch.float64)
-    outer = torch.zeros(width, width, dtype=torch.float64)
-    last = torch.zeros(width, width, dtype=torch.float64)
-    probe = [ResidualSpace(torch.zeros(1, width), torch.zeros(width, 1)).to(model.device)]
-    if all(name == "logit" for name in names):
-        probe = []
+    # second moments; a classifier's activations have widths of their own at every layer
+    inner = outer = last = torch.zeros(0, 0, dtype=torch.float64)
+    residual = any(name != "logit" for name in names)
+    probe = [ResidualSpace(torch.zeros(1, 1), torch.zeros(1, 1)).to(model.device)] if residual else []
     for batch in chunks.batches(batch_tokens, _sample(chunks, seed)):
         _, drawn = signals(model, probe, layer, batch, sampled=label_uniforms(seed, batch))
         assert drawn is not None
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
-        for moment, value in ((inner, layer_norm(drawn.hidden)), (last, layer_norm(drawn.final))):
-            rows = value[used].double()
-            moment += (rows.T @ rows).cpu()
+        last = _add_moment(last, layer_norm(drawn.final)[used])
         if drawn.pull is not None:
+            inner = _add_moment(inner, layer_norm(drawn.hidden)[used])
             # per token again: each row's loss is a mean over its scored tokens
             per_token = drawn.pull.double() * batch.scored.to(model.device)[:, None, None]
-            rows = per_token[used]
-            outer += (rows.T @ rows).cpu()
+            outer = _add_moment(outer, per_token[used])
     spaces: list[OperatorSpace] = []
     for name in names:
-        rank = min(ranks[name], width)
+        rank = min(ranks[name], len(last if name == "logit" else inner))
         if name == "residual":
             spaces.append(ResidualSpace(_leading(inner, rank).T, _leading(outer, rank)))
         elif name == "residual-matrix":
@@ -89,6 +84,13 @@ def fit_bases(
             bucket, sign = vocabulary_buckets(model.vocab_size, n_buckets, seed)
             spaces.append(LogitSpace(_leading(last, rank).T, bucket, sign))
     return [space.to(model.device).requires_grad_(False) for space in spaces]
+
+
+def _add_moment(moment: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Moment (d, d) float64 plus the rows' (N, d) own; an empty moment is zero."""
+    rows = values.double()
+    own = (rows.T @ rows).cpu()
+    return moment + own if len(moment) else own
 
 
 def _sample(chunks: ChunkReader, seed: int) -> np.ndarray:

@@ -101,10 +101,14 @@ def fit_sgd(
     """
     row_offsets = np.asarray(row_offsets)
     n_subsets = len(row_offsets) - 1
+    width = model.d_model
+    if any(name != "logit" for name in settings.spaces):
+        # of the steered layer: a classifier's layers differ in width
+        width = model.hidden(chunks.batch(np.arange(1)).ids.to(model.device), settings.layer).shape[-1]
     spaces = [
         initial_space(
             name,
-            d_model=model.d_model,
+            d_model=model.d_model if name == "logit" else width,
             vocab_size=model.vocab_size,
             rank=settings.ranks[name],
             n_buckets=settings.n_buckets,

@@ -1,0 +1,397 @@
+"""Labelled examples of a classifier, read from .npz, CSV or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stride_cli.errors import CorpusError, require_extra
+
+INPUT_NAMES = ("images", "inputs", "X", "x", "data")
+LABEL_NAMES = ("labels", "y", "target")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (".npz", *TABLE_SUFFIXES)
+_MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are what.
+
+    Attributes
+    ----------
+    label : str, optional          the column of the labels; an .npz has its labels in an array of its own
+    id : str, optional             the column (or array) of the ids; else rows are called by their numbers
+    drop : tuple of str            columns that are not read
+    features : tuple of str        the columns that are inputs, in order; empty: all others
+    """
+
+    label: str | None = None
+    id: str | None = None
+    drop: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N examples of one file.
+
+    Attributes
+    ----------
+    path : str
+    inputs : (N, …) numbers        as in the file: pixels stay integers
+    labels : list of str, optional names of the classes; integers are written without a point
+    ids : list of str              unique
+    columns : Columns              with the features that were read
+    """
+
+    path: str
+    inputs: np.ndarray
+    labels: list[str] | None
+    ids: list[str]
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    def fingerprint(self, rows: np.ndarray | None = None) -> str:
+        """SHA-256 in hex over inputs, labels and ids of the given rows (all), in order."""
+        rows = np.arange(len(self)) if rows is None else np.asarray(rows)
+        digest = hashlib.sha256(f"{self.inputs.dtype.name}|{self.shape}|{len(rows)}|".encode())
+        for start in range(0, len(rows), 4096):
+            some = rows[start : start + 4096]
+            digest.update(np.ascontiguousarray(self.inputs[some]).tobytes())
+        names = [self.ids[row] for row in rows.tolist()]
+        if self.labels is not None:
+            names += [self.labels[row] for row in rows.tolist()]
+        for name in names:
+            encoded = name.encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        return digest.hexdigest()
+
+
+def is_examples(path: str | Path) -> bool:
+    """Whether a path looks like a file of labelled examples, by its suffix (Parquet may also be text)."""
+    return Path(path).suffix.lower() in (".npz", ".csv", ".tsv")
+
+
+def read_examples(path: str | Path, columns: Columns | None = None, *, need_labels: bool = True) -> Examples:
+    """Read a whole file of examples.
+
+    ``.npz``: an array of inputs (``images``, ``inputs``, ``X``, ``x`` or ``data``; first axis: examples) and
+    one of labels (``labels``, ``y`` or ``target``), and perhaps one of ids. CSV, TSV and Parquet: a header,
+    then one example a row; every column that is not the label, the id or dropped must be numeric.
+
+    Parameters
+    ----------
+    path : str or Path
+    columns : Columns, optional
+    need_labels : bool      False: labels may be absent
+
+    Raises
+    ------
+    CorpusError      no such file, not readable, no such column, text where numbers should be, values that are
+                     missing or not finite, labels that are no classes; names the row
+    """
+    file = Path(path)
+    columns = columns or Columns()
+    if not file.is_file():
+        raise CorpusError(f"there is no file '{path}'", fix="give an .npz, .csv, .tsv or .parquet file")
+    suffix = file.suffix.lower()
+    if suffix == ".npz":
+        inputs, labels, ids = _read_npz(file, columns)
+    elif suffix in TABLE_SUFFIXES:
+        header, cells = _read_parquet(file) if suffix == ".parquet" else _read_text_table(file)
+        inputs, labels, ids, features = _from_table(file, header, cells, columns, need_labels)
+        columns = replace(columns, features=tuple(features))
+    else:
+        raise CorpusError(
+            f"'{path}' is not a file of examples (expected {', '.join(SUFFIXES)}, found '{suffix}')",
+            fix="numpy.savez(FILE, inputs=…, labels=…) writes one",
+        )
+    if len(inputs) == 0:
+        raise CorpusError(f"{path}: there is no example in it", fix="give one row or more")
+    if labels is None and need_labels:
+        raise CorpusError(
+            f"{path}: there are no labels (expected an array {', '.join(LABEL_NAMES)})",
+            fix="numpy.savez(FILE, inputs=…, labels=…); of a table: --label COLUMN",
+        )
+    _check_finite(file, inputs, columns)
+    ids = [str(row) for row in range(len(inputs))] if ids is None else ids
+    repeated = [name for name, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise CorpusError(
+            f"{path}: the id '{repeated[0]}' occurs more than once",
+            fix="leave --id-column out to number rows",
+        )
+    return Examples(str(path), inputs, labels, ids, columns)
+
+
+def find_classes(examples: Examples) -> list[str]:
+    """The names of the classes: integers by value, else in alphabetical order.
+
+    Raises
+    ------
+    CorpusError      fewer than two, or so many that the labels look like measurements
+    """
+    assert examples.labels is not None
+    counts = Counter(examples.labels)
+    names = list(counts)
+    classes = sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names)
+    if len(classes) < 2:
+        raise CorpusError(
+            f"{examples.path}: every label is '{classes[0]}' (expected two classes or more)",
+            fix="give the column or array of the classes",
+        )
+    if len(classes) > 2 and len(classes) > len(examples) / 2:
+        raise CorpusError(
+            f"{examples.path}: {len(classes):,} labels in {len(examples):,} rows (expected classes)",
+            fix="give the column of the classes with --label",
+        )
+    return classes
+
+
+def class_numbers(examples: Examples, classes: Sequence[str]) -> np.ndarray:
+    """Labels as numbers of classes, (N,) int64.
+
+    Raises
+    ------
+    CorpusError      a label is none of the classes; names the row
+    """
+    assert examples.labels is not None
+    known = {name: number for number, name in enumerate(classes)}
+    numbers = np.array([known.get(label, -1) for label in examples.labels], np.int64)
+    if (numbers < 0).any():
+        row = int(np.flatnonzero(numbers < 0)[0])
+        shown = ", ".join(classes[:12]) + (" …" if len(classes) > 12 else "")
+        raise CorpusError(
+            f"{examples.path}: the label of row {row}, '{examples.labels[row]}', is out of range "
+            f"(the classes are {shown})",
+            fix="correct the label, or train the model on data with all classes",
+        )
+    return numbers
+
+
+def label_names(values: np.ndarray, where: str) -> list[str]:
+    """Labels as names of classes.
+
+    Parameters
+    ----------
+    values : (N,) integers, whole floats, bools or strings
+    where : str      the file, for errors
+
+    Raises
+    ------
+    CorpusError      a number that is not whole
+    """
+    values = np.asarray(values)
+    if values.dtype.kind in "biu":
+        return [str(int(value)) for value in values]
+    if values.dtype.kind == "f":
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
+        if len(wrong):
+            raise CorpusError(
+                f"{where}: the label of row {wrong[0]} is {values[wrong[0]]} (expected a class: a whole "
+                "number or a name)",
+                fix="give the column or array of the classes",
+            )
+        return [str(int(value)) for value in values]
+    return [_name(str(value)) for value in values]
+
+
+# Reading
+
+
+def _read_npz(file: Path, columns: Columns) -> tuple[np.ndarray, list[str] | None, list[str] | None]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise CorpusError(
+            f"{file}: not a readable .npz ({error})", fix="write it with numpy.savez"
+        ) from error
+    except Exception as error:  # zipfile and zlib have classes of their own for damage
+        raise CorpusError(f"{file}: the archive is damaged ({error})", fix="copy the file again") from error
+    found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
+    name = next((name for name in INPUT_NAMES if name in arrays), None)
+    if name is None:
+        raise CorpusError(
+            f"{file}: there are no inputs (expected an array {', '.join(INPUT_NAMES)}; found {found})",
+            fix="numpy.savez(FILE, inputs=…, labels=…)",
+        )
+    inputs = arrays[name]
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
+        raise CorpusError(
+            f"{file}: '{name}' is {inputs.dtype.name} of shape {inputs.shape} (expected numbers of shape "
+            "(examples, …))",
+            fix="give one row, or image, an example",
+        )
+    label = columns.label if columns.label in arrays else None
+    label = label or next((name for name in LABEL_NAMES if name in arrays), None)
+    labels = None
+    if label is not None:
+        if arrays[label].shape != (len(inputs),):
+            raise CorpusError(
+                f"{file}: '{label}' has shape {arrays[label].shape} (expected ({len(inputs)},), one for each "
+                f"of '{name}' {inputs.shape})",
+                fix="give inputs and labels of the same examples",
+            )
+        labels = label_names(arrays[label], str(file))
+    key = columns.id or "ids"
+    if columns.id is not None and key not in arrays:
+        raise CorpusError(f"{file}: there is no array '{key}' (found {found})", fix="leave --id-column out")
+    if key in arrays and arrays[key].shape != (len(inputs),):
+        raise CorpusError(
+            f"{file}: '{key}' has shape {arrays[key].shape} (expected ({len(inputs)},))",
+            fix="one id an example",
+        )
+    return inputs, labels, [str(value) for value in arrays[key]] if key in arrays else None
+
+
+def _read_text_table(file: Path) -> tuple[list[str], list[list[str]]]:
+    """Header and columns of a CSV or TSV file, as text."""
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{file} is not UTF-8: {error.reason}", fix=f"iconv -t UTF-8 {file}") from error
+    except csv.Error as error:
+        raise CorpusError(f"{file}: not a readable table ({error})", fix="check its quotes") from error
+    if not rows:
+        raise CorpusError(f"{file} is empty (expected a header and rows)", fix="give a table")
+    header = _unique([name.strip() for name in rows[0]])
+    for number, row in enumerate(rows[1:]):
+        if len(row) != len(header):
+            raise CorpusError(
+                f"{file}: row {number} has {len(row)} cells (expected {len(header)}, as the header)",
+                fix="correct that row",
+            )
+    return header, [list(column) for column in zip(*rows[1:], strict=True)] or [[] for _ in header]
+
+
+def _read_parquet(file: Path) -> tuple[list[str], list[Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise require_extra("pyarrow", "parquet") from error
+    try:
+        table = parquet.read_table(file)
+    except Exception as error:  # pyarrow has many error classes
+        raise CorpusError(f"{file}: not readable as Parquet ({error})", fix="copy the file again") from error
+    cells = [table.column(number).to_pylist() for number in range(table.num_columns)]
+    return _unique(list(table.column_names)), cells
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Names with .1, .2 … behind repetitions."""
+    seen: Counter[str] = Counter()
+    result = []
+    for name in names:
+        result.append(name if not seen[name] else f"{name}.{seen[name]}")
+        seen[name] += 1
+    return result
+
+
+def _from_table(
+    file: Path, header: list[str], cells: list[Any], columns: Columns, need_labels: bool
+) -> tuple[np.ndarray, list[str] | None, list[str] | None, list[str]]:
+    place = {name: number for number, name in enumerate(header)}
+
+    def column(name: str, option: str) -> Any:
+        if name not in place:
+            raise CorpusError(
+                f"{file}: there is no column '{name}' (found {', '.join(header)})", fix=f"correct {option}"
+            )
+        return cells[place[name]]
+
+    labels = None
+    if columns.label is None:
+        if need_labels:
+            raise CorpusError(
+                f"{file}: which column holds the labels? (found {', '.join(header)})",
+                fix="name it with --label COLUMN",
+            )
+    elif need_labels or columns.label in place:
+        values = column(columns.label, "--label")
+        missing = next((row for row, value in enumerate(values) if _is_missing(value)), None)
+        if missing is not None:
+            raise CorpusError(f"{file}: row {missing} has no label", fix="fill it in, or remove the row")
+        labels = [_name(str(value)) for value in values]
+        if all(_is_number(name) for name in labels):
+            labels = label_names(np.array([float(name) for name in labels]), str(file))
+    ids = None
+    if columns.id is not None and (need_labels or columns.id in place):
+        ids = [str(value) for value in column(columns.id, "--id-column")]
+    for name in columns.drop if not columns.features else ():
+        column(name, "--drop")
+    taken = {columns.label, columns.id, *columns.drop}
+    features = list(columns.features) or [name for name in header if name not in taken]
+    if not features:
+        raise CorpusError(f"{file}: no column is left to be an input", fix="--drop fewer columns")
+    numbers = [_numbers(file, name, column(name, "the columns: they are the model's")) for name in features]
+    inputs = np.stack(numbers, axis=1) if numbers[0].size else np.zeros((0, len(features)))
+    return inputs, labels, ids, features
+
+
+def _numbers(file: Path, name: str, values: Sequence[Any]) -> np.ndarray:
+    """One column as float64; NaN where a value is missing."""
+    found = np.empty(len(values))
+    for row, value in enumerate(values):
+        try:
+            found[row] = math.nan if _is_missing(value) else float(value)
+        except (TypeError, ValueError):
+            raise CorpusError(
+                f"{file}: column '{name}' holds text (row {row}: {str(value)[:40]!r}; expected numbers)",
+                fix=f"leave it out with --drop '{name}', or make it the --id-column",
+            ) from None
+    return found
+
+
+def _check_finite(file: Path, inputs: np.ndarray, columns: Columns) -> None:
+    if inputs.dtype.kind != "f":
+        return
+    flat = inputs.reshape(len(inputs), -1)
+    for start in range(0, len(flat), 4096):
+        bad = np.argwhere(~np.isfinite(flat[start : start + 4096]))
+        if len(bad):
+            row, place = int(bad[0][0]) + start, int(bad[0][1])
+            where = f"column '{columns.features[place]}'" if columns.features else f"value {place}"
+            raise CorpusError(
+                f"{file}: {where} of row {row} is {flat[row, place]} (expected a finite number)",
+                fix="fill missing values in, or remove the row",
+            )
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None:
+        return True
+    return value.strip().lower() in _MISSING if isinstance(value, str) else value != value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is_integer(name: str) -> bool:
+    return name.lstrip("-").isdigit()
+
+
+def _name(text: str) -> str:
+    return text.strip()

@@ -1,0 +1,62 @@
+"""One example of a classifier as a query: which training rows made the model say this label?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.classifiers.loading import find_row
+from stride_cli.errors import QueryError
+from stride_cli.measurement.queries import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stride_cli.classifiers.model import ClassifierModel, ClassifierQueries
+
+PREDICTED = "predicted"
+
+
+def row_query(model: ClassifierModel, row: str | int, *, label: str | None = None) -> Query:
+    """A row of the index's file as a query.
+
+    Parameters
+    ----------
+    row : number (from 0) or id
+    label : str, optional      whose loss is attributed: a class, or "predicted"; default: the row's own
+
+    Raises
+    ------
+    QueryError      no such row or class
+    """
+    number = find_row(model, row)
+    return example_queries(model, model.queries_of_rows([number]), label=label)[0]
+
+
+def file_queries(model: ClassifierModel, source: str, *, label: str | None = None) -> Iterator[Query]:
+    """The examples of a file (or ``held-out``), one query each; see `row_query`."""
+    yield from example_queries(model, model.read_queries(source), label=label)
+
+
+def example_queries(
+    model: ClassifierModel, queries: ClassifierQueries, *, label: str | None = None
+) -> list[Query]:
+    """Queries as `Session.query` takes them; `generated` where the label is the model's own prediction."""
+    if label is not None and label != PREDICTED and label not in model.classes:
+        raise QueryError(
+            f"'{label}' is no class of the model (its classes are {', '.join(model.classes[:12])}"
+            + (" …)" if len(model.classes) > 12 else ")"),
+            fix="give a class, or 'predicted'",
+        )
+    found = []
+    for name, ids, weights in zip(queries.names, queries.ids, queries.weights, strict=True):
+        own = int(ids[1])
+        if label == PREDICTED:
+            own = int(model.predict(torch.from_numpy(ids)[None])[0].argmax())
+        elif label is not None:
+            own = model.classes.index(label)
+        prompt, response = f"row {name} → ", model.classes[own]
+        found.append(Query(prompt, response, np.array([ids[0], own]), weights, label == PREDICTED))
+    return found
