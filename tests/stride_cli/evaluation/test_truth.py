@@ -242,7 +242,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
     time.sleep(0.5)
     left = _outcomes(task.index)
     assert 3 <= len(left) < 12
-    workers = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True)
+    workers = subprocess.run(["pgrep", "-r", "D,R,S", "-g", str(process.pid)], capture_output=True, text=True)
     assert workers.stdout == ""  # its workers went with it
     times = {path: path.stat().st_mtime_ns for path in store_of(task.index).glob("*.outcome")}
     resumed = build_truth(task, queries, n_subsets=12, alpha=0.5, workers=1)
