@@ -223,13 +223,15 @@ class Capture:
             each = weight.double() / weight.sum(dim=1).clamp_min(1)[:, None]
             losses.append(-(log_p.double() * each).sum(dim=1))
             doubts.append((-torch.expm1(log_p.double()) * each).sum(dim=1))
-            pull = (values - normaliser[..., None]).exp_()
             if uniform is not None:
-                labels = _draw(pull, uniform[rows, after].to(pull.device))
-            pull.scatter_add_(-1, labels[..., None], torch.full_like(pull[..., :1], -1.0))
-            if output == "margin":  # ∇ log(p / (1 − p)) = (onehot − p) / (1 − p)
-                others = values.scatter(-1, labels[..., None], float("-inf")).logsumexp(dim=-1)
-                pull = pull.mul_(-torch.exp(normaliser - others)[..., None])
+                labels = _draw(values.softmax(-1), uniform[rows, after].to(values.device))
+            chosen = labels[..., None]
+            if output == "margin":  # ∇ log(p / (1 − p)) = onehot − the softmax of the other labels
+                pull = values.scatter(-1, chosen, float("-inf")).softmax(-1).neg_()
+                pull.scatter_(-1, chosen, 1.0)
+            else:
+                pull = values.softmax(-1)
+                pull.scatter_add_(-1, chosen, torch.full_like(pull[..., :1], -1.0))
             pull.mul_(share[rows, after][..., None])
             if raw.requires_grad:
                 torch.autograd.backward(raw, pull.to(raw.dtype))

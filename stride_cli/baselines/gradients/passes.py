@@ -41,6 +41,11 @@ def check_positive(method: str, **numbers: float) -> None:
             raise UsageError(f"{method}: {option} should be more than 0, found {value}")
 
 
+def default_layers(task: Task) -> str:
+    """Those of feed-forward parts of a language model, as the paper's runs take; all of a classifier."""
+    return "mlp" if task.is_language else "all"
+
+
 @dataclass(frozen=True)
 class Passes:
     """How the gradients of one model are taken.

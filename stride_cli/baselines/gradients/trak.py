@@ -1,0 +1,114 @@
+"""TRAK: influence in a linearised model of the margin (Park et al. 2023, arXiv:2303.14186).
+
+Written here: `traker` differentiates the whole model under vmap with one projection per parameter count, has
+no CPU projector that is not dense, and no task for language modelling; a test compares the two formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.baselines.gradients.capture import Capture
+from stride_cli.baselines.gradients.features import (
+    corpus_features,
+    damped_power,
+    products,
+    query_features,
+    second_moments,
+)
+from stride_cli.baselines.gradients.passes import Passes, check_choice, check_positive, find_checkpoints
+from stride_cli.baselines.gradients.projection import Projector, random_projector
+
+if TYPE_CHECKING:
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+
+PROJECTIONS = ("auto", "dense", "kronecker")
+DTYPES = {"fp32": np.float32, "fp16": np.float16}
+
+
+class TRAK:
+    """mean_m[φ_qᵀ (ΦᵀΦ)⁻¹ φ_i] · mean_m[1 − p_i] over models m.
+
+    φ is the projected gradient of log(p / (1 − p)), for a sequence summed over its scored tokens; 1 − p is
+    their mean.
+
+    Parameters
+    ----------
+    dim : int                numbers a gradient is projected to
+    checkpoints : str, optional
+        As for `find_checkpoints`; independently trained models are the paper's choice. Each has a projection
+        of its own, and all count the same. Default: the task's model.
+    damping : float          λ as a multiple of the mean eigenvalue of ΦᵀΦ; 0 is the pseudo-inverse
+    projection : str         "dense", "kronecker" or "auto"; see `random_projector`
+    layers : str             as for `Capture`
+    dtype : "fp32" | "fp16"  of the stored features
+    batch_tokens : int       padded tokens of one pass
+
+    Raises
+    ------
+    UsageError      an option out of range
+    """
+
+    name = "trak"
+
+    def __init__(
+        self,
+        *,
+        dim: int = 2048,
+        checkpoints: str | None = None,
+        damping: float = 1e-3,
+        projection: str = "auto",
+        layers: str = "all",
+        dtype: str = "fp32",
+        batch_tokens: int = 2048,
+    ) -> None:
+        check_positive(self.name, dim=dim, batch_tokens=batch_tokens)
+        self.dim, self.damping, self.layers, self.batch_tokens = dim, damping, layers, batch_tokens
+        self.checkpoints = find_checkpoints(checkpoints, None)
+        self.projection = check_choice(self.name, "projection", projection, PROJECTIONS)
+        self.dtype = DTYPES[check_choice(self.name, "dtype", dtype, tuple(DTYPES))]
+        self.bytes_per_chunk = 0.0
+
+    def fit(self, task: Task) -> None:
+        self._task = task
+        self._features: list[np.ndarray] = []  # (n, dim) per model: φ_i
+        self._inverses: list[np.ndarray] = []
+        doubts = np.zeros(task.n_chunks)
+        for number in range(len(self.checkpoints)):
+            passes, projector = self._open(number)
+            title = f"TRAK: gradients {number + 1}/{len(self.checkpoints)}"
+            features, doubt = corpus_features(
+                passes, task, projector, title, output="margin", dtype=self.dtype
+            )
+            moment = second_moments(features, [slice(0, projector.width)])[0]
+            self._inverses.append(damped_power(moment, self.damping, -1.0) / task.n_chunks)
+            self._features.append(features)
+            doubts += doubt / len(self.checkpoints)
+        self._doubts = doubts.astype(np.float32)
+        self.bytes_per_chunk = float(sum(f.shape[1] * f.itemsize for f in self._features) + 4)
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        # one model is held at a time, so each sees all queries
+        solved: list[list[np.ndarray]] = []
+        for number, inverse in enumerate(self._inverses):
+            passes, projector = self._open(number)
+            blocks = query_features(passes, queries, projector, output="margin")
+            solved.append([block.astype(np.float64) @ inverse for block in blocks])
+        for blocks_of_models in zip(*solved, strict=True):
+            total = np.zeros((len(blocks_of_models[0]), self._task.n_chunks), np.float32)
+            for block, features in zip(blocks_of_models, self._features, strict=True):
+                total += products(block, features)
+            yield total * self._doubts / np.float32(len(self.checkpoints))
+
+    def _open(self, number: int) -> tuple[Passes, Projector]:
+        task = self._task
+        model = self.checkpoints[number].load(task)
+        capture = Capture(model, task.chunks.batch(np.arange(1)), layers=self.layers)
+        projector = random_projector(
+            capture.layers, self.dim, task.seed, "trak projection", number, model.device, self.projection
+        )
+        return Passes(capture, self.batch_tokens, "sum", task.seed), projector
