@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from stride_cli.evaluation.retraining import Job, Outcome, Trainer
 
 Groups = Sequence[Sequence["Job"]]
-Engine = Callable[["Trainer", Groups, int | None], Iterator[tuple[int, "list[Outcome]"]]]
+Engine = Callable[["Trainer", Groups, int | None], Generator[tuple[int, "list[Outcome]"], None, None]]
 
 _ATTEMPTS = 3  # of one group whose worker dies
+_RAY_RETRIES = 10
 _PR_SET_PDEATHSIG = 1
 _SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
 # glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB
@@ -55,7 +56,7 @@ def open_engine(name: str) -> Engine:
 
 def run_local(
     trainer: Trainer, groups: Groups, workers: int | None = None
-) -> Iterator[tuple[int, list[Outcome]]]:
+) -> Generator[tuple[int, list[Outcome]], None, None]:
     """Train groups in `workers` processes of one thread each; in this one where a single worker is enough.
 
     A worker that dies (out of memory, say) is replaced and its group trained again, up to three times. The
@@ -219,7 +220,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 def run_ray(
     trainer: Trainer, groups: Groups, workers: int | None = None
-) -> Iterator[tuple[int, list[Outcome]]]:
+) -> Generator[tuple[int, list[Outcome]], None, None]:
     """Train groups as Ray tasks, of one CPU or, where the trainer's device is one, one GPU each.
 
     Connects to the cluster of RAY_ADDRESS, or the one running here; else starts one on this machine. Its
@@ -228,13 +229,30 @@ def run_ray(
     """
     import ray
 
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    started = not ray.is_initialized()
+    # what Ray says of its nodes it prints, and stdout is for data
+    with contextlib.redirect_stdout(sys.stderr):
+        if started:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            yield from _ray_tasks(trainer, groups, workers)
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _ray_tasks(
+    trainer: Trainer, groups: Groups, workers: int | None
+) -> Generator[tuple[int, list[Outcome]], None, None]:
+    import ray
+
     gpu = _device_kind(trainer) == "cuda"
-    task = ray.remote(num_cpus=0 if gpu else 1, num_gpus=1 if gpu else 0, max_retries=10)(_run_on_ray)
+    task = ray.remote(num_cpus=0 if gpu else 1, num_gpus=1 if gpu else 0, max_retries=_RAY_RETRIES)(
+        _run_on_ray
+    )
     shared = ray.put(trainer)
     total = ray.cluster_resources().get("GPU" if gpu else "CPU", 1)
-    # a few more than there is room for: none waits for the driver, and few are lost with an interrupt
+    # twice as many as there is room for: no worker waits for this process
     limit = workers or max(1, int(2 * total))
     waiting = list(range(len(groups)))[::-1]
     running: dict[Any, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +166,11 @@ def retrain(
         names = list(missing)
         size = max(1, trainer.at_once)
         groups = [names[start : start + size] for start in range(0, len(names), size)]
-        with progress("retraining", len(keys), unit="models") as bar:
+        finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
+        # closed at once, whatever happens here: its workers end with it
+        with progress("retraining", len(keys), unit="models") as bar, contextlib.closing(finished):
             bar.advance(len(keys) - len(names))
-            for number, outcomes in run(trainer, [[missing[key] for key in g] for g in groups], workers):
+            for number, outcomes in finished:
                 for outcome in outcomes:
                     check_finite(outcome.losses)
                 kept.add(groups[number], outcomes)
