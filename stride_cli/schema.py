@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stride_cli.evaluation.records import EVALUATION_RECORDS
+
 _HIT = {
     "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),
     "document": ("string", "the document's id"),
@@ -15,6 +17,7 @@ _HIT = {
     "sign": ("string", '"supports" or "opposes"'),
     "chunk": ("integer", "the document's most influential chunk, numbered in the index"),
     "passage": ("string", "the sentence of that chunk most like the query"),
+    "label": ("string", "of a classifier: the training row's label", "optional"),
     "seen": ("boolean", "whether the fit of the operators has seen that chunk"),
     "neighbours": ("integer", "other chunks that share all but one of its subsets: not told apart from it"),
     "backfilled": (
@@ -95,6 +98,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "base_loss": ("number", "mean over queries of the index's own model, nats per scored token"),
         "seconds": ("number", "seconds of the whole command"),
     },
+    **EVALUATION_RECORDS,
 }
 
 

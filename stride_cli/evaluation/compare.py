@@ -11,7 +11,7 @@ import numpy as np
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError
 from stride_cli.evaluation import metrics
-from stride_cli.evaluation.distribution import Distribution
+from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run, first_line
 
@@ -160,6 +160,32 @@ def compare_methods(
             estimates={kind: part.estimate() for kind, part in drawn.items()},
             difference=drawn["spearman"].minus(reference).estimate() if position and reference else None,
         )
+
+
+def describe_methods(specs: Sequence[str], run: Callable[[str], Run]) -> Iterator[Entry]:
+    """The distribution of each method's scores, as soon as it is there; a failure does not stop the rest."""
+    for spec in specs:
+        try:
+            yield Entry(spec, run=run(spec))
+        except (StrideError, IndexFormatError) as error:
+            yield Entry(spec, error=error.message, fix=error.fix)
+        except Exception as error:
+            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+
+
+def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> dict[str, Any]:
+    """An entry as the record ``stride.distribution/1``; every number is null where the method failed."""
+    record: dict[str, Any] = {"schema": "stride.distribution/1", "method": entry.method}
+    if entry.error is not None:
+        record["error"] = entry.error
+    found = entry.distribution
+    return {
+        **record,
+        "chunks": n_chunks,
+        "queries": n_queries,
+        **(found.to_record() if found else dict.fromkeys(FIELDS)),
+        "curve": found.curve() if found else [],
+    }
 
 
 def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:

@@ -12,6 +12,15 @@ from stride_cli.errors import NumericalError
 from stride_cli.evaluation.metrics import active_set, gini, top_coverage, zero_share
 
 CURVE_POINTS = 33
+FIELDS = (
+    "sparsity",
+    "gini",
+    "top10_coverage",
+    "active_mean",
+    "active_p50",
+    "active_p90",
+    "empty_queries",
+)
 
 
 @dataclass(frozen=True)
@@ -37,20 +46,21 @@ class Distribution:
 
     def to_record(self) -> dict[str, Any]:
         """Means over queries, and |A| by mean, p50, p90."""
-        empty = int(np.isnan(self.gini).sum())
-        return {
-            "sparsity": float(self.zeros.mean()),
-            "gini": _mean(self.gini),
-            "top10_coverage": _mean(self.coverage),
-            "active_set": {
-                "mean": float(self.active.mean()),
-                "p50": float(np.quantile(self.active, 0.5)),
-                "p90": float(np.quantile(self.active, 0.9)),
-            },
-            "empty_queries": empty,
-            "chunks": self.n_chunks,
-            "queries": len(self.zeros),
-        }
+        values = (
+            float(self.zeros.mean()),
+            _mean(self.gini),
+            _mean(self.coverage),
+            float(self.active.mean()),
+            float(np.quantile(self.active, 0.5)),
+            float(np.quantile(self.active, 0.9)),
+            int(np.isnan(self.gini).sum()),
+        )
+        return dict(zip(FIELDS, values, strict=True))
+
+    def curve(self) -> list[dict[str, float]]:
+        """The concentration curve as records of share and mass."""
+        pairs = zip(self.curve_share.tolist(), self.curve_mass.tolist(), strict=True)
+        return [{"share": share, "mass": mass} for share, mass in pairs]
 
 
 class DistributionCounter:

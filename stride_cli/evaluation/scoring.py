@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 from stride_cli.evaluation.distribution import Distribution, DistributionCounter
 from stride_cli.evaluation.metrics import predicted_response
 
@@ -239,11 +239,9 @@ def _serve(
     except (StrideError, IndexFormatError) as error:
         connection.send((type(error).__name__, error.message, error.fix))
     except MemoryError:
-        connection.send(("MemoryError", f"'{spec}' ran out of memory", "give it fewer queries"))
+        connection.send(("MemoryError", "out of memory", "give it fewer queries"))
     except Exception as error:  # whatever a method's library raises is that method's failure, not the others'
-        connection.send(
-            (type(error).__name__, f"'{spec}' failed: {type(error).__name__}: {first_line(error)}", None)
-        )
+        connection.send((type(error).__name__, f"{type(error).__name__}: {first_line(error)}", None))
     finally:
         connection.close()
 
@@ -293,3 +291,45 @@ class MemoryPeak:
             return None
         line = next((line for line in text.splitlines() if line.startswith(f"{key}:")), None)
         return None if line is None else int(line.split()[1]) * 1024
+
+
+class ScoreFile:
+    """All scores of a run as a .npy file, written block after block; it appears when it is whole.
+
+    Parameters
+    ----------
+    path : Path, optional      None: nothing is written
+    shape : (Q, n)
+    """
+
+    def __init__(self, path: Path | None, shape: tuple[int, int]) -> None:
+        self._path = path
+        self._array: np.memmap | None = None
+        if path is None:
+            return
+        if path.suffix != ".npy":
+            raise UsageError(
+                f"--scores is '{path}' (expected a .npy file)", fix="for example --scores scores.npy"
+            )
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"there is no directory '{path.parent}'", fix="make it, or give another path")
+        self._partial = path.with_name(path.name + ".partial")
+        self._array = np.lib.format.open_memmap(self._partial, mode="w+", dtype=np.float32, shape=shape)
+
+    def write(self, row: int, block: np.ndarray) -> None:
+        """Put a block (q, n) at rows from `row` on."""
+        if self._array is not None:
+            self._array[row : row + len(block)] = block
+
+    def __enter__(self) -> ScoreFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self._array is None or self._path is None:
+            return
+        self._array.flush()
+        self._array = None
+        if kind is None:
+            self._partial.replace(self._path)
+        else:
+            self._partial.unlink()

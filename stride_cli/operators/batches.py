@@ -42,8 +42,9 @@ def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarr
     ids = torch.zeros(len(tokens), longest, dtype=torch.int64)
     mask = torch.zeros(len(tokens), longest, dtype=torch.float32)
     for position, (row, weight) in enumerate(zip(tokens, weights, strict=True)):
-        ids[position, : len(row)] = torch.from_numpy(np.asarray(row, dtype=np.int64))
-        mask[position, : len(row)] = torch.from_numpy(np.asarray(weight, dtype=np.float32))
+        # copies: torch warns of arrays that are mapped read-only
+        ids[position, : len(row)] = torch.from_numpy(np.array(row, dtype=np.int64))
+        mask[position, : len(row)] = torch.from_numpy(np.array(weight, dtype=np.float32))
     return Batch(rows, ids, mask)
 
 

@@ -1,0 +1,82 @@
+"""`stride baseline METHOD`: what another attribution method answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.evaluate_options import Queries, open_bench
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+
+EXAMPLE = """\b
+Examples:
+  stride baseline tfidf --index run.stride --queries queries.jsonl --top 10
+  stride baseline graddot --index run.stride --queries queries.jsonl --scores scores.npy
+"""
+
+
+def baseline(
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A method, with options as in tfidf:ngrams=1,top=100.")
+    ],
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    top: Annotated[int, typer.Option("--top", min=0, help="Documents to show for a query.")] = 10,
+    scores: Annotated[
+        Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Rank documents for every query by any attribution method: the sum of their chunks' scores.
+
+    Above zero the document supports the query. Units differ by method. Documents whose score is exactly zero
+    are left out: among ties there is no evidence.
+    """
+    import numpy as np
+
+    from stride_cli.baselines.registry import open_method
+    from stride_cli.commands.tables import print_table
+    from stride_cli.evaluation.ranking import document_scores, rank_documents
+    from stride_cli.evaluation.scoring import ScoreFile, score_blocks
+    from stride_cli.output import emit, note, progress, wants_json
+
+    opened = open_method(method)
+    bench = open_bench(index, model, queries, None, device, dtype)
+    chosen, task = bench.queries, bench.task
+    owner = np.asarray(task.index.array("corpus/chunk_document"))
+    opened.fit(task)
+    row = 0
+    with (
+        ScoreFile(scores, (len(chosen), task.n_chunks)) as file,
+        progress("scoring", len(chosen), unit="queries") as bar,
+    ):
+        for block in score_blocks(opened, chosen, task.n_chunks):
+            file.write(row, block)
+            for values in document_scores(block, owner, task.index.n_documents):
+                hits = [
+                    {"rank": rank, "document": task.index.document_id(document), "score": score}
+                    for rank, document, score in rank_documents(values, top)
+                ]
+                if wants_json(json):
+                    emit(
+                        {
+                            "schema": "stride.ranking/1",
+                            "query": chosen.names[row],
+                            "method": method,
+                            "hits": hits,
+                        }
+                    )
+                else:
+                    cells = [
+                        [str(hit["document"]), f"{hit['rank']:g}", f"{hit['score']:.6g}"] for hit in hits
+                    ]
+                    print_table(f"{chosen.names[row]}", ["document", "rank", "score"], cells)
+                row += 1
+                bar.advance()
+    if scores is not None:
+        note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")

@@ -1,0 +1,230 @@
+"""`stride evaluate`: how good is an attribution? Scores against models that were really retrained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stride_cli.commands import evaluate_retraining, evaluate_truth
+from stride_cli.commands.evaluate_options import Alpha, Methods, Queries, Resamples, Response, open_bench
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+from stride_cli.errors import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from stride_cli.evaluation.compare import Entry, Ground
+
+app = typer.Typer(
+    help="How good an attribution is, measured on retrained models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LDS_EXAMPLE = """\b
+Examples:
+  stride evaluate lds --index run.stride
+  stride evaluate lds --index run.stride --methods stride,tfidf:ngrams=1,chance --alpha 0.5
+"""
+DISTRIBUTION_EXAMPLE = """\b
+Examples:
+  stride evaluate distribution --index run.stride
+  stride evaluate distribution --index run.stride --methods stride,tfidf --queries queries.jsonl
+"""
+COMPARE_EXAMPLE = """\b
+Examples:
+  stride evaluate compare --index run.stride --methods stride,tfidf,graddot,chance
+  stride evaluate compare --index run.stride --methods stride,bm25 --html comparison.html
+"""
+
+
+def lds(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride",
+    alpha: Alpha = None,
+    response: Response = "loss",
+    draws: Resamples = 1000,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Linear datamodeling score: do summed scores predict the losses of models retrained on subsets?
+
+    Correlation over the subsets, mean over queries, with a bootstrap interval over both.
+    """
+    from stride_cli.commands.tables import print_table, seconds, with_error
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.compare import compare_methods, lds_record
+    from stride_cli.evaluation.scoring import run_method
+    from stride_cli.output import emit, wants_json
+
+    specs = split_methods(methods)
+    bench = open_bench(index, model, queries, alpha, device, dtype)
+    truth = bench.truth
+    ground = bench.ground(response)
+    chosen = truth.queries.take(bench.rows)
+    rows, failed = [], 0
+    for entry in compare_methods(
+        specs,
+        ground,
+        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks),
+        draws=draws,
+        seed=bench.index.seed,
+    ):
+        failed += _report_failure(entry)
+        record = lds_record(entry, ground)
+        if wants_json(json):
+            emit(record)
+        correlations = [with_error(record[kind]) for kind in ("spearman", "pearson", "kendall")]
+        rows.append([entry.method, *correlations, seconds(entry.seconds)])
+    if not wants_json(json):
+        print_table(_title(ground), ["method", "LDS (Spearman)", "Pearson", "Kendall", "time"], rows)
+    if failed == len(specs):
+        raise typer.Exit(EXIT_USAGE)
+
+
+def distribution(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride",
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """How influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
+    from stride_cli.commands.tables import number, print_table
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.compare import describe_methods, distribution_record
+    from stride_cli.evaluation.scoring import run_method
+    from stride_cli.output import emit, wants_json
+
+    specs = split_methods(methods)
+    bench = open_bench(index, model, queries, None, device, dtype)
+    chosen = bench.queries
+    rows, failed = [], 0
+    for entry in describe_methods(specs, lambda spec: run_method(bench.task, spec, chosen, describe=True)):
+        failed += _report_failure(entry)
+        record = distribution_record(entry, bench.index.n_chunks, len(chosen))
+        if wants_json(json):
+            emit(record)
+        shares = [number(record[key], ".4f") for key in ("sparsity", "gini", "top10_coverage")]
+        active = [number(record[f"active_{key}"], ",.0f") for key in ("mean", "p50", "p90")]
+        rows.append([entry.method, *shares, *active])
+    if not wants_json(json):
+        print_table(
+            f"influence over {bench.index.n_chunks:,} chunks, mean of {len(chosen):,} queries",
+            ["method", "zeros", "Gini", "top-10 % coverage", "active mean", "p50", "p90"],
+            rows,
+        )
+    if failed == len(specs):
+        raise typer.Exit(EXIT_USAGE)
+
+
+def compare(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride,tfidf,chance",
+    alpha: Alpha = None,
+    response: Response = "loss",
+    draws: Resamples = 1000,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page with the plots (self-contained).")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Methods side by side on the same truth: LDS, difference to the first, time, memory, disk.
+
+    Every method runs in a process of its own, one after the other, so that its memory is its own. One that
+    fails is reported in its record, and the others go on.
+    """
+    from stride_cli.commands.tables import print_table, seconds, size, with_error
+    from stride_cli.errors import UsageError
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.compare import compare_methods, comparison_record
+    from stride_cli.evaluation.page import write_page
+    from stride_cli.evaluation.scoring import run_apart
+    from stride_cli.output import emit, note, progress, wants_json
+
+    specs = split_methods(methods)
+    if html is not None and not html.resolve().parent.is_dir():
+        raise UsageError(f"there is no directory '{html.parent}'", fix="make it, or give another --html path")
+    bench = open_bench(index, model, queries, alpha, device, dtype)
+    ground = bench.ground(response)
+    rows = bench.rows
+    entries: list[Entry] = []
+    table = []
+    with progress("comparing", len(specs), unit="methods") as bar:
+        for entry in compare_methods(
+            specs,
+            ground,
+            lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows),
+            draws=draws,
+            seed=bench.index.seed,
+        ):
+            bar.advance()
+            _report_failure(entry)
+            entries.append(entry)
+            record = comparison_record(entry, ground, specs[0])
+            if wants_json(json):
+                emit(record)
+            run = entry.run
+            table.append(
+                [
+                    entry.method,
+                    with_error(record["spearman"]),
+                    with_error(record["difference"]),
+                    seconds(record["seconds"]["fit"]),
+                    seconds(record["seconds"]["query"]),
+                    size(run.memory_bytes if run else None),
+                    size(run.bytes_per_chunk if run else None),
+                ]
+            )
+    if not wants_json(json):
+        columns = [
+            "method",
+            "LDS (Spearman)",
+            f"minus {specs[0]}",
+            "fit",
+            "query",
+            "memory",
+            "disk/chunk",
+        ]
+        print_table(_title(ground), columns, table)
+    if html is not None:
+        write_page(html, entries, ground, index_name=bench.where.index.name)
+        note(f"wrote {html}")
+    if all(entry.error is not None for entry in entries):
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _report_failure(entry: Entry) -> int:
+    """Says on stderr that a method failed; 1 if it did."""
+    from stride_cli.output import note
+
+    if entry.error is None:
+        return 0
+    note(f"{entry.method} failed: {entry.error}" + (f"\n  fix: {entry.fix}" if entry.fix else ""))
+    return 1
+
+
+def _title(ground: Ground) -> str:
+    ceiling = f", noise ceiling {ground.ceiling.value:.3f}" if ground.ceiling else ""
+    return (
+        f"{ground.n_subsets} subsets of α = {ground.alpha:g} × {ground.n_seeds} seeds, "
+        f"{ground.n_queries} queries, by {ground.response}{ceiling}"
+    )
+
+
+app.command(epilog=evaluate_truth.EXAMPLE)(evaluate_truth.truth)
+app.command(epilog=LDS_EXAMPLE)(lds)
+app.command("tail-patch", epilog=evaluate_retraining.TAIL_PATCH_EXAMPLE)(evaluate_retraining.tail_patch)
+app.command(epilog=evaluate_retraining.REMOVAL_EXAMPLE)(evaluate_retraining.removal)
+app.command(epilog=evaluate_retraining.LOO_EXAMPLE)(evaluate_retraining.loo)
+app.command(epilog=DISTRIBUTION_EXAMPLE)(distribution)
+app.command(epilog=COMPARE_EXAMPLE)(compare)

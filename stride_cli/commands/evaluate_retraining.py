@@ -1,0 +1,286 @@
+"""`stride evaluate tail-patch`, `removal`, `loo`: train on, or without, what a method points at."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.commands.evaluate_options import Methods, Queries, open_bench
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from stride_cli.evaluation.bench import Bench
+    from stride_cli.evaluation.resampling import Interval
+    from stride_cli.measurement.query_set import QuerySet
+
+TAIL_PATCH_EXAMPLE = """\b
+Examples:
+  stride evaluate tail-patch --index run.stride
+  stride evaluate tail-patch --index run.stride --methods stride,tfidf --top 10,50 --lr 1e-3
+"""
+REMOVAL_EXAMPLE = """\b
+Examples:
+  stride evaluate removal --index run.stride --top 50 --limit 5 --seeds 3
+  stride evaluate removal --index run.stride --methods stride,chance --queries queries.jsonl
+"""
+LOO_EXAMPLE = """\b
+Examples:
+  stride evaluate loo --index run.stride --chunks 40 --seeds 3
+  stride evaluate loo --index run.stride --methods stride,graddot --queries queries.jsonl
+"""
+
+
+class Engine(StrEnum):
+    """Where models are retrained."""
+
+    local = "local"
+    ray = "ray"
+
+
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Trainings of every set of chunks.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="Trained at the same time; default: one a processor or GPU.")
+]
+WhereTrained = Annotated[
+    Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
+]
+Limit = Annotated[
+    int, typer.Option("--limit", min=1, help="At most so many queries, drawn by lot: each needs its models.")
+]
+
+
+def tail_patch(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride",
+    top: Annotated[str, typer.Option("--top", help="Numbers k of chunks of a step.")] = "10,20,50",
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the step.")] = 1e-4,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="Random batches to compare with.")] = 8,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """One training step on a query's top chunks: how much more does log p rise than by random chunks?
+
+    A lift above zero is good: the attributed chunks help more (the paper writes the sign the other way).
+    """
+    from stride_cli.commands.tables import print_table, with_error
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.ranking import check_ks, top_chunks
+    from stride_cli.evaluation.tail_patch import Patcher, measure_tail_patch
+    from stride_cli.output import emit, progress, wants_json
+
+    ks = _numbers(top)
+    specs = split_methods(methods)
+    bench = open_bench(index, model, queries, None, device, dtype or "fp32")
+    task, chosen = bench.task, bench.queries
+    check_ks(ks, task.n_chunks)
+    patcher = Patcher(task, chosen, lr=lr)
+    rows = []
+    with progress("tail patch", len(specs), unit="methods") as bar:
+        for spec in specs:
+            tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
+            for found in measure_tail_patch(patcher, tops, ks, draws=draws):
+                parts = found.intervals(seed=task.seed)
+                record: dict[str, Any] = {
+                    "schema": "stride.tail_patch/1",
+                    "method": spec,
+                    "k": found.k,
+                    "lift": _record(parts["lift"]),
+                    "attributed": _record(parts["attributed"]),
+                    "random": _record(parts["random"]),
+                    "helped": float((found.lift > 0).mean()),
+                    "queries": len(chosen),
+                    "draws": draws,
+                    "lr": lr,
+                }
+                if wants_json(json):
+                    emit(record)
+                cells = [with_error(record[key], 5) for key in ("lift", "attributed", "random")]
+                rows.append([spec, str(found.k), *cells, f"{record['helped']:.0%}"])
+            bar.advance()
+    if not wants_json(json):
+        print_table(
+            f"Δ log p (nats a token) of {len(chosen)} queries after one step, lr {lr:g}",
+            ["method", "k", "lift", "attributed", "random", "lift > 0"],
+            rows,
+        )
+
+
+def removal(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride",
+    top: Annotated[str, typer.Option("--top", help="Numbers k of chunks to remove.")] = "10,50",
+    limit: Limit = 10,
+    seeds: Seeds = 3,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="Random removals to compare with.")] = 5,
+    engine: WhereTrained = Engine.local,
+    workers: Workers = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Retrain without a query's k highest chunks: does its prediction suffer more than by random removal?
+
+    Trains seeds × (1 + |k| × (methods × queries + draws)) models; those that are done are kept beside the
+    index, and an interrupted run goes on.
+    """
+    from stride_cli.commands.tables import print_table, with_error
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.ranking import check_ks, top_chunks
+    from stride_cli.evaluation.removal import measure_removal
+    from stride_cli.evaluation.retraining import open_trainer, store_of
+    from stride_cli.evaluation.truth import subset_seeds
+    from stride_cli.output import emit, wants_json
+
+    ks = _numbers(top)
+    specs = split_methods(methods)
+    bench = open_bench(index, model, queries, None, device, dtype)
+    task = bench.task
+    chosen = _draw_queries(bench, limit)
+    check_ks(ks, task.n_chunks)
+    trainer = open_trainer(task, chosen)
+    rows = []
+    for spec in specs:
+        tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
+        for found in measure_removal(
+            trainer,
+            tops,
+            ks,
+            subset_seeds(task.seed, seeds).tolist(),
+            store=store_of(task.index),
+            draws=draws,
+            seed=task.seed,
+            engine=engine.value,
+            workers=workers,
+        ):
+            parts = found.intervals(seed=task.seed)
+            record: dict[str, Any] = {
+                "schema": "stride.removal/1",
+                "method": spec,
+                "k": found.k,
+                **{name: _record(part) for name, part in parts.items()},
+                "queries": len(chosen),
+                "seeds": seeds,
+                "draws": draws,
+            }
+            if wants_json(json):
+                emit(record)
+            names = ("advantage", "attributed", "random", "probability_attributed", "probability_random")
+            rows.append([spec, str(found.k), *(with_error(record[name]) for name in names)])
+    if not wants_json(json):
+        columns = ["method", "k", "advantage", "loss +, top k", "loss +, random", "p −, top k", "p −, random"]
+        print_table(f"{len(chosen)} queries after removal, {seeds} seeds", columns, rows)
+
+
+def loo(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    queries: Queries = None,
+    methods: Methods = "stride",
+    chunks: Annotated[
+        int, typer.Option("--chunks", help="Chunks to leave out one by one, drawn by lot.")
+    ] = 40,
+    seeds: Seeds = 3,
+    engine: WhereTrained = Engine.local,
+    workers: Workers = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Leave-one-out agreement: scores of single chunks against retraining without them.
+
+    Correlation over the sampled chunks, mean over queries. One chunk moves a loss less than another seed
+    does: look at the noise ceiling before believing a small number.
+    """
+    from stride_cli.commands.tables import print_table, with_error
+    from stride_cli.evaluation.bench import split_methods
+    from stride_cli.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
+    from stride_cli.evaluation.retraining import open_trainer, store_of
+    from stride_cli.evaluation.truth import subset_seeds
+    from stride_cli.output import emit, wants_json
+
+    specs = split_methods(methods)
+    bench = open_bench(index, model, queries, None, device, dtype)
+    task, chosen = bench.task, bench.queries
+    sample = sample_chunks(task.n_chunks, chunks, seed=task.seed)
+    scores = {spec: columns_of(_scores(bench, spec, chosen), sample) for spec in specs}
+    found = measure_leave_one_out(
+        open_trainer(task, chosen),
+        sample,
+        subset_seeds(task.seed, seeds).tolist(),
+        store=store_of(task.index),
+        engine=engine.value,
+        workers=workers,
+    )
+    ceiling = found.ceiling(seed=task.seed)
+    rows = []
+    for spec in specs:
+        correlations, estimates = found.agreement(scores[spec], seed=task.seed)
+        record: dict[str, Any] = {
+            "schema": "stride.loo/1",
+            "method": spec,
+            **{kind: _record(estimate.joint) for kind, estimate in estimates.items()},
+            "chunks": len(sample),
+            "seeds": seeds,
+            "queries": len(chosen),
+            "constant_queries": int(correlations.constant.sum()),
+            "ceiling": ceiling.value if ceiling else None,
+        }
+        if wants_json(json):
+            emit(record)
+        rows.append([spec, *(with_error(record[kind]) for kind in ("spearman", "pearson", "kendall"))])
+    if not wants_json(json):
+        title = f"{len(sample)} chunks left out one by one, {seeds} seeds, {len(chosen)} queries"
+        if ceiling:
+            title += f", noise ceiling {ceiling.value:.3f}"
+        print_table(title, ["method", "Spearman", "Pearson", "Kendall"], rows)
+
+
+def _scores(bench: Bench, spec: str, queries: QuerySet) -> Any:
+    """Blocks of a method's scores."""
+    from stride_cli.baselines.registry import open_method
+    from stride_cli.evaluation.scoring import score_blocks
+
+    method = open_method(spec)
+    method.fit(bench.task)
+    return score_blocks(method, queries, bench.task.n_chunks)
+
+
+def _draw_queries(bench: Bench, limit: int) -> QuerySet:
+    """At most `limit` of the queries, by lot, in their order."""
+    import numpy as np
+
+    from stride_cli.output import note
+    from stride_cli.randomness import stream
+
+    queries = bench.queries
+    if len(queries) <= limit:
+        return queries
+    note(f"{limit} of {len(queries)} queries, drawn by lot (--limit)")
+    rows: np.ndarray = stream(bench.task.seed, "removal queries").permutation(len(queries))[:limit]
+    return queries.take(np.sort(rows))
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas, ascending."""
+    from stride_cli.errors import UsageError
+
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(
+            f"--top is '{text}' (expected whole numbers separated by commas)", fix="try --top 10,50"
+        ) from None
+    return found
+
+
+def _record(found: Interval) -> dict[str, float]:
+    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

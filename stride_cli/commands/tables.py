@@ -1,0 +1,49 @@
+"""Records of the evaluation as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table on stdout; the first column is text, the others are numbers."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    Console().print(table)
+
+
+def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
+    """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed."""
+    if found.get("mean") is None:
+        return "–"
+    low, high = f"{found['low']:+.{digits}f}", f"{found['high']:+.{digits}f}"
+    return f"{found['mean']:+.{digits}f} ± {found['se']:.{digits}f} [{low}, {high}]"
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A number, or – for none."""
+    return "–" if value is None else format(value, form)
+
+
+def size(value: float | None) -> str:
+    """Bytes for people: ``3.4 MiB``."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with three digits that matter."""
+    return "–" if value is None else f"{value:.3g} s"

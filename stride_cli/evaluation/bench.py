@@ -1,0 +1,169 @@
+"""What a command of `stride evaluate` stands on: index, truth, queries, and the model when needed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from index_format.errors import StageMissing
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.compare import Ground
+from stride_cli.evaluation.metrics import ENOUGH_SUBSETS
+from stride_cli.evaluation.scoring import TaskPath, match_queries, open_task
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.truth import Truth
+    from stride_cli.measurement.query_set import QuerySet
+
+
+class Bench:
+    """An index with its truth and queries; parts are read when they are first asked for.
+
+    Parameters
+    ----------
+    where : TaskPath
+    queries : Path, optional      default: those that the truth was measured on
+    alpha : float, optional       which subsets of the truth
+    """
+
+    def __init__(self, where: TaskPath, *, queries: Path | None = None, alpha: float | None = None) -> None:
+        self.where = where
+        self._file = queries
+        self._alpha = alpha
+
+    @cached_property
+    def task(self) -> Task:
+        """The index with its model."""
+        return open_task(self.where)
+
+    @cached_property
+    def index(self) -> Index:
+        from index_format.reader import Index
+
+        return Index.open(self.where.index)
+
+    @cached_property
+    def truth(self) -> Truth:
+        """The retrained subsets, all of one α.
+
+        Where there are several α and none is chosen, that of which there are most subsets.
+
+        Raises
+        ------
+        StageMissing      nothing has been retrained
+        """
+        from stride_cli.evaluation.truth import Truth
+
+        try:
+            found = Truth.from_index(self.index, alpha=self._alpha)
+        except StageMissing as error:
+            if self.index.has("truth"):
+                raise
+            raise StageMissing(
+                error.message, fix=f"stride evaluate truth --index {self.where.index} --queries FILE"
+            ) from error
+        sizes, counts = np.unique(np.round(found.alpha, 6), return_counts=True)
+        if len(sizes) > 1:
+            alpha = float(sizes[counts.argmax()])
+            listed = ", ".join(f"{value:g}" for value in sizes)
+            note(f"subsets of α = {listed} were retrained; comparing on α = {alpha:g} (choose with --alpha)")
+            found = found.take(np.flatnonzero(np.round(found.alpha, 6) == sizes[counts.argmax()]))
+        return found
+
+    @cached_property
+    def queries(self) -> QuerySet:
+        """The queries of the file, or the truth's.
+
+        Raises
+        ------
+        UsageError      neither is there
+        """
+        if self._file is not None:
+            return read_queries(self.task, self._file)
+        if not self.index.has("truth"):
+            raise UsageError(
+                f"no queries are given, and index {self.where.index} has none of its own",
+                fix='give --queries FILE, one object a line: {"id": …, "text": …}',
+            )
+        return self.truth.queries
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Where the queries stand among the truth's, (Q,) int64.
+
+        Raises
+        ------
+        QueryError      a query of the file was not measured
+        """
+        if self._file is None:
+            return np.arange(len(self.truth.queries))
+        return match_queries(self.queries, self.truth.queries)
+
+    def ground(self, response: str = "loss") -> Ground:
+        """The measured responses of the queries; says on stderr where there are few subsets."""
+        truth, rows = self.truth, self.rows
+        margins = None if truth.margins is None else truth.margins[:, :, rows]
+        ground = Ground.of(
+            truth.losses[:, :, rows],
+            margins,
+            alpha=float(truth.alpha[0]) if len(truth.alpha) else 0.0,
+            response=response,
+            seed=self.index.seed,
+        )
+        if ground.n_subsets < ENOUGH_SUBSETS:
+            note(
+                f"warning: {ground.n_subsets} retrained subsets are few (expected {ENOUGH_SUBSETS} or more): "
+                "the correlations are rough, and so are their intervals"
+            )
+        return ground
+
+
+def read_queries(task: Task, path: Path) -> QuerySet:
+    """Queries of a file, for a task of either kind.
+
+    Raises
+    ------
+    CorpusError, QueryError, UsageError
+    """
+    from stride_cli.measurement.query_set import read_query_set
+
+    if not path.is_file():
+        raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
+    return read_query_set(task.model, path, block_size=int(task.index.attributes["block_size"]))
+
+
+def split_methods(given: str) -> list[str]:
+    """Specs of a list ``a,b:key=value,key=value,c``: a comma before ``key=`` goes on with the method before.
+
+    Raises
+    ------
+    UsageError      an unknown method, one given twice, or none
+    """
+    specs: list[str] = []
+    for part in (piece.strip() for piece in given.split(",")):
+        option = "=" in part and ":" not in part.partition("=")[0]
+        if option and specs:
+            specs[-1] += f",{part}"
+        elif part:
+            specs.append(part)
+    if not specs:
+        raise UsageError("no method is given", fix="for example --methods stride,tfidf,chance")
+    for spec in specs:
+        check_method(spec)
+        if specs.count(spec) > 1:
+            raise UsageError(f"method '{spec}' is given twice", fix="give each method once")
+    return specs
+
+
+def check_method(spec: str) -> None:
+    """UsageError, with the known methods, for a name that is not one."""
+    from stride_cli.baselines.registry import METHODS, open_method
+
+    if spec.partition(":")[0] not in METHODS:
+        open_method(spec)
