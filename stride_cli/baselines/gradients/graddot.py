@@ -6,14 +6,14 @@ reads GPT-2's Conv1D.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.baselines.gradients.capture import Capture, Factors
+from stride_cli.baselines.gradients.capture import Capture, Factors, Layer
 from stride_cli.baselines.gradients.passes import (
     REDUCTIONS,
     Passes,
@@ -174,9 +174,39 @@ class QueryBank:
         return result
 
 
-def _floats(layer: object, tokens: int) -> int:
+def preconditioned_scores(
+    passes: Passes,
+    task: Task,
+    queries: QuerySet,
+    apply: Callable[[int, Tensor], Tensor],
+    *,
+    query_bytes: int,
+    title: str,
+) -> Iterator[np.ndarray]:
+    """Products of every chunk's gradient with transformed gradients of the queries.
+
+    Parameters
+    ----------
+    apply : callable         (layer, (Q, n_out, n_in) float32) → the same shape
+    query_bytes : int        most memory for the gradients of queries: so many share a pass over the corpus
+
+    Yields
+    ------
+    ndarray (q ≤ QUERY_BLOCK, n) float32
+    """
+    at_once = max(1, query_bytes // (4 * passes.capture.n_parameters))
+    for start in range(0, len(queries), at_once):
+        bank = QueryBank(passes, queries, start, min(start + at_once, len(queries)), explicit=True)
+        for layer, matrices in bank.matrices.items():
+            bank.matrices[layer] = apply(layer, matrices)
+        scores = bank.dot_corpus(passes, task, title)
+        for first in range(0, len(scores), QUERY_BLOCK):
+            yield scores[first : first + QUERY_BLOCK]
+
+
+def _floats(layer: Layer, tokens: int) -> int:
     """Floats that one query takes at a layer, in the smaller form."""
-    n_in, n_out = layer.n_in, layer.n_out  # type: ignore[attr-defined]
+    n_in, n_out = layer.n_in, layer.n_out
     return int(min(n_in * n_out, tokens * (n_in + n_out)))
 
 

@@ -32,6 +32,10 @@ class Projector(Protocol):
         """Add the projected gradients of some rows at one layer to ``target`` (B, width) float32."""
         ...
 
+    def add_matrices(self, layer: int, rows: slice, matrices: Tensor, target: Tensor) -> None:
+        """The same of explicit matrices (b, n_out, n_in)."""
+        ...
+
 
 class TwoSided:
     """P_out G P_inᵀ of every layer, flattened.
@@ -73,6 +77,10 @@ class TwoSided:
         small = torch.bmm((found.outputs @ p_out).transpose(1, 2), found.inputs @ p_in)
         target[found.rows, self.spans[found.layer]] += small.flatten(1)
 
+    def add_matrices(self, layer: int, rows: slice, matrices: Tensor, target: Tensor) -> None:
+        p_in, p_out = self.sides[layer]
+        target[rows, self.spans[layer]] += (p_out.T @ (matrices @ p_in)).flatten(1)
+
 
 class Dense:
     """Random signs over √dim, independent for every parameter; the sum over layers is the projection of the
@@ -104,7 +112,10 @@ class Dense:
 
     def add(self, found: Factors, target: Tensor) -> None:
         for block in found.blocks():
-            target[block.rows] += block.gradients().flatten(1) @ self._matrices[found.layer]
+            self.add_matrices(found.layer, block.rows, block.gradients(), target)
+
+    def add_matrices(self, layer: int, rows: slice, matrices: Tensor, target: Tensor) -> None:
+        target[rows] += matrices.flatten(1) @ self._matrices[layer]
 
 
 def random_sides(
