@@ -75,7 +75,7 @@ class Embeddings:
             if self._table is None:  # a corpus of no chunks
                 yield np.zeros((len(rows), 0), np.float32)
             else:
-                yield self._table.cosines(self._encode(query_texts(self._task, queries, rows)))
+                yield self._table.products(self._encode(query_texts(self._task, queries, rows)))
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         return self._encoder.encode(

@@ -81,7 +81,7 @@ class RDS:
             parts = []
             for group in _groups(lengths, self.batch_tokens):
                 parts.append(self._states(queries.batch(rows[group]), lengths[group]))
-            yield self._table.cosines(np.concatenate(parts))
+            yield self._table.products(np.concatenate(parts))
 
     def _states(self, batch: Batch, lengths: np.ndarray) -> np.ndarray:
         states = pooled_states(self._model, batch, lengths, layer=self.layer, pool=self._pool)

@@ -1,4 +1,4 @@
-"""One vector for every chunk, compared with queries by cosine."""
+"""One vector for every chunk, compared with queries by cosine or inner product."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ SIMILARITY_CHUNKS = 200_000  # chunks compared with a block of queries at once (
 
 
 class VectorTable:
-    """Unit vectors of n chunks.
+    """Vectors of n chunks.
 
     Parameters
     ----------
     n_chunks, width : int
+    normalise : bool      scale them to length 1, queries' too, so that products are cosines
 
     Attributes
     ----------
-    vectors : (n, width) float32      rows of length 1; zero rows stay zero, and have cosine 0 with everything
+    vectors : (n, width) float32      zero rows stay zero, and have product 0 with everything
     """
 
-    def __init__(self, n_chunks: int, width: int) -> None:
+    def __init__(self, n_chunks: int, width: int, *, normalise: bool = True) -> None:
+        self._prepare = unit if normalise else _as_given
         if 4 * n_chunks * width <= IN_MEMORY:
             self.vectors = np.zeros((n_chunks, width), np.float32)
         else:
@@ -31,12 +33,12 @@ class VectorTable:
         self.bytes_per_chunk = 4.0 * width
 
     def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
-        """Store vectors (b, width), any length, as those of chunks ``rows`` (b,)."""
-        self.vectors[rows] = unit(vectors)
+        """Store vectors (b, width), as those of chunks ``rows`` (b,)."""
+        self.vectors[rows] = self._prepare(vectors)
 
-    def cosines(self, vectors: np.ndarray) -> np.ndarray:
-        """Cosine of every chunk with each of vectors (q, width): (q, n) float32."""
-        wanted = unit(vectors)
+    def products(self, vectors: np.ndarray) -> np.ndarray:
+        """Product of every chunk's vector with each of vectors (q, width): (q, n) float32."""
+        wanted = self._prepare(vectors)
         block = np.empty((len(wanted), len(self.vectors)), np.float32)
         for start in range(0, len(self.vectors), SIMILARITY_CHUNKS):
             part = self.vectors[start : start + SIMILARITY_CHUNKS]
@@ -49,3 +51,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     vectors = np.asarray(vectors, np.float32)
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)
+
+
+def _as_given(vectors: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors, np.float32)

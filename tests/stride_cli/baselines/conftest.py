@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+# the small trained model and its index, for methods that need retrained subsets
+_path = Path(__file__).parent.parent / "evaluation" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("evaluation_fixtures", _path)
+assert _spec is not None and _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+trained, open_task, task_and_queries = _module.trained, _module.open_task, _module.task_and_queries
 
 _WORDS = (
     "the river runs north to old stone mill and past one quiet village where bread is baked each morning "

@@ -75,10 +75,10 @@ def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
     assert isinstance(table.vectors, np.memmap)
     for rows in (np.array([9, 0, 4]), np.array([1, 2, 3, 5, 6, 7, 8])):
         table.put(rows, values[rows])
-    np.testing.assert_allclose(table.cosines(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
+    np.testing.assert_allclose(table.products(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
 
 
 def test_zero_vectors_have_cosine_zero() -> None:
     table = VectorTable(2, 3)
     table.put(np.arange(2), np.array([[0, 0, 0], [1, 0, 0]]))
-    np.testing.assert_array_equal(table.cosines(np.array([[2.0, 0, 0], [0, 0, 0]])), [[0, 1], [0, 0]])
+    np.testing.assert_array_equal(table.products(np.array([[2.0, 0, 0], [0, 0, 0]])), [[0, 1], [0, 0]])
