@@ -84,7 +84,7 @@ class EKFAC:
         for layer in capture.layers:
             if max(layer.n_in, layer.n_out) > _LARGEST_SIDE:
                 raise UsageError(
-                    f"EK-FAC of layer '{layer.name}' ({layer.n_out} × {layer.n_in}) needs the eigenvectors of "
+                    f"EK-FAC of layer '{layer.name}' ({layer.n_out} × {layer.n_in}) needs eigenvectors of "
                     f"a matrix of more than {_LARGEST_SIDE} rows",
                     fix="leave the output head out: layers=body, or layers=mlp",
                 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("sum", "mean")
 LABELS = ("true", "sampled")
+_DTYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 def check_choice(method: str, option: str, value: str, known: tuple[str, ...]) -> str:
@@ -136,23 +142,24 @@ def load_checkpoint(task: Task, path: Path) -> CausalLM:
     ------
     ModelError      it cannot be loaded, or has another vocabulary
     """
-    model: CausalLM
+    device, dtype = str(task.model.device), _DTYPES[task.model.dtype]
+    model: Any
     if task.is_language:
         from stride_cli.models.loading import load_model
 
-        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-        model = load_model(path, device=str(task.model.device), dtype=names[task.model.dtype])
+        model = load_model(path, device=device, dtype=dtype)
     else:
-        loader: Any = getattr(task.model, "load_checkpoint", None)
-        if loader is None:
-            raise ModelError(f"{path}: classifiers of this kind load no other checkpoints")
-        model = loader(path)
+        from stride_cli.classifiers.loading import load_classifier
+
+        model = load_classifier(path, device=device, dtype=dtype)
+        known: Any = task.model
+        model.table = known.table  # inputs by number
     if model.vocab_size != task.model.vocab_size:
         raise ModelError(
             f"{path} has {model.vocab_size} outputs, the task's model {task.model.vocab_size}",
             fix="give checkpoints of the same training",
         )
-    return model
+    return cast("CausalLM", model)
 
 
 def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:

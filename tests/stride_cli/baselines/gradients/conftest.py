@@ -39,14 +39,14 @@ class MemoryIndex:
 class TableClassifier:
     """A classifier with the interface of `CausalLM`: tokens are (number of the input, label)."""
 
-    def __init__(self, inputs: Tensor, features: nn.Module, head: nn.Linear) -> None:
-        self.inputs = inputs
+    def __init__(self, table: Tensor, features: nn.Module, head: nn.Linear) -> None:
+        self.table = table
         self.model = nn.ModuleDict({"features": features, "head": head}).requires_grad_(False).eval()
         self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
-        return self.inputs[ids[:, 0]]  # (B, …)
+        return self.table[ids[:, 0]]  # (B, …)
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
         state = self.model["features"](hidden)

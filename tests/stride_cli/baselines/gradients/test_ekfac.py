@@ -43,8 +43,8 @@ def test_one_example_is_exact(make_classifier):
     spread = torch.diag(p[0]) - torch.outer(p[0], p[0])
     whole = torch.kron(spread, torch.outer(inputs[0], inputs[0]).double())
     expected = held @ torch.linalg.solve(_damped(whole, 0.1), gradients[:1].T)
-    found = _scores(EKFAC(draws=1500), task, queries)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=0.15, atol=0.05)
+    found = _scores(EKFAC(draws=300), task, queries)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0.25, atol=0.1)
 
 
 def test_exact_where_the_eigenbasis_is(make_classifier):

@@ -10,6 +10,7 @@ from torch import nn
 from stride_cli.baselines.gradients.graddot import GradDot, TracIn
 from stride_cli.baselines.gradients.passes import find_checkpoints
 from stride_cli.baselines.protocol import QUERY_BLOCK, score_all
+from stride_cli.classifiers import loading
 from stride_cli.errors import UsageError
 
 
@@ -94,24 +95,22 @@ def test_a_chunk_supports_itself(nanochat_task):
     assert (np.diag(blocks[0])[: len(pairs)] > 0).all()
 
 
-def test_tracin_sums_over_checkpoints(softmax, tmp_path):
+def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
     head = softmax.task.model.model["head"].weight
     original = head.clone()
 
-    def load(path):
-        model = type(softmax.task.model)(softmax.inputs.float(), nn.Identity(), nn.Linear(5, 3, bias=False))
+    def load(path, *, device, dtype):
+        assert (device, dtype) == ("cpu", "fp32")
+        model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
         with torch.no_grad():
             model.model["head"].weight.copy_(original * float(path.name))
         return model
 
     (tmp_path / "0.5").mkdir()
     (tmp_path / "2").mkdir()
-    softmax.task.model.load_checkpoint = load
-    try:
-        method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
-        found = _scores(method, softmax.task, softmax.queries)
-    finally:
-        del softmax.task.model.load_checkpoint
+    monkeypatch.setattr(loading, "load_classifier", load)
+    method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
+    found = _scores(method, softmax.task, softmax.queries)
     expected = 0
     for scale, rate in ((0.5, 0.1), (2.0, 3.0)):
         p = (softmax.inputs.float() @ (original * scale).T).softmax(-1)
@@ -136,16 +135,16 @@ def test_checkpoints_of_a_run_with_their_rates(tmp_path):
 
 
 def test_tracin_loads_saved_models(nanochat_task, queries, tmp_path, monkeypatch):
-    from stride_cli.models import loading
+    from stride_cli.models import loading as models
     from stride_cli.models.adapter import CausalLM
 
     nanochat_task.model.model.save_pretrained(tmp_path)
 
     def load(path, *, device, dtype):
         assert (device, dtype) == ("cpu", "fp32")
-        return CausalLM(loading.load_weights(path))
+        return CausalLM(models.load_weights(path))
 
-    monkeypatch.setattr(loading, "load_model", load)  # without a tokenizer
+    monkeypatch.setattr(models, "load_model", load)  # without a tokenizer
     found = _scores(TracIn(checkpoints=str(tmp_path)), nanochat_task, queries)
     expected = _scores(GradDot(), nanochat_task, queries)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -7,6 +7,7 @@ from torch import nn
 
 from stride_cli.baselines.gradients.trak import TRAK
 from stride_cli.baselines.protocol import score_all
+from stride_cli.classifiers import loading
 
 
 def _scores(method, task, queries):
@@ -41,26 +42,21 @@ def test_agrees_with_left_out(softmax, left_out):
     assert min(each) > 0.7
 
 
-def test_several_models_are_averaged(softmax, tmp_path):
+def test_several_models_are_averaged(softmax, tmp_path, monkeypatch):
     original = softmax.task.model.model["head"].weight.clone()
 
-    def load(path):
-        model = type(softmax.task.model)(softmax.inputs.float(), nn.Identity(), nn.Linear(5, 3, bias=False))
+    def load(path, *, device, dtype):
+        assert (device, dtype) == ("cpu", "fp32")
+        model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
         with torch.no_grad():
             model.model["head"].weight.copy_(original * float(path.name))
         return model
 
     for name in ("1", "1.0"):
         (tmp_path / name).mkdir()
-    softmax.task.model.load_checkpoint = load
-    try:
-        both = _scores(
-            TRAK(dim=400, damping=0, checkpoints=f"{tmp_path}/1|{tmp_path}/1.0"),
-            softmax.task,
-            softmax.queries,
-        )
-    finally:
-        del softmax.task.model.load_checkpoint
+    monkeypatch.setattr(loading, "load_classifier", load)
+    method = TRAK(dim=400, damping=0, checkpoints=f"{tmp_path}/1|{tmp_path}/1.0")
+    both = _scores(method, softmax.task, softmax.queries)
     one = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
     np.testing.assert_allclose(both, one, rtol=1e-2, atol=2e-3 * np.abs(one).max())
 
