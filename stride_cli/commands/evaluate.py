@@ -69,7 +69,7 @@ def lds(
     for entry in compare_methods(
         specs,
         ground,
-        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks),
+        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
         draws=draws,
         seed=bench.index.seed,
     ):
@@ -163,7 +163,7 @@ def compare(
         for entry in compare_methods(
             specs,
             ground,
-            lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows),
+            lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows, source=bench.source),
             draws=draws,
             seed=bench.index.seed,
         ):

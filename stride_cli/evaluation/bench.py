@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stride_cli.evaluation.truth import Truth
     from stride_cli.measurement.query_set import QuerySet
 
+_TRUTH = "stride evaluate truth --index {} --queries FILE"
+
 
 class Bench:
     """An index with its truth and queries; parts are read when they are first asked for.
@@ -50,9 +52,12 @@ class Bench:
 
     @cached_property
     def truth(self) -> Truth:
-        """The retrained subsets, all of one α.
+        """The retrained subsets, all of one α; see `truth_rows`."""
+        return self._whole_truth.take(self.truth_rows)
 
-        Where there are several α and none is chosen, that of which there are most subsets.
+    @cached_property
+    def _whole_truth(self) -> Truth:
+        """Every α.
 
         Raises
         ------
@@ -61,20 +66,33 @@ class Bench:
         from stride_cli.evaluation.truth import Truth
 
         try:
-            found = Truth.from_index(self.index, alpha=self._alpha)
+            return Truth.from_index(self.index)
         except StageMissing as error:
-            if self.index.has("truth"):
-                raise
+            raise StageMissing(error.message, fix=_TRUTH.format(self.where.index)) from error
+
+    @cached_property
+    def truth_rows(self) -> np.ndarray:
+        """Which subsets of the index's truth, (R,) int64: those of α.
+
+        Where there are several α and none is chosen, that of which there are most subsets.
+
+        Raises
+        ------
+        StageMissing      none of this α
+        """
+        there = np.round(self._whole_truth.alpha, 3)
+        sizes, counts = np.unique(there, return_counts=True)
+        listed = ", ".join(f"{value:g}" for value in sizes)
+        wanted = float(sizes[counts.argmax()]) if self._alpha is None else round(self._alpha, 3)
+        if self._alpha is None and len(sizes) > 1:
+            note(f"subsets of α = {listed} were retrained; comparing on α = {wanted:g} (choose with --alpha)")
+        rows = np.flatnonzero(there == wanted)
+        if len(rows) == 0:
             raise StageMissing(
-                error.message, fix=f"stride evaluate truth --index {self.where.index} --queries FILE"
-            ) from error
-        sizes, counts = np.unique(np.round(found.alpha, 6), return_counts=True)
-        if len(sizes) > 1:
-            alpha = float(sizes[counts.argmax()])
-            listed = ", ".join(f"{value:g}" for value in sizes)
-            note(f"subsets of α = {listed} were retrained; comparing on α = {alpha:g} (choose with --alpha)")
-            found = found.take(np.flatnonzero(np.round(found.alpha, 6) == sizes[counts.argmax()]))
-        return found
+                f"index {self.where.index} has retrained subsets of α = {listed}, none of {self._alpha:g}",
+                fix=f"{_TRUTH.format(self.where.index)} --alpha {self._alpha:g}",
+            )
+        return rows
 
     @cached_property
     def queries(self) -> QuerySet:
@@ -105,6 +123,11 @@ class Bench:
             return np.arange(len(self.truth.queries))
         return match_queries(self.queries, self.truth.queries)
 
+    @property
+    def source(self) -> Path | None:
+        """The file of queries that was given."""
+        return self._file
+
     def ground(self, response: str = "loss") -> Ground:
         """The measured responses of the queries; says on stderr where there are few subsets."""
         truth, rows = self.truth, self.rows
@@ -133,7 +156,7 @@ def read_queries(task: Task, path: Path) -> QuerySet:
     """
     from stride_cli.measurement.query_set import read_query_set
 
-    if not path.is_file():
+    if task.is_language and not path.is_file():
         raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
     return read_query_set(task.model, path, block_size=int(task.index.attributes["block_size"]))
 

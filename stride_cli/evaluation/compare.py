@@ -98,6 +98,7 @@ class Entry:
     correlations : metrics.Correlations
     estimates : dict                 "spearman", "pearson", "kendall" → Estimate
     difference : Estimate, optional  Spearman minus the reference's; None for the reference itself
+    n_subsets : int                  subsets it was judged on: not those that it was fitted on
     """
 
     method: str
@@ -107,6 +108,7 @@ class Entry:
     correlations: metrics.Correlations | None = None
     estimates: dict[str, Estimate] | None = None
     difference: Estimate | None = None
+    n_subsets: int | None = None
 
     @property
     def distribution(self) -> Distribution | None:
@@ -138,28 +140,67 @@ def compare_methods(
     ------
     Entry
     """
-    resampler = Resampler(ground.measured, draws=draws, seed=seed)
-    reference: Draws | None = None
+    judge = _Judge(ground, draws=draws, seed=seed)
+    reference: Run | None = None
     for position, spec in enumerate(specs):
         try:
             found = run(spec)
-            correlations = metrics.correlate(found.predicted, ground.measured)
+            fair = _fair(found, ground)
+            correlations = metrics.correlate(found.predicted[:, fair], ground.measured[:, fair])
         except (StrideError, IndexFormatError) as error:
             yield Entry(spec, error=error.message, fix=error.fix)
             continue
         except Exception as error:  # a method's library may raise anything
             yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
             continue
-        drawn = {kind: resampler.draw(kind, found.predicted, getattr(correlations, kind)) for kind in KINDS}
         if position == 0:
-            reference = drawn["spearman"]
+            reference = found
         yield Entry(
             spec,
             run=found,
             correlations=correlations,
-            estimates={kind: part.estimate() for kind, part in drawn.items()},
-            difference=drawn["spearman"].minus(reference).estimate() if position and reference else None,
+            estimates={kind: judge.draw(kind, found, fair).estimate() for kind in KINDS},
+            difference=judge.difference(found, reference) if position and reference else None,
+            n_subsets=int(fair.sum()),
         )
+
+
+class _Judge:
+    """Resampled correlations of runs, on the subsets that may judge them."""
+
+    def __init__(self, ground: Ground, *, draws: int, seed: int) -> None:
+        self._ground, self._draws, self._seed = ground, draws, seed
+        self._resamplers: dict[bytes, Resampler] = {}
+        self._drawn: dict[tuple[int, str, bytes], tuple[Run, Draws]] = {}
+
+    def draw(self, kind: str, run: Run, fair: np.ndarray) -> Draws:
+        """On the subsets `fair`, (R,) bool; the same draws for every run on the same subsets."""
+        predicted, measured = run.predicted[:, fair], self._ground.measured[:, fair]
+        subsets = fair.tobytes()
+        key = (id(run), kind, subsets)
+        if key not in self._drawn:
+            if subsets not in self._resamplers:
+                self._resamplers[subsets] = Resampler(measured, draws=self._draws, seed=self._seed)
+            observed = getattr(metrics.correlate(predicted, measured), kind)
+            drawn = self._resamplers[subsets].draw(kind, predicted, observed)
+            self._drawn[key] = (run, drawn)  # the run with it, so that its id stays its own
+        return self._drawn[key][1]
+
+    def difference(self, run: Run, reference: Run) -> Estimate | None:
+        """Spearman of a run minus the reference's, on the subsets that neither was fitted on.
+
+        None where these are fewer than three.
+        """
+        fair = _fair(run, self._ground) & _fair(reference, self._ground)
+        if fair.sum() < metrics.FEWEST_SUBSETS:
+            return None
+        drawn = [self.draw("spearman", each, fair) for each in (run, reference)]
+        return drawn[0].minus(drawn[1]).estimate()
+
+
+def _fair(run: Run, ground: Ground) -> np.ndarray:
+    """The subsets that a run was not fitted on, (R,) bool."""
+    return np.ones(ground.n_subsets, bool) if run.held_out is None else run.held_out
 
 
 def describe_methods(specs: Sequence[str], run: Callable[[str], Run]) -> Iterator[Entry]:
@@ -199,7 +240,7 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
         **record,
         "response": ground.response,
         "alpha": ground.alpha,
-        "subsets": ground.n_subsets,
+        "subsets": ground.n_subsets if entry.n_subsets is None else entry.n_subsets,
         "seeds": ground.n_seeds,
         "queries": ground.n_queries,
         **{kind: _interval(estimates[kind].joint if estimates else None) for kind in KINDS},

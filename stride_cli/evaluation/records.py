@@ -30,7 +30,7 @@ _LDS: dict[str, Any] = {
     "error": _ERROR,
     "response": ("string", '"loss" or "margin": what the retrained models were asked'),
     "alpha": ("number", "share of the chunks in a subset"),
-    "subsets": ("integer", "retrained subsets"),
+    "subsets": ("integer", "retrained subsets it is judged on: not those that it was fitted on"),
     "seeds": ("integer", "trainings of each subset"),
     "queries": ("integer", "queries"),
     "spearman": _mean("LDS: rank correlation over subsets, mean over queries, −1 … 1; both are resampled"),

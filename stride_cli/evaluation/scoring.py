@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from stride_cli.baselines.protocol import Method, Task
-    from stride_cli.evaluation.truth import Truth
     from stride_cli.measurement.query_set import QuerySet
 
 
@@ -48,6 +47,8 @@ class Run:
     memory_bytes : float, optional         growth of the resident memory over fit and score, at its peak; only
                                            measured in a process of its own
     device_bytes : float, optional         peak of CUDA memory above what the model takes
+    held_out : (R,) bool, optional         where the method was fitted on some of the subsets: the others, which
+                                           alone may judge it
     """
 
     predicted: np.ndarray
@@ -57,6 +58,7 @@ class Run:
     bytes_per_chunk: float
     memory_bytes: float | None = None
     device_bytes: float | None = None
+    held_out: np.ndarray | None = None
 
 
 def open_task(where: TaskPath) -> Task:
@@ -82,6 +84,7 @@ def run_method(
     queries: QuerySet,
     *,
     masks: np.ndarray | None = None,
+    truth_rows: np.ndarray | None = None,
     describe: bool = False,
 ) -> Run:
     """Fit a method and score the queries, block after block.
@@ -90,6 +93,7 @@ def run_method(
     ----------
     spec : str                            as `stride_cli.baselines.registry.open_method` takes it
     masks : (R, n) bool, optional         subsets to predict the responses of
+    truth_rows : (R,) int64, optional     where these subsets stand in the index's truth, every α included
     describe : bool                       also look at how the scores are spread
 
     Raises
@@ -113,12 +117,14 @@ def run_method(
             counter.add(block)
         aside += time.perf_counter() - paused
     ended = time.perf_counter()
+    used = getattr(method, "used_truth_rows", None)
     return Run(
         predicted=np.concatenate(predicted) if predicted else np.zeros((len(queries), 0)),
         distribution=counter.result() if counter is not None else None,
         fit_seconds=fitted - started,
         score_seconds=ended - fitted - aside,
         bytes_per_chunk=float(method.bytes_per_chunk),
+        held_out=None if used is None or truth_rows is None else ~np.asarray(used, bool)[truth_rows],
     )
 
 
@@ -170,14 +176,15 @@ def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
 
 
 def run_apart(
-    where: TaskPath, spec: str, *, alpha: float | None, rows: np.ndarray, describe: bool = True
+    where: TaskPath, spec: str, *, alpha: float, rows: np.ndarray, source: Path | None = None
 ) -> Run:
     """`run_method` on queries of the index's truth, in a process of its own, so that its memory is its own.
 
     Parameters
     ----------
-    alpha : float, optional     which subsets, as `Truth.from_index` takes it
+    alpha : float               which subsets
     rows : (q,) int64           which of the truth's queries
+    source : Path, optional     the file of queries: a classifier has to read it to know their inputs
 
     Raises
     ------
@@ -187,7 +194,7 @@ def run_apart(
 
     context = multiprocessing.get_context("spawn")  # a fork would start with all that this process holds
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_serve, args=(theirs, os.getpid(), where, spec, alpha, rows, describe))
+    child = context.Process(target=_serve, args=(theirs, os.getpid(), where, spec, alpha, rows, source))
     child.daemon = True
     child.start()
     theirs.close()
@@ -220,21 +227,30 @@ def _serve(
     parent: int,
     where: TaskPath,
     spec: str,
-    alpha: float | None,
+    alpha: float,
     rows: np.ndarray,
-    describe: bool,
+    source: Path | None,
 ) -> None:
+    from stride_cli.evaluation.bench import Bench
     from stride_cli.evaluation.engines import die_with_parent
-    from stride_cli.evaluation.truth import Truth
 
     die_with_parent()
     if os.getppid() != parent:
         return
     try:
-        task = open_task(where)
-        truth: Truth = Truth.from_index(task.index, alpha=alpha)
+        bench = Bench(where, queries=source, alpha=alpha)
+        if source is not None:
+            assert len(bench.queries)  # read, for the model to know them
+        truth, task = bench.truth, bench.task
         memory = MemoryPeak()
-        run = run_method(task, spec, truth.queries.take(rows), masks=truth.masks, describe=describe)
+        run = run_method(
+            task,
+            spec,
+            truth.queries.take(rows),
+            masks=truth.masks,
+            truth_rows=bench.truth_rows,
+            describe=True,
+        )
         connection.send(memory.measured(run))
     except (StrideError, IndexFormatError) as error:
         connection.send((type(error).__name__, error.message, error.fix))

@@ -106,3 +106,27 @@ def test_grounds_that_say_nothing_are_refused(planted) -> None:
         Ground.of(losses, None, alpha=0.5, response="accuracy")
     by_margin = Ground.of(losses, -losses, alpha=0.5, response="margin")
     assert by_margin.measured == pytest.approx(Ground.of(losses, None, alpha=0.5).measured)
+
+
+def test_subsets_that_a_method_was_fitted_on_do_not_judge_it(planted) -> None:
+    """A method that has seen half of the truth: judged on the other half, and so is the reference then."""
+    ground = Ground.of(planted["losses"], None, alpha=0.5)
+    seen = np.arange(SUBSETS) < SUBSETS // 2
+    honest = run_of(planted["influence"], planted["masks"])
+    learnt = np.where(seen, ground.measured, np.random.default_rng(3).normal(size=ground.measured.shape))
+    fitted = Run(learnt, None, 0.0, 0.0, 0.0, held_out=~seen)
+
+    def run(spec: str) -> Run:
+        return fitted if spec == "fitted" else honest
+
+    first, second = compare_methods(["honest", "fitted"], ground, run, draws=100)
+    assert first.n_subsets == SUBSETS and second.n_subsets == SUBSETS // 2
+    assert abs(second.estimates["spearman"].mean) < 0.2
+    on_half = Ground.of(planted["losses"][~seen], None, alpha=0.5)
+    half = Run(honest.predicted[:, ~seen], None, 0.0, 0.0, 0.0)
+    (expected,) = compare_methods(["honest"], on_half, lambda spec: half, draws=100)
+    ahead = second.estimates["spearman"].mean - expected.estimates["spearman"].mean
+    assert second.difference.mean == pytest.approx(ahead)
+    assert lds_record(second, ground)["subsets"] == SUBSETS // 2
+    turned = list(compare_methods(["fitted", "honest"], ground, run, draws=100))
+    assert turned[1].difference.mean == pytest.approx(-ahead) and turned[1].n_subsets == SUBSETS
