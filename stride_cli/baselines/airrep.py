@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.baselines.datamodels import training_rows
 from stride_cli.baselines.embeddings import packaged_encoder
 from stride_cli.baselines.protocol import QUERY_BLOCK
 from stride_cli.baselines.texts import TEXT_BLOCK, chunk_texts, query_texts, require_text
+from stride_cli.baselines.truth_folds import LearnsFromTruth, check_folds
 from stride_cli.baselines.vectors import VectorTable
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
@@ -25,13 +25,13 @@ TRAIN = ("truth", "proxy")
 TUNE = ("all", "projector")
 
 
-class AirRep:
+class AirRep(LearnsFromTruth):
     """Inner product between the vectors of a query's and a chunk's text.
 
     Either ``model``, a trained encoder, or ``train``, which trains one: on "proxy" subsets of the corpus as
     the paper does (splits of the corpus into examples and subsets; a model is trained on every subset by the
     recipe of the index's model), or on a part of the "truth" that the index has already, with the truth's
-    queries as examples. What of the truth was trained on must not be scored on: `used_truth_rows`.
+    queries as examples. What of the truth was trained on must not be scored on: `used_truth_rows`, `saw`.
 
     Parameters
     ----------
@@ -91,8 +91,7 @@ class AirRep:
         for option, value, known in (("train", train, TRAIN), ("tune", tune, TUNE)):
             if value is not None and value not in known:
                 raise UsageError(f"airrep: {option} should be {' or '.join(known)}, found '{value}'")
-        if folds < 2 or not 0 <= fold < folds:
-            raise UsageError(f"airrep: fold should be between 0 and folds − 1, found {fold} of {folds}")
+        check_folds(fold, folds, self.name)
         numbers = {
             "splits": splits,
             "subsets": subsets,
@@ -174,16 +173,17 @@ class AirRep:
         from stride_cli.baselines.airrep_training import Split
         from stride_cli.evaluation.truth import Truth
 
-        truth = Truth.from_index(task.index)
-        used = training_rows(truth.alpha, fold=self.fold, folds=self.folds, seed=task.seed, alpha=self.alpha)
-        if used.sum() < 2:
-            raise UsageError(
-                f"airrep: {used.sum()} retrained subsets are left to train on, expected 2 or more",
-                fix="stride evaluate truth --subsets 100",
-            )
-        self.used_truth_rows = used
-        texts = query_texts(task, truth.queries, range(len(truth.queries)))
-        return [Split(texts, truth.masks[used], truth.losses[used].mean(1))]
+        part = self.use_truth(
+            Truth.from_index(task.index),
+            fold=self.fold,
+            folds=self.folds,
+            seed=task.seed,
+            alpha=self.alpha,
+            least=2,
+            name=self.name,
+        )
+        texts = query_texts(task, part.queries, range(len(part.queries)))
+        return [Split(texts, part.masks, part.losses.mean(1))]
 
     def _proxy_splits(self, task: Task) -> list[Split]:
         """Splits of the corpus itself, with a model trained on every subset; finished ones are kept."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.baselines.protocol import QUERY_BLOCK
+from stride_cli.baselines.truth_folds import LearnsFromTruth, check_folds
 from stride_cli.errors import UsageError, require_extra
 from stride_cli.output import note
-from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.baselines.protocol import Task
@@ -24,12 +24,12 @@ _GRAM_CHUNKS = 65_536  # columns of the masks that are float64 at once
 _PENALTIES = 20
 
 
-class Datamodels:
+class Datamodels(LearnsFromTruth):
     """The coefficients of a linear model of a query's loss in "chunk i is in the subset".
 
     Fitted on a part of the index's truth (`stride evaluate truth`): the rows are dealt into ``folds`` at
     random, within each α, and all but fold number ``fold`` are used. An evaluation must score on the others
-    only, hence `used_truth_rows`. Only the truth's own queries can be scored. Scores are minus the
+    only, hence `used_truth_rows` and `saw`. Only the truth's own queries can be scored. Scores are minus the
     coefficients of the loss (plus those of the margin), in nats per chunk.
 
     Parameters
@@ -66,11 +66,7 @@ class Datamodels:
         for option, value, known in (("regression", regression, REGRESSIONS), ("output", output, OUTPUTS)):
             if value not in known:
                 raise UsageError(f"{self.name}: {option} should be {' or '.join(known)}, found '{value}'")
-        if folds < 2 or not 0 <= fold < folds:
-            raise UsageError(
-                f"{self.name}: folds should be 2 or more and fold between 0 and folds − 1, "
-                f"found fold {fold} of {folds}"
-            )
+        check_folds(fold, folds, self.name)
         self.regression = regression
         self.fold = fold
         self.folds = folds
@@ -84,24 +80,18 @@ class Datamodels:
 
     def fit_truth(self, truth: Truth, *, seed: int) -> None:
         """As `fit`, from a truth in memory."""
-        self.used_truth_rows = training_rows(
-            truth.alpha, fold=self.fold, folds=self.folds, seed=seed, alpha=self.alpha
+        part = self.use_truth(
+            truth, fold=self.fold, folds=self.folds, seed=seed, alpha=self.alpha, least=5, name=self.name
         )
-        n_rows = int(self.used_truth_rows.sum())
-        if n_rows < 5:
-            raise UsageError(
-                f"{self.name}: {n_rows} retrained subsets are left to fit on, expected 5 or more",
-                fix="stride evaluate truth --subsets 100",
-            )
-        outcomes = truth.losses if self.output == "loss" else truth.margins
+        outcomes = part.losses if self.output == "loss" else part.margins
         if outcomes is None:
             raise UsageError(f"{self.name}: the truth has no margins", fix="use output=loss")
         sign = -1.0 if self.output == "loss" else 1.0
-        self._masks = truth.masks[self.used_truth_rows]  # (R', n)
-        self._targets = sign * outcomes[self.used_truth_rows].mean(1)  # (R', Q), higher is better
+        self._masks = part.masks  # (R', n)
+        self._targets = sign * outcomes.mean(1)  # (R', Q), higher is better
         self._row_of = {_content(truth.queries, row): row for row in range(len(truth.queries))}
         self._ridge = RidgeRegression(self._masks) if self.regression == "ridge" else None
-        self.bytes_per_chunk = n_rows / 8  # masks, a bit a subset, as the truth keeps them
+        self.bytes_per_chunk = len(self._masks) / 8  # masks, a bit a subset, as the truth keeps them
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for start in range(0, len(queries), QUERY_BLOCK):
@@ -136,30 +126,6 @@ class DsDm(Datamodels):
         self, *, fold: int = 0, folds: int = 2, alpha: float | None = None, output: str = "loss"
     ) -> None:
         super().__init__(regression="ridge", fold=fold, folds=folds, alpha=alpha, output=output)
-
-
-def training_rows(
-    alphas: np.ndarray, *, fold: int, folds: int, seed: int, alpha: float | None = None
-) -> np.ndarray:
-    """Which rows of a truth may be fitted on: (R,) bool, False for the fold that is kept for scoring.
-
-    Rows are dealt into folds at random within each α, so that every fold has its share of every α.
-
-    Parameters
-    ----------
-    alphas : (R,) float64       share of the chunks in each row's subset
-    fold, folds : int           the fold kept for scoring
-    alpha : float, optional     rows of another α are not used either
-    """
-    used = np.zeros(len(alphas), bool)
-    shares = np.round(np.asarray(alphas) * 1000).astype(np.int64)
-    for share in np.unique(shares):
-        if alpha is not None and share != round(alpha * 1000):
-            continue
-        rows = np.flatnonzero(shares == share)
-        dealt = stream(seed, "truth folds", int(share)).permutation(len(rows)) % folds
-        used[rows[dealt != fold]] = True
-    return used
 
 
 class RidgeRegression:

@@ -93,6 +93,12 @@ def sentences() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def make_index() -> Callable:
+    """A function from chunks of token ids to an index."""
+    return MemoryIndex
+
+
+@pytest.fixture(scope="session")
 def make_task(model, tokenizer) -> Callable:
     """A function from texts to a task."""
     from stride_cli.baselines.protocol import Task

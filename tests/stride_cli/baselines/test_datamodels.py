@@ -10,9 +10,9 @@ from stride_cli.baselines.datamodels import (
     DsDm,
     RidgeRegression,
     lasso_coefficients,
-    training_rows,
 )
 from stride_cli.baselines.protocol import score_all
+from stride_cli.baselines.truth_folds import training_rows
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.query_set import QuerySet
@@ -127,6 +127,8 @@ def test_only_the_declared_rows_are_used() -> None:
     scores = score_all(method, truth.queries)
     kept = ~method.used_truth_rows
     assert kept.sum() == 10
+    order = np.random.default_rng(0).permutation(40)
+    np.testing.assert_array_equal(method.saw(truth.masks[order]), ~kept[order])
     truth.losses[kept] = 1e6  # nothing of these may have been looked at
     truth.masks[kept] = ~truth.masks[kept]
     again = DsDm(fold=1, folds=4)
@@ -163,7 +165,7 @@ def test_queries_are_recognised_by_their_tokens() -> None:
     ("options", "message"),
     [
         ({"regression": "ols"}, "lasso or ridge, found 'ols'"),
-        ({"fold": 2}, "found fold 2 of 2"),
+        ({"fold": 2}, "found 2 of 2"),
         ({"folds": 1}, "folds should be 2 or more"),
         ({"output": "accuracy"}, "loss or margin"),
     ],

@@ -37,8 +37,6 @@ def test_entry_satisfies_the_protocol(name: str) -> None:
     kind = entry.load()
     assert list(inspect.signature(kind.fit).parameters) == ["self", "task"]
     assert list(inspect.signature(kind.score).parameters)[:2] == ["self", "queries"]
-    assert isinstance(kind.name, str) and kind.name
-    assert isinstance(kind.bytes_per_chunk, float | int)
     assert kind.__doc__
     assert all(
         option.default is not option.empty
@@ -47,6 +45,7 @@ def test_entry_satisfies_the_protocol(name: str) -> None:
     ), "every option has a default: a method opens by its name alone"
     method = open_method(name)
     assert method.name == name
+    assert method.bytes_per_chunk == 0  # nothing is kept before `fit`
 
 
 def test_entries_are_described() -> None:

@@ -82,3 +82,31 @@ def test_zero_vectors_have_cosine_zero() -> None:
     table = VectorTable(2, 3)
     table.put(np.arange(2), np.array([[0, 0, 0], [1, 0, 0]]))
     np.testing.assert_array_equal(table.products(np.array([[2.0, 0, 0], [0, 0, 0]])), [[0, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("method", [FeatSim(), RDS(), RDS(pool="last")])
+def test_a_classifiers_features_are_its_penultimate_activations(method, make_index) -> None:
+    """Whatever is pooled: an example of a classifier has one state."""
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.classifiers.model import ClassifierModel, Standardisation
+    from stride_cli.classifiers.networks import MLP
+    from stride_cli.operators.batches import ChunkReader
+
+    random = np.random.default_rng(0)
+    data, labels = random.standard_normal((12, 6)), random.integers(0, 3, 12)
+    torch.manual_seed(0)
+    network = MLP(6, [5, 4], 3)
+    with torch.no_grad():
+        for block in network.blocks:
+            block[1].bias.fill_(1.0)  # no features that are all zero
+    standardisation = Standardisation.of(data, by_column=True)
+    model = ClassifierModel(network, classes="abc", shape=(6,), standardisation=standardisation)
+    model.attach(data, np.arange(10), labels, [str(row) for row in range(12)])
+    index = make_index([[row, labels[row]] for row in range(10)], kind="classifier")
+    method.fit(Task(index, model, ChunkReader(index), 0))
+    found = score_all(method, model.queries_of_rows([10, 11]))
+    inputs = torch.from_numpy(standardisation.apply(data))
+    with torch.no_grad():
+        features = network.blocks[1](network.blocks[0](inputs)).numpy()
+    np.testing.assert_allclose(found, cosines(list(features[10:]), list(features[:10])), atol=1e-5)
+    assert method.bytes_per_chunk == 4 * 4
