@@ -47,8 +47,8 @@ class Run:
     memory_bytes : float, optional         growth of the resident memory over fit and score, at its peak; only
                                            measured in a process of its own
     device_bytes : float, optional         peak of CUDA memory above what the model takes
-    held_out : (R,) bool, optional         where the method was fitted on some of the subsets: the others, which
-                                           alone may judge it
+    held_out : (R,) bool, optional         where the method was fitted on some of the subsets: the others,
+                                           which alone may judge it
     """
 
     predicted: np.ndarray

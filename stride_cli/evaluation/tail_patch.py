@@ -96,7 +96,6 @@ class Patcher:
 
         Raises
         ------
-        UsageError          none of the chunks has a scored token
         NumericalError      the step makes a loss that is not finite
         """
         import torch
@@ -122,8 +121,8 @@ class Patcher:
         """∇ of the mean loss over all scored tokens of the chunks, one tensor a parameter."""
         batches = list(self.task.chunks.batches(_BATCH_TOKENS, np.sort(chunks)))
         total = float(sum(float(batch.scored.sum()) for batch in batches))
-        if total == 0:
-            raise UsageError("none of these chunks has a scored token", fix="use a larger k")
+        if total == 0:  # no scored token, no loss: a step that leads nowhere
+            return [None] * len(self._parameters)
         with _trainable(self._parameters):
             for batch in batches:
                 losses = row_losses(self.task.model, batch)
