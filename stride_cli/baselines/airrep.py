@@ -31,7 +31,7 @@ class AirRep(LearnsFromTruth):
     Either ``model``, a trained encoder, or ``train``, which trains one: on "proxy" subsets of the corpus as
     the paper does (splits of the corpus into examples and subsets; a model is trained on every subset by the
     recipe of the index's model), or on a part of the "truth" that the index has already, with the truth's
-    queries as examples. What of the truth was trained on must not be scored on: `used_truth_rows`, `saw`.
+    queries as examples. What of the truth was trained on must not be scored on: `used_truth_rows`.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class Datamodels(LearnsFromTruth):
 
     Fitted on a part of the index's truth (`stride evaluate truth`): the rows are dealt into ``folds`` at
     random, within each α, and all but fold number ``fold`` are used. An evaluation must score on the others
-    only, hence `used_truth_rows` and `saw`. Only the truth's own queries can be scored. Scores are minus the
+    only, hence `used_truth_rows`. Only the truth's own queries can be scored. Scores are minus the
     coefficients of the loss (plus those of the margin), in nats per chunk.
 
     Parameters

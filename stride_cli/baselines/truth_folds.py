@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,17 +45,7 @@ class LearnsFromTruth:
                 fix="stride evaluate truth --subsets 100",
             )
         self.used_truth_rows = used
-        part = truth.take(np.flatnonzero(used))
-        self._seen = {_digest(mask) for mask in part.masks}
-        return part
-
-    def saw(self, masks: np.ndarray) -> np.ndarray:
-        """Which of these subsets (R', n) were learned from, by their content: (R',) bool.
-
-        An evaluation must leave them out. False everywhere before any truth was used.
-        """
-        seen: set[bytes] = getattr(self, "_seen", set())
-        return np.array([_digest(mask) in seen for mask in masks], bool)
+        return truth.take(np.flatnonzero(used))
 
 
 def training_rows(
@@ -90,7 +79,3 @@ def check_folds(fold: int, folds: int, name: str) -> None:
         raise UsageError(
             f"{name}: folds should be 2 or more and fold between 0 and folds − 1, found {fold} of {folds}"
         )
-
-
-def _digest(mask: np.ndarray) -> bytes:
-    return hashlib.sha256(np.packbits(np.asarray(mask, bool)).tobytes()).digest()
