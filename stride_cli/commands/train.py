@@ -27,7 +27,8 @@ def train(
         str | None,
         typer.Option(
             "--space",
-            help="residual, residual-matrix, logit, or a sum; default residual-matrix+logit (sgd: residual).",
+            help="residual, residual-matrix, logit, token-logit, or a sum such as the default, "
+            "residual-matrix+logit+token-logit (sgd: residual).",
         ),
     ] = None,
     layer: Annotated[
@@ -37,6 +38,16 @@ def train(
     damping: Annotated[
         float | None,
         typer.Option("--damping", help="closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1]"),
+    ] = None,
+    curvature: Annotated[
+        str | None,
+        typer.Option("--curvature", help="closed: kronecker (the default) or fisher, the matrix as a whole."),
+    ] = None,
+    buckets: Annotated[
+        int | None,
+        typer.Option(
+            "--buckets", help="Buckets of the vocabulary in the logit spaces: more are more precise."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="sgd: peak learning rate. [3e-4]")] = None,
@@ -88,6 +99,8 @@ def train(
         layer=chosen.layer,
         rank=chosen.rank,
         damping=chosen.damping,
+        curvature=curvature,
+        buckets=buckets,
         steps=steps,
         lr=lr,
         variant=stability_loss,

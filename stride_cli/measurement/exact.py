@@ -10,6 +10,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
+from stride_cli.operators.spaces import LogitSpace
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -57,6 +58,7 @@ def measure_exact(
     chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
     spaces = [space.to(model.device) for space in operators.spaces]
     central = operators.fit == "closed"
+    reads_input = any(isinstance(space, LogitSpace) and space.source == "input" for space in spaces)
     responses = np.zeros((len(batch.ids), len(chosen)))
     with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
         for row in range(len(batch.ids)):
@@ -73,9 +75,12 @@ def measure_exact(
             scored = scored.to(model.device)
             targets = ids[0, scored + 1]
             hidden = model.hidden(ids, operators.layer)
+            inputs = model.hidden(ids, 0)[:, scored] if reads_input else None
             base = None
             if not central:
-                base = _losses(model, spaces, operators.layer, hidden, None, scored, targets, share)[0]
+                base = _losses(model, spaces, operators.layer, hidden, inputs, None, scored, targets, share)[
+                    0
+                ]
             limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
             size = max(1, min(batch_size, limit))
             for start in range(0, len(chosen), size):
@@ -85,14 +90,18 @@ def measure_exact(
                 ]
                 if central:
                     scaled = [gate * operators.step for gate in gates]
-                    up = _losses(model, spaces, operators.layer, hidden, scaled, scored, targets, share)
+                    up = _losses(
+                        model, spaces, operators.layer, hidden, inputs, scaled, scored, targets, share
+                    )
                     flipped = [-gate for gate in scaled]
-                    down = _losses(model, spaces, operators.layer, hidden, flipped, scored, targets, share)
+                    down = _losses(
+                        model, spaces, operators.layer, hidden, inputs, flipped, scored, targets, share
+                    )
                     change = (down - up) / (2 * operators.step)
                 else:
                     assert base is not None
                     change = base - _losses(
-                        model, spaces, operators.layer, hidden, gates, scored, targets, share
+                        model, spaces, operators.layer, hidden, inputs, gates, scored, targets, share
                     )
                 responses[row, start : start + len(picked)] = change.cpu().numpy()
                 bar.advance(len(picked))
@@ -140,6 +149,7 @@ def _losses(
     spaces: list,
     layer: int,
     hidden: torch.Tensor,
+    inputs: torch.Tensor | None,
     gates: list[torch.Tensor] | None,
     scored: torch.Tensor,
     targets: torch.Tensor,
@@ -155,8 +165,12 @@ def _losses(
     final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
     logits = model.logits(final).float()  # (B, S, V)
     for space, gate in pairs:
-        if space.site == "logit":
-            logits = logits + space(final, gate)
+        if isinstance(space, LogitSpace):
+            read = final
+            if space.source == "input":
+                assert inputs is not None
+                read = inputs.expand(count, -1, -1)
+            logits = logits + space(read, gate)
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.repeat(count), reduction="none"
     ).reshape(count, -1)

@@ -107,6 +107,10 @@ def read_query_set(model: CausalLM, path: str | Path, *, block_size: int) -> Que
     CorpusError      the file cannot be read, or holds no query; names the line
     QueryError       a query is too long, or has no scored token
     """
+    from stride_cli.classifiers.model import ClassifierModel
+
+    if isinstance(model, ClassifierModel):  # a file of examples, or "held-out": the rows kept back
+        return model.read_queries(path)
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.readers import ReadOptions, open_documents
     from stride_cli.models.batches import scored_positions
@@ -122,7 +126,7 @@ def read_query_set(model: CausalLM, path: str | Path, *, block_size: int) -> Que
         if len(chunks) != 1:
             found = sum(len(chunk.tokens) for chunk in chunks)
             raise QueryError(
-                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, one chunk)",
+                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, a chunk)",
                 fix="shorten it, or split it into several queries",
             )
         weight = np.zeros(len(chunks[0].tokens), np.float32)

@@ -1,4 +1,11 @@
-"""Data-driven bases: principal directions of activations and of loss gradients, from a sample of chunks."""
+"""Data-driven bases: principal directions of activations and of loss gradients, from a sample of chunks.
+
+Two kinds. *Orthonormal* bases only span a space; the Fisher matrix in its gates is then estimated and solved
+as a whole. *Whitened* bases carry the preconditioner themselves: with the Fisher matrix approximated by a
+Kronecker product A ⊗ S of the second moments of activations and of output gradients (K-FAC; Martens & Grosse
+2015), A^{-1/2} and S^{-1/2} are applied to the directions, and what is left of the Fisher matrix in the gates
+is the identity. For a vocabulary S is taken diagonal, the model's mean prediction.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +22,7 @@ from stride_cli.operators.spaces import (
     OperatorSpace,
     ResidualMatrixSpace,
     ResidualSpace,
+    TokenLogitSpace,
     layer_norm,
     vocabulary_buckets,
 )
@@ -24,6 +32,9 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 SAMPLE_TOKENS = 65_536  # second moments of d ≤ 4,096 directions are well determined by 16 tokens each
+GATES_OF_LOGIT_SPACE = 32_768  # p of one logit space: K × p is held in memory and stored
+# a token rarer than the average one is not scaled up beyond it
+_VOCABULARY_DAMPING = 1.0
 
 
 def label_uniforms(seed: int, batch: Batch) -> np.ndarray:
@@ -39,9 +50,10 @@ def fit_bases(
     layer: int,
     *,
     ranks: dict[str, int],
-    n_buckets: int,
+    n_buckets: int | None,
     seed: int,
     batch_tokens: int,
+    damping: float | None = None,
 ) -> list[OperatorSpace]:
     """Spaces whose bases are the leading principal directions on a random sample of the corpus.
 
@@ -52,37 +64,63 @@ def fit_bases(
     ----------
     names : space names, as from `parse_space`
     ranks : rank of each space by name; clipped to d
-    n_buckets : c of the logit space
+    n_buckets : c of the logit spaces; None for as many as keep c r within GATES_OF_LOGIT_SPACE
+    damping : whiten the bases, after adding this share of the mean eigenvalue to every eigenvalue; None for
+        orthonormal bases. The diagonal gate (``residual``) always has orthonormal ones.
 
     Returns
     -------
     list of OperatorSpace, in the order of ``names``
     """
     # second moments; a classifier's activations have widths of their own at every layer
-    inner = outer = last = torch.zeros(0, 0, dtype=torch.float64)
-    residual = any(name != "logit" for name in names)
+    inner = outer = last = first = torch.zeros(0, 0, dtype=torch.float64)
+    prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
+    residual = any("residual" in name for name in names)
+    reads_input = "token-logit" in names
     probe = [ResidualSpace(torch.zeros(1, 1), torch.zeros(1, 1)).to(model.device)] if residual else []
     for batch in chunks.batches(batch_tokens, _sample(chunks, seed)):
-        _, drawn = signals(model, probe, layer, batch, sampled=label_uniforms(seed, batch))
-        assert drawn is not None
+        _, drawn = signals(
+            model,
+            probe,
+            layer,
+            batch,
+            sampled=label_uniforms(seed, batch),
+            with_inputs=reads_input,
+            with_prediction=True,
+        )
+        assert drawn is not None and drawn.prediction is not None
+        prediction += drawn.prediction.cpu()
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
         last = _add_moment(last, layer_norm(drawn.final)[used])
+        if reads_input:
+            assert drawn.inputs is not None
+            first = _add_moment(first, layer_norm(drawn.inputs)[used])
         if drawn.pull is not None:
             inner = _add_moment(inner, layer_norm(drawn.hidden)[used])
             # per token again: each row's loss is a mean over its scored tokens
             per_token = drawn.pull.double() * batch.scored.to(model.device)[:, None, None]
             outer = _add_moment(outer, per_token[used])
+    tokens = max(1.0, float(prediction.sum()))
     spaces: list[OperatorSpace] = []
     for name in names:
-        rank = min(ranks[name], len(last if name == "logit" else inner))
         if name == "residual":
+            rank = min(ranks[name], len(inner))
             spaces.append(ResidualSpace(_leading(inner, rank).T, _leading(outer, rank)))
         elif name == "residual-matrix":
-            spaces.append(ResidualMatrixSpace(_leading(inner, rank).T, _leading(outer, rank)))
+            rank = min(ranks[name], len(inner))
+            V = _leading(inner / tokens, rank, damping)
+            spaces.append(ResidualMatrixSpace(V.T, _leading(outer / tokens, rank, damping)))
         else:
-            bucket, sign = vocabulary_buckets(model.vocab_size, n_buckets, seed)
-            spaces.append(LogitSpace(_leading(last, rank).T, bucket, sign))
+            kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
+            rank = min(ranks[name], len(moment))
+            # every space its own buckets, so that what collides in one does not in the other
+            buckets = n_buckets or max(1, GATES_OF_LOGIT_SPACE // rank)
+            bucket, sign = vocabulary_buckets(model.vocab_size, buckets, seed, name)
+            if damping is not None:
+                mean = prediction / tokens
+                sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
+            spaces.append(kind(_leading(moment / tokens, rank, damping).T, bucket, sign))
     return [space.to(model.device).requires_grad_(False) for space in spaces]
 
 
@@ -100,9 +138,16 @@ def _sample(chunks: ChunkReader, seed: int) -> np.ndarray:
     return np.sort(order[:enough])
 
 
-def _leading(moment: torch.Tensor, rank: int) -> torch.Tensor:
-    """Leading eigenvectors of a second moment, (d, rank) float32, each with a positive largest entry."""
-    _, vectors = torch.linalg.eigh(moment)
+def _leading(moment: torch.Tensor, rank: int, damping: float | None = None) -> torch.Tensor:
+    """Leading eigenvectors of a second moment, (d, rank) float32, each with a positive largest entry.
+
+    With a damping they are divided by the root of (eigenvalue + damping × mean eigenvalue).
+    """
+    values, vectors = torch.linalg.eigh(moment)
     leading = vectors.flip(1)[:, :rank]
     largest = leading.gather(0, leading.abs().argmax(dim=0, keepdim=True))
-    return (leading * largest.sign()).float()
+    leading = leading * largest.sign()
+    if damping is not None:
+        spread = values.flip(0)[:rank].clamp_min(0) + damping * float(values.mean())
+        leading = leading / spread.clamp_min(torch.finfo(torch.float32).tiny).sqrt()
+    return leading.float()

@@ -6,8 +6,15 @@ For small gates fidelity plus stability is quadratic in the gates of each subset
 
 where the loss of chunk i is the sum over its scored tokens (paper, L_fid), in units of the mean chunk,
 with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum
-is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G`` (design.md §4). F is estimated from labels drawn from the model's own
-distribution; when p exceeds the number of Fisher rows the system is solved in the dual.
+is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G``. Two ways to F:
+
+- ``kronecker``: F ≈ A ⊗ S, second moments of the activations and of the gradients of labels drawn from the
+  model. Its inverse root is part of the bases (`bases.fit_bases`), so that in the gates F is the identity and
+  A = D⁻¹ M G / λ_stab. Costs a sample's second moments, whatever p is.
+- ``fisher``: F from labels drawn for up to 4,096 chunks, orthonormal bases; where p exceeds the number of
+  Fisher rows the system is solved in the dual.
+
+The diagonal gate (``residual``) has too few gates for a Kronecker product and always takes the second.
 """
 
 from __future__ import annotations
@@ -34,7 +41,8 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 16}
+DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 96, "token-logit": 96}
+CURVATURES = ("kronecker", "fisher")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
 _SPREAD_CHUNKS = 256
@@ -50,8 +58,9 @@ class ClosedSettings:
     spaces : names of the operator spaces
     layer : residual spaces act after this many blocks
     ranks : rank of each space by name
-    n_buckets : c of the logit space
-    damping : γ as a multiple of the mean non-zero eigenvalue of λ_stab F
+    n_buckets : c of the logit spaces; None for what `fit_bases` chooses
+    curvature : "kronecker" or "fisher"
+    damping : of both Kronecker factors, or γ, as a multiple of the mean (non-zero) eigenvalue
     stability : λ_stab
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
@@ -60,7 +69,8 @@ class ClosedSettings:
     spaces: tuple[str, ...]
     layer: int
     ranks: dict[str, int]
-    n_buckets: int = 4096
+    n_buckets: int | None = None
+    curvature: str = "kronecker"
     damping: float = 0.1
     stability: float = 1.0
     batch_tokens: int = 4096
@@ -106,6 +116,7 @@ def fit_closed(
         n_buckets=settings.n_buckets,
         seed=settings.seed,
         batch_tokens=settings.batch_tokens,
+        damping=settings.damping if settings.curvature == "kronecker" else None,
     )
     sums, fisher, probes, loss = _accumulate(
         model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
@@ -114,7 +125,10 @@ def fit_closed(
     gates = []
     for total, rows in zip(sums, fisher, strict=True):
         mean = total / torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None]
-        gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
+        if rows is None:
+            gates.append(mean.div_(settings.stability))
+        else:
+            gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
     _equalise(gates, probes)
     return Operators(
         spaces=[space.cpu() for space in spaces],
@@ -179,10 +193,15 @@ def _accumulate(
     settings: ClosedSettings,
     scratch: Path | None,
     save_seconds: float,
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], float]:
-    """One pass: M G (K, p), Fisher rows (N, p) and a few true gradients (S, p) of every space; mean loss."""
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor], float]:
+    """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space;
+    mean loss."""
     sizes = [space.gate_size for space in spaces]
-    limit = min(_FISHER_ROWS, max(64, _FISHER_BYTES // (4 * sum(sizes))))
+    dense = [settings.curvature == "fisher" or space.name == "residual" for space in spaces]
+    limit = _FISHER_ROWS
+    if any(dense):
+        wanted_size = sum(size for size, needs in zip(sizes, dense, strict=True) if needs)
+        limit = min(limit, max(64, _FISHER_BYTES // (4 * wanted_size)))
     order = stream(settings.seed, "fisher chunks").permutation(chunks.n_chunks)
     slot = np.full(chunks.n_chunks, -1, dtype=np.int64)  # which Fisher row a chunk fills
     slot[np.sort(order[:limit])] = np.arange(min(limit, chunks.n_chunks))
@@ -190,7 +209,9 @@ def _accumulate(
     n_probe = min(_SPREAD_CHUNKS, n_fisher)
 
     sums = [torch.zeros(n_subsets, size) for size in sizes]
-    fisher = [torch.zeros(n_fisher, size) for size in sizes]
+    fisher = [
+        torch.zeros(n_fisher, size) if needs else None for size, needs in zip(sizes, dense, strict=True)
+    ]
     probes = [torch.zeros(n_probe, size) for size in sizes]
     plan = chunks.plan(settings.batch_tokens)
     first, loss_sum, loss_count = 0, 0.0, 0
@@ -208,7 +229,8 @@ def _accumulate(
             for rows in np.array_split(plan[number], -(-len(plan[number]) // _CHUNKS_AT_ONCE)):
                 batch = chunks.batch(rows)
                 wanted = slot[rows] >= 0
-                uniforms = label_uniforms(settings.seed, batch) if wanted.any() else None
+                draws = any(dense) and wanted.any()
+                uniforms = label_uniforms(settings.seed, batch) if draws else None
                 true, drawn, loss = gate_gradients(model, spaces, settings.layer, batch, sampled=uniforms)
                 membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
@@ -220,12 +242,15 @@ def _accumulate(
                     weighted = gradient * share
                     for draw in range(membership.shape[1]):
                         sums[position].index_add_(0, membership[:, draw], weighted)
-                    if drawn is not None:
-                        target = torch.from_numpy(slot[rows][wanted])
-                        keep = torch.from_numpy(wanted)
-                        fisher[position][target] = (drawn[position].cpu() * root)[keep]
-                        inside = target < n_probe
-                        probes[position][target[inside]] = gradient[keep][inside]
+                    if not wanted.any():
+                        continue
+                    target = torch.from_numpy(slot[rows][wanted])
+                    keep = torch.from_numpy(wanted)
+                    inside = target < n_probe
+                    probes[position][target[inside]] = gradient[keep][inside]
+                    fisher_rows = fisher[position]
+                    if drawn is not None and fisher_rows is not None:
+                        fisher_rows[target] = (drawn[position].cpu() * root)[keep]
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
             bar.advance(int(chunks.lengths[plan[number]].sum()))

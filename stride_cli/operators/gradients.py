@@ -32,6 +32,9 @@ class Signals:
     logit : list of (B, p) float32
         ``−∂loss/∂a`` of each logit space, in order.
     loss : (B,) float64           mean nats per scored token
+    inputs : (B, T, d) or None    input of the first block, where a space reads it
+    prediction : (V,) float64 or None
+        Sum over the scored positions of the model's distribution of the next token; where asked for.
     """
 
     hidden: torch.Tensor
@@ -39,6 +42,8 @@ class Signals:
     pull: torch.Tensor | None
     logit: list[torch.Tensor]
     loss: torch.Tensor
+    inputs: torch.Tensor | None = None
+    prediction: torch.Tensor | None = None
 
 
 def gate_gradients(
@@ -84,15 +89,20 @@ def signals(
     batch: Batch,
     *,
     sampled: np.ndarray | None = None,
+    with_inputs: bool = False,
+    with_prediction: bool = False,
 ) -> tuple[Signals, Signals | None]:
     """Activations and loss gradients of a batch; see `gate_gradients` for the parameters."""
     ids = batch.ids.to(model.device)
     scored = batch.scored.to(model.device)
     share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
     residual = any(space.site == "residual" for space in spaces)
-    logit_spaces = [space for space in spaces if space.site == "logit"]
+    logit_spaces = [space for space in spaces if isinstance(space, LogitSpace)]
     with torch.no_grad():
         hidden = model.hidden(ids, layer)
+        reads_input = with_inputs or any(space.source == "input" for space in logit_spaces)
+        inputs = model.hidden(ids, 0) if reads_input else None
+    prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
     with torch.set_grad_enabled(residual):
         if residual:
             hidden.requires_grad_(True)
@@ -126,11 +136,16 @@ def signals(
         labels = [ids[rows, after]]
         if uniform is not None:
             labels.append(_draw(expected, uniform[rows, after]))
+        if with_prediction:
+            prediction += torch.einsum("bsv,b->v", expected, scored[rows]).double()
         for position, space in enumerate(logit_spaces):
-            assert isinstance(space, LogitSpace)
+            read = state.detach()
+            if space.source == "input":
+                assert inputs is not None
+                read = inputs[rows, stretch]
             for kept, found in zip(
                 (logit, logit_drawn),
-                space.label_gradients(state.detach(), expected, labels, weight),
+                space.label_gradients(read, expected, labels, weight),
                 strict=False,
             ):
                 kept[position].append(found)
@@ -156,11 +171,17 @@ def signals(
         if d_final_drawn is not None:
             (pull_drawn,) = torch.autograd.grad(final, hidden, d_final_drawn)
     hidden, final = hidden.detach(), final.detach()
-    true = Signals(hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss)
+    seen = {"inputs": inputs, "prediction": prediction if with_prediction else None}
+    true = Signals(hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, **seen)
     if uniform is None:
         return true, None
     return true, Signals(
-        hidden, final, pull_drawn, [torch.cat(parts) for parts in logit_drawn], torch.cat(losses_drawn)
+        hidden,
+        final,
+        pull_drawn,
+        [torch.cat(parts) for parts in logit_drawn],
+        torch.cat(losses_drawn),
+        **seen,
     )
 
 

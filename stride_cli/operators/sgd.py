@@ -15,7 +15,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.closed import save_atomically
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
-from stride_cli.operators.spaces import OperatorSpace, initial_space
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -101,14 +101,14 @@ def fit_sgd(
     """
     row_offsets = np.asarray(row_offsets)
     n_subsets = len(row_offsets) - 1
-    width = model.d_model
-    if any(name != "logit" for name in settings.spaces):
-        # of the steered layer: a classifier's layers differ in width
-        width = model.hidden(chunks.batch(np.arange(1)).ids.to(model.device), settings.layer).shape[-1]
+    # of each layer its own: a classifier's layers differ in width
+    probe = chunks.batch(np.arange(1)).ids.to(model.device)
+    widths = {"logit": model.d_model, "token-logit": model.hidden(probe, 0).shape[-1]}
+    width = model.hidden(probe, settings.layer).shape[-1]
     spaces = [
         initial_space(
             name,
-            d_model=model.d_model if name == "logit" else width,
+            d_model=widths.get(name, width),
             vocab_size=model.vocab_size,
             rank=settings.ranks[name],
             n_buckets=settings.n_buckets,
@@ -317,14 +317,15 @@ def _continue(
     with torch.no_grad():
         hidden = model.hidden(ids, layer)
         base = model.logits(model.continue_from(hidden, layer)[:, :-1]).float()
+        inputs = model.hidden(ids, 0)[:, :-1]
     pairs = list(zip(spaces, gates, strict=True))
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
     final = model.continue_from(state, layer)[:, :-1]
     steered = model.logits(final).float()
     for space, gate in pairs:
-        if space.site == "logit":
-            shifts.append(space(final, gate))
+        if isinstance(space, LogitSpace):
+            shifts.append(space(inputs if space.source == "input" else final, gate))
             steered = steered + shifts[-1]
     shift = shifts[0][:, : base.shape[1]]
     return base, steered, shift, ids[:, 1:], piece.weights[:, 1:].to(model.device)

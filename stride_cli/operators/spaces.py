@@ -9,6 +9,7 @@ space                         shift                                      source
 ``residual``                  ``U (a ⊙ SiLU(W LN(h)))``                  paper, Table operator_arch
 ``residual-matrix``           ``U (a V LN(h))``, a is r' × r              design, PCA bases on both sides
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
+``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
 ============================  =========================================  ====================================
 
 A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shifts are applied at once.
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream, torch_seed
 
-SPACE_NAMES = ("residual", "residual-matrix", "logit")
+SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit")
 
 
 def parse_space(text: str) -> tuple[str, ...]:
@@ -168,9 +169,10 @@ class LogitSpace(OperatorSpace):
 
     Parameters
     ----------
-    B : (r, d) float32          leading principal directions of the normed final state
+    B : (r, d) float32          directions of the normed final state
     bucket : (V,) int64         the bucket of each token, 0 … c − 1
-    sign : (V,) float32         ±1: how the token reads its bucket (all +1 when every token has its own)
+    sign : (V,) float32         how strongly the token reads its bucket, with a random sign where tokens share
+                                buckets (+ when every token has its own)
 
     A gate vector is the (c, r) matrix, row by row: p = c r. With c = V this is the paper's ``a_k ∈ R^{r×C}``;
     with c < V tokens share buckets with random signs (a count sketch), so that K × p stays affordable.
@@ -178,6 +180,7 @@ class LogitSpace(OperatorSpace):
 
     name = "logit"
     site = "logit"
+    source: ClassVar[str] = "final"  # which activations are read: "final", or "input" of the first block
 
     def __init__(self, B: torch.Tensor, bucket: torch.Tensor, sign: torch.Tensor) -> None:
         super().__init__()
@@ -187,13 +190,16 @@ class LogitSpace(OperatorSpace):
         self.bucket: torch.Tensor
         self.sign: torch.Tensor
         self.n_buckets = int(bucket.max()) + 1
-        self.identity = self.n_buckets == len(bucket)
+        # every token has its own bucket: nothing to gather
+        self.identity = self.n_buckets == len(bucket) and bool(
+            (self.bucket == torch.arange(len(bucket))).all()
+        )
         self.gate_size = self.n_buckets * B.shape[0]
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         matrix = gates.reshape(len(gates), self.n_buckets, self.B.shape[0])  # (B, c, r)
         shift = (layer_norm(hidden) @ self.B.T) @ matrix.transpose(1, 2)  # (B, T, c)
-        return shift if self.identity else shift[..., self.bucket] * self.sign
+        return (shift if self.identity else shift[..., self.bucket]) * self.sign
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         features = layer_norm(hidden) @ self.B.T  # (B, T, r)
@@ -222,7 +228,7 @@ class LogitSpace(OperatorSpace):
         row = torch.arange(n_rows, device=features.device)[:, None] * self.n_buckets
         found = []
         for label in labels:
-            scale = weights if self.identity else weights * self.sign[label]
+            scale = weights * self.sign[label]
             gradient = features.new_zeros(n_rows * self.n_buckets, rank)
             where = (row + self.bucket[label]).flatten()
             gradient.index_add_(0, where, (features * scale[..., None]).reshape(n_rows * length, rank))
@@ -231,14 +237,23 @@ class LogitSpace(OperatorSpace):
 
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
         """(B, r, V) → (B, c r): tokens added up in their buckets."""
+        full = full * self.sign
         if not self.identity:
             sketch = full.new_zeros(*full.shape[:2], self.n_buckets)
-            full = sketch.index_add_(2, self.bucket, full * self.sign)
+            full = sketch.index_add_(2, self.bucket, full)
         return full.transpose(1, 2).flatten(1)
 
 
+class TokenLogitSpace(LogitSpace):
+    """`LogitSpace` that reads the current token's embedding (the input of the first block) instead of the
+    final state: which token is made likelier after which, whatever the context."""
+
+    name = "token-logit"
+    source = "input"
+
+
 _CLASSES: dict[str, type[OperatorSpace]] = {
-    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, LogitSpace)
+    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, LogitSpace, TokenLogitSpace)
 }
 
 
@@ -247,8 +262,10 @@ def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSp
     return _CLASSES[name](**{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
 
 
-def vocabulary_buckets(vocab_size: int, n_buckets: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bucket and sign of every token; the identity when there is a bucket for each.
+def vocabulary_buckets(
+    vocab_size: int, n_buckets: int, seed: int, name: str = "logit"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bucket and sign of every token for that space; the identity when there is a bucket for each.
 
     Returns
     -------
@@ -256,7 +273,7 @@ def vocabulary_buckets(vocab_size: int, n_buckets: int, seed: int) -> tuple[torc
     """
     if vocab_size <= n_buckets:
         return torch.arange(vocab_size), torch.ones(vocab_size)
-    generator = stream(seed, "vocabulary buckets")
+    generator = stream(seed, "vocabulary buckets" if name == "logit" else f"vocabulary buckets of {name}")
     # a shuffled round-robin fills the buckets evenly
     bucket = torch.from_numpy(generator.permutation(vocab_size) % n_buckets)
     sign = torch.from_numpy(generator.integers(0, 2, vocab_size) * 2.0 - 1.0)
@@ -278,5 +295,6 @@ def initial_space(
         return ResidualSpace(uniform(rank, d_model), uniform(d_model, rank))
     if name == "residual-matrix":
         return ResidualMatrixSpace(uniform(rank, d_model), uniform(d_model, rank))
-    bucket, sign = vocabulary_buckets(vocab_size, n_buckets, seed)
-    return LogitSpace(uniform(rank, d_model), bucket, sign)
+    bucket, sign = vocabulary_buckets(vocab_size, n_buckets, seed, name)
+    kind = TokenLogitSpace if name == "token-logit" else LogitSpace
+    return kind(uniform(rank, d_model), bucket, sign)

@@ -15,7 +15,8 @@ from stride_cli.operators import closed
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings, fit_closed, solve_gates
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import gate_gradients, signals
+from stride_cli.operators.spaces import ResidualSpace, layer_norm
 from stride_cli.operators.store import Operators
 
 K, DEGREE = 12, 3
@@ -28,7 +29,7 @@ def columns() -> np.ndarray:
 
 
 def settings_for(space: str, **changes) -> ClosedSettings:
-    ranks = {"residual": 5, "residual-matrix": 4, "logit": 3}
+    ranks = {"residual": 5, "residual-matrix": 4, "logit": 3, "token-logit": 3}
     return ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks, **changes)
 
 
@@ -93,7 +94,7 @@ def test_a_fisher_matrix_of_zero_is_refused() -> None:
 
 @pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit"])
 def test_the_pass_equals_a_plain_loop(model, chunks: ChunkReader, columns: np.ndarray, space: str) -> None:
-    chosen = settings_for(space, batch_tokens=64)
+    chosen = settings_for(space, batch_tokens=64, curvature="fisher")
     operators = fit_closed(model, chunks, columns, K, chosen)
     gradients, rows = [], []
     for chunk in range(chunks.n_chunks):
@@ -111,6 +112,63 @@ def test_the_pass_equals_a_plain_loop(model, chunks: ChunkReader, columns: np.nd
     scale = float(expected.abs().max())
     torch.testing.assert_close(torch.from_numpy(operators.gates[0]), expected, rtol=1e-2, atol=1e-3 * scale)
     assert operators.coverage == 1.0
+
+
+@pytest.mark.parametrize("space", ["residual-matrix", "logit", "token-logit"])
+def test_the_kronecker_form_solves_with_the_product_of_second_moments(
+    model, chunks: ChunkReader, columns: np.ndarray, space: str
+) -> None:
+    """As seen by the activations: shift = (A ⊗ S)⁻¹ ḡ, with A and S from plain sums over tokens."""
+    layer, damping, full = 2, 0.3, 24
+    ranks = dict.fromkeys(DEFAULT_RANKS, full)
+    chosen = ClosedSettings(spaces=(space,), layer=layer, ranks=ranks, damping=damping, batch_tokens=64)
+    operators = fit_closed(model, chunks, columns, K, chosen)
+    inner, outer, prediction, tokens = 0.0, 0.0, 0.0, 0
+    gradients = []
+    for chunk in range(chunks.n_chunks):
+        batch = chunks.batch(np.asarray([chunk]))
+        true, drawn = signals(
+            model,
+            [ResidualSpace(torch.zeros(1, 24), torch.zeros(24, 1))],
+            layer,
+            batch,
+            sampled=label_uniforms(chosen.seed, batch),
+            with_inputs=True,
+        )
+        read = {"residual-matrix": true.hidden, "logit": true.final, "token-logit": true.inputs}[space]
+        predicts = torch.nonzero(batch.weights[0, 1:]).flatten()
+        features = layer_norm(read)[0, predicts].double()
+        inner = inner + features.T @ features
+        scored, tokens = float(batch.scored[0]), tokens + len(predicts)
+        logits = model.logits(model.continue_from(model.hidden(batch.ids, layer), layer))[0, predicts]
+        probability = logits.double().softmax(-1)
+        prediction = prediction + probability.sum(0)
+        # labels of one token move the stream at all tokens before it, hence pulls everywhere, read at `used`
+        pulls = drawn.pull[0, predicts].double() * scored
+        outer = outer + pulls.T @ pulls
+        if space == "residual-matrix":
+            every = layer_norm(true.hidden)[0].double()
+            gradients.append(true.pull[0].double().T @ every * scored)
+        else:
+            error = torch.nn.functional.one_hot(batch.ids[0, predicts + 1], 61) - probability
+            gradients.append(error.T @ features)
+
+    def inverse(moment: torch.Tensor) -> torch.Tensor:
+        moment = moment / tokens
+        return torch.linalg.inv(moment + damping * moment.trace() / len(moment) * torch.eye(len(moment)))
+
+    left = inverse(outer) if space == "residual-matrix" else torch.diag(1 / (prediction / tokens + 1 / 61))
+    matrix = torch.zeros(K, chunks.n_chunks, dtype=torch.float64)
+    for chunk, subsets in enumerate(columns):
+        matrix[subsets.astype(np.int64), chunk] = 1
+    weights = matrix / matrix.sum(1, keepdim=True).clamp_min(1) * chunks.n_chunks / tokens
+    expected = torch.einsum("kn,nij->kij", weights, torch.stack(gradients))
+    expected = left @ expected @ inverse(inner)
+    state = torch.randn(1, 3, 24, generator=torch.Generator().manual_seed(0))
+    fitted = operators.spaces[0]
+    shift = fitted(state.expand(K, -1, -1), torch.from_numpy(operators.gates[0])).double()
+    wanted = torch.einsum("kij,tj->kti", expected, layer_norm(state)[0].double())
+    torch.testing.assert_close(shift, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
 
 
 def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunks: ChunkReader) -> None:

@@ -12,7 +12,7 @@ from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.spaces import initial_space
 
-SPACES = ("residual", "residual-matrix", "logit")
+SPACES = ("residual", "residual-matrix", "logit", "token-logit")
 LAYER = 2
 
 
@@ -30,7 +30,7 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
     final = model.continue_from(hidden, LAYER)
     logits = model.logits(final)
     if space.site == "logit":
-        logits = logits + space(final, gates)
+        logits = logits + space(final if space.source == "final" else model.hidden(batch.ids, 0), gates)
     log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
     return -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
 

@@ -63,9 +63,9 @@ def test_linearity_residual_is_the_ridge_residual() -> None:
     np.testing.assert_allclose(residual, y - fitted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit"])
+@pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit", "token-logit"])
 def test_training_lowers_the_fidelity_loss(model, chunks: ChunkReader, rows, space: str) -> None:
-    ranks = {"residual": 6, "residual-matrix": 4, "logit": 3}
+    ranks = {"residual": 6, "residual-matrix": 4, "logit": 3, "token-logit": 3}
     settings = replace(SETTINGS, spaces=(space,), ranks=ranks, steps=30, lr=3e-2)
     operators = fit_sgd(model, chunks, *rows, settings)
     assert operators.log["gain"][0] == pytest.approx(0.0, abs=1e-6)  # gates start at zero
