@@ -185,7 +185,11 @@ def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
     for power in range(first, last + 1):
         marks.append(_text(across(power), height - 25, f"{10.0**power:g} s", "middle", faint=True))
     marks.append(_text((60 + _WIDTH - 110) / 2, height - 5, "seconds in all", "middle", faint=True))
-    labels = _apart([down(lds) + 4 for *_, lds in points], [across(math.log10(s)) for _, s, _ in points])
+    labels = _apart(
+        [down(lds) + 4 for *_, lds in points],
+        [across(math.log10(seconds)) for _, seconds, _ in points],
+        lowest=height - 45,
+    )
     for (method, seconds, lds), label in zip(points, labels, strict=True):
         x, y, colour = across(math.log10(seconds)), down(lds), colours[method]
         tip = escape(f"{method}: LDS {lds:.3f} in {seconds:.3g} s")
@@ -250,16 +254,21 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _apart(heights: list[float], places: list[float], gap: float = 13, reach: float = 110) -> list[float]:
-    """Heights of labels, moved down where one would cover another."""
-    placed: dict[int, float] = {}
-    for number in sorted(range(len(heights)), key=lambda n: heights[n]):
-        height = heights[number]
-        for other in sorted(placed, key=lambda n: placed[n]):
-            if abs(places[other] - places[number]) < reach and abs(placed[other] - height) < gap:
-                height = placed[other] + gap
-        placed[number] = height
-    return [placed[number] for number in range(len(heights))]
+def _apart(
+    heights: list[float], places: list[float], lowest: float, gap: float = 13, reach: float = 110
+) -> list[float]:
+    """Heights of labels, moved down where one would cover another, and up again from `lowest`."""
+    placed = list(heights)
+    for direction in (1, -1):  # away from the labels above, then from those below
+        done: list[int] = []
+        for number in sorted(range(len(placed)), key=lambda n: direction * placed[n]):
+            near = [other for other in done if abs(places[other] - places[number]) < reach]
+            if direction > 0:
+                placed[number] = max([placed[number], *(placed[other] + gap for other in near)])
+            else:
+                placed[number] = min([placed[number], lowest, *(placed[other] - gap for other in near)])
+            done.append(number)
+    return placed
 
 
 def _path(share: np.ndarray, mass: np.ndarray, across: _Scale, down: _Scale) -> str:
