@@ -83,11 +83,6 @@ class Examples:
         return digest.hexdigest()
 
 
-def is_examples(path: str | Path) -> bool:
-    """Whether a path looks like a file of labelled examples, by its suffix (Parquet may also be text)."""
-    return Path(path).suffix.lower() in (".npz", ".csv", ".tsv")
-
-
 def read_examples(path: str | Path, columns: Columns | None = None, *, need_labels: bool = True) -> Examples:
     """Read a whole file of examples.
 

@@ -17,6 +17,7 @@ import numpy as np
 from index_format.durable import exchange, make_directory, rename_new, sync_directory, sync_tree, write_file
 from index_format.errors import IndexMismatch
 from stride_cli.classifiers.data import Columns, Examples, class_numbers, read_examples
+from stride_cli.classifiers.kind import FILE_NAME, is_classifier
 from stride_cli.classifiers.networks import NetworkSpec, build_network
 from stride_cli.classifiers.recipe import FILE_NAME as RECIPE_NAME
 from stride_cli.classifiers.recipe import ClassifierRecipe
@@ -28,20 +29,9 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.classifiers.model import ClassifierModel, Standardisation
 
-FILE_NAME = "classifier.json"
 _ADAPTER, _WEIGHTS, _ROWS = "network.py", "weights.safetensors", "rows.npz"
 _VERSION = 1
 _DTYPES = ("auto", "fp32", "fp64")
-
-
-def is_classifier(path: str | Path) -> bool:
-    """Whether there is a classifier's directory at `path`."""
-    return (Path(path).expanduser() / FILE_NAME).is_file()
-
-
-def is_classifier_index(index: Index) -> bool:
-    """Whether an index holds examples of a classifier instead of text."""
-    return (index.attributes.get("config") or {}).get("kind") == "classifier"
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:

@@ -22,6 +22,7 @@ from stride_cli.classifiers.networks import split_network
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.measurement.query_set import QuerySet
 
+HELD_OUT = "held-out"
 _PROBE_ROWS = 2
 
 
@@ -61,6 +62,7 @@ class InputTable:
         self.data = data
         self.chunk_rows = np.asarray(chunk_rows, np.int64)
         self._added: list[np.ndarray] = []
+        self._known: dict[bytes, int] = {}  # content of an added input → its number
 
     @property
     def n_chunks(self) -> int:
@@ -70,10 +72,15 @@ class InputTable:
         return self.n_chunks + len(self.data) + len(self._added)
 
     def add(self, inputs: np.ndarray) -> np.ndarray:
-        """Append inputs (B, …); their numbers, (B,) int64."""
-        first = len(self)
-        self._added.extend(inputs)
-        return np.arange(first, len(self))
+        """Append inputs (B, …); their numbers, (B,) int64. One that was added before keeps its number."""
+        numbers = []
+        for row in np.asarray(inputs, np.float64):
+            key = row.tobytes()
+            if key not in self._known:
+                self._known[key] = len(self)
+                self._added.append(row)
+            numbers.append(self._known[key])
+        return np.asarray(numbers, np.int64)
 
     def of_rows(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
         """Numbers of rows of the file, (B,) int64."""
@@ -103,52 +110,6 @@ class InputTable:
             else:
                 found.append(self._added[number - n - rows])
         return np.stack(found)
-
-
-class ClassifierQueries(QuerySet):
-    """Queries of a classifier: (input number, label), known by what their inputs are.
-
-    Parameters
-    ----------
-    ids, weights, names : see `QuerySet`
-    digests : sequence of str      SHA-256 in hex of each query's input
-    """
-
-    def __init__(
-        self,
-        ids: Sequence[np.ndarray],
-        weights: Sequence[np.ndarray],
-        names: Sequence[str],
-        digests: Sequence[str],
-    ) -> None:
-        super().__init__(ids, weights, names)
-        self.digests = list(digests)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """(Q,) int64."""
-        return np.array([row[1] for row in self.ids], np.int64)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """Input numbers, (Q,) int64."""
-        return np.array([row[0] for row in self.ids], np.int64)
-
-    def take(self, rows: Sequence[int] | np.ndarray) -> ClassifierQueries:
-        chosen = [int(row) for row in rows]
-        return ClassifierQueries(
-            [self.ids[row] for row in chosen],
-            [self.weights[row] for row in chosen],
-            [self.names[row] for row in chosen],
-            [self.digests[row] for row in chosen],
-        )
-
-    def fingerprint(self) -> str:
-        """SHA-256 in hex over inputs and labels, in order; not over the numbers, which are a table's."""
-        digest = hashlib.sha256()
-        for content, ids in zip(self.digests, self.ids, strict=True):
-            digest.update(bytes.fromhex(content) + ids[1:].tobytes())
-        return digest.hexdigest()
 
 
 class ClassifierModel:
@@ -271,7 +232,7 @@ class ClassifierModel:
 
     def register(
         self, inputs: np.ndarray, labels: Sequence[int] | np.ndarray, names: Sequence[str] | None = None
-    ) -> ClassifierQueries:
+    ) -> QuerySet:
         """Append inputs to the table, as queries.
 
         Parameters
@@ -291,7 +252,7 @@ class ClassifierModel:
         numbers = self.table.add(inputs)
         return self._queries(numbers, np.asarray(labels), names or [f"input {n}" for n in numbers])
 
-    def queries_of_rows(self, rows: Sequence[int] | np.ndarray, labels: Any = None) -> ClassifierQueries:
+    def queries_of_rows(self, rows: Sequence[int] | np.ndarray, labels: Any = None) -> QuerySet:
         """Rows of the index's file as queries, with their own labels unless others are given.
 
         Raises
@@ -308,14 +269,14 @@ class ClassifierModel:
         labels = self.row_labels[rows] if labels is None else np.asarray(labels)
         return self._queries(self.table.of_rows(rows), labels, [self.row_ids[row] for row in rows.tolist()])
 
-    def read_queries(self, source: str | Path) -> ClassifierQueries:
+    def read_queries(self, source: str | Path) -> QuerySet:
         """Queries from ``held-out`` (rows kept back at training) or from a file like the training file.
 
         Raises
         ------
         QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
         """
-        if str(source) == "held-out" and not Path(source).exists():
+        if str(source) == HELD_OUT and not Path(source).exists():
             if len(self.held_out) == 0:
                 raise QueryError(
                     "no row was held out when the model was trained",
@@ -390,7 +351,7 @@ class ClassifierModel:
 
     # Inside
 
-    def _queries(self, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> ClassifierQueries:
+    def _queries(self, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> QuerySet:
         if len(labels) != len(numbers):
             raise QueryError(f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)")
         for name, label in zip(names, labels.tolist(), strict=True):
@@ -400,12 +361,10 @@ class ClassifierModel:
                     f"{self.vocab_size} classes)",
                     fix="give the number of a class",
                 )
-        inputs = self.standardisation.apply(self.table.take(numbers))
-        return ClassifierQueries(
+        return QuerySet(
             [np.array(pair, np.int64) for pair in zip(numbers.tolist(), labels.tolist(), strict=True)],
             [np.array([0.0, 1.0], np.float32)] * len(numbers),
             names,
-            [hashlib.sha256(np.ascontiguousarray(row).tobytes()).hexdigest() for row in inputs],
         )
 
     @torch.no_grad()

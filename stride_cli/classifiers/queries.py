@@ -8,14 +8,16 @@ import numpy as np
 import torch
 
 from stride_cli.classifiers.loading import find_row
+from stride_cli.classifiers.model import HELD_OUT, ClassifierModel
 from stride_cli.errors import QueryError
 from stride_cli.measurement.queries import Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stride_cli.classifiers.model import ClassifierModel, ClassifierQueries
+    from stride_cli.measurement.query_set import QuerySet
 
+__all__ = ["HELD_OUT", "PREDICTED", "example_queries", "file_queries", "row_query"]
 PREDICTED = "predicted"
 
 
@@ -40,9 +42,7 @@ def file_queries(model: ClassifierModel, source: str, *, label: str | None = Non
     yield from example_queries(model, model.read_queries(source), label=label)
 
 
-def example_queries(
-    model: ClassifierModel, queries: ClassifierQueries, *, label: str | None = None
-) -> list[Query]:
+def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | None = None) -> list[Query]:
     """Queries as `Session.query` takes them; `generated` where the label is the model's own prediction."""
     if label is not None and label != PREDICTED and label not in model.classes:
         raise QueryError(

@@ -148,6 +148,7 @@ def _read_options(
     epilog=_example(
         "stride index build corpus.jsonl --model model --out run.stride",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
+        "stride index build mnist.npz --model classifier --out run.stride",
     )
 )
 @_with_reading
@@ -174,8 +175,9 @@ def build(
 ) -> None:
     """Build an index: chunk a corpus with the model's tokenizer and draw its subsets.
 
-    Interrupted, the same command goes on where it was.
+    Interrupted, the same command goes on where it was. For a classifier: the rows that it was trained on.
     """
+    from stride_cli.classifiers.kind import is_classifier
     from stride_cli.corpus.build import build_index
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import check_design, choose_block_size
@@ -183,6 +185,21 @@ def build(
 
     check_design(subsets, degree)
     begin = time.monotonic()
+    if is_classifier(model):
+        from stride_cli import api
+
+        index = api.build_index(
+            corpus,
+            model_path=model,
+            out=out,
+            n_subsets=subsets,
+            degree=degree,
+            seed=seed,
+            overwrite=overwrite,
+        )
+        _report(index, out, time.monotonic() - begin, json)
+        output.note(f"next: stride train --index {out}")
+        return
     tokenizer = load_tokenizer(model)
     index = build_index(
         corpus,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli import output
+from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument, _example, _with_reading
 from stride_cli.commands.options import Json
 from stride_cli.corpus.readers import ReadOptions
@@ -34,10 +35,11 @@ class Schedule(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """Muon for the blocks' matrices with AdamW for the rest, or AdamW for all."""
+    """Muon for the blocks' matrices with AdamW for the rest, or AdamW for all; sgd: classifiers only."""
 
     muon_adamw = "muon+adamw"
     adamw = "adamw"
+    sgd = "sgd"
 
 
 class Dtype(StrEnum):
@@ -74,6 +76,8 @@ OverwriteOption = Annotated[
     epilog=_example(
         "stride model train corpus.jsonl --out model",
         "stride model train corpus.jsonl --out model --layers 6 --width 256 --epochs 10 --checkpoints 4",
+        "stride model train mnist.npz --out model --network mlp --rows 2000 --holdout 100",
+        "stride model train table.csv --out model --network mlp --label status --id-column name",
     )
 )
 @_with_reading
@@ -99,23 +103,66 @@ def train(
         float | None,
         typer.Option("--lr", help="Peak learning rate: Muon's, default 0.02; AdamW's alone, 0.006."),
     ] = None,
-    schedule: ScheduleOption = Schedule.linear,
+    schedule: Annotated[
+        Schedule | None,
+        typer.Option("--schedule", help="How the learning rate falls; default linear, classifiers: cosine."),
+    ] = None,
     optimizer: Annotated[
-        Optimizer, typer.Option("--optimizer", help="Which optimizer.")
-    ] = Optimizer.muon_adamw,
+        Optimizer | None,
+        typer.Option("--optimizer", help="Default muon+adamw; of a classifier, what suits its network."),
+    ] = None,
     checkpoints: CheckpointsOption = 0,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.auto,
     overwrite: OverwriteOption = False,
+    network: classifier.Network = None,
+    label: classifier.Label = None,
+    id_column: classifier.IdColumn = None,
+    drop: classifier.Drop = None,
+    rows: classifier.Rows = None,
+    rows_from: classifier.RowsFrom = None,
+    holdout: classifier.Holdout = 0,
+    shuffle: classifier.Shuffle = False,
+    weights: classifier.Weights = None,
+    batch_size: classifier.BatchSize = None,
+    weight_decay: classifier.WeightDecay = None,
     json: Json = False,
     reading: ReadOptions,
 ) -> None:
-    """Train a NanoChat model, with a tokenizer of its own, on a corpus.
+    """Train a NanoChat model, with a tokenizer of its own, on a corpus; or a classifier on examples.
 
     Size and length of the training fit the corpus: about a hundred documents take well under a minute. The
     recipe is stored with the model. Interrupted, the same command goes on where it was.
+
+    A .npz of inputs and labels, or a table with --label or --network, gives a classifier.
     """
+    only = {"network": network, "label": label, "rows": rows, "rows_from": rows_from, "holdout": holdout}
+    if classifier.is_classifier_training(corpus, only):
+        classifier.train_classifier(
+            corpus,
+            out,
+            overwrite=overwrite,
+            json=json,
+            columns={"label": label, "id": id_column, "drop": tuple(drop or ())},
+            network=network or "mlp",
+            width=width,
+            layers=layers,
+            rows=rows,
+            rows_file=None if rows_from is None else str(rows_from),
+            holdout=holdout,
+            shuffle=shuffle,
+            weights=None if weights is None else str(weights),
+            epochs=epochs,
+            batch_size=batch_size,
+            optimizer=None if optimizer is None else optimizer.value,
+            lr=lr,
+            weight_decay=weight_decay,
+            schedule=None if schedule is None else schedule.value,
+            seed=seed,
+            device=device,
+        )
+        return
     from stride_cli.models.pretraining import TrainOptions, train_model
 
     begin = time.monotonic()
@@ -129,8 +176,8 @@ def train(
         steps=steps,
         batch_tokens=batch_tokens,
         lr=lr,
-        schedule=schedule.value,
-        optimizer=optimizer.value,
+        schedule=(schedule or Schedule.linear).value,
+        optimizer=(optimizer or Optimizer.muon_adamw).value,
         checkpoints=checkpoints,
         seed=seed,
         device=device,

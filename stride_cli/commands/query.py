@@ -18,6 +18,7 @@ Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
   cat prompts.txt | stride query - | jq '.hits[0].document'
+  stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
 
 
@@ -27,10 +28,23 @@ def query(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help='JSON Lines of {"prompt", "response"?, "span"?}, or a prompt a line.'),
+        typer.Option(
+            "--file",
+            help='JSON Lines of {"prompt", "response"?, "span"?}, or a prompt a line; of a classifier, '
+            "examples.",
+        ),
+    ] = None,
+    row: Annotated[
+        str | None,
+        typer.Option("--row", help="Of a classifier: number or id of a row of its file, or held-out: all."),
     ] = None,
     response: Annotated[
-        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
+        str | None,
+        typer.Option(
+            "--response",
+            help="Attribute this continuation, not the model's own; of a classifier: this class, or "
+            "predicted, not the row's label.",
+        ),
     ] = None,
     span: Annotated[
         str | None, typer.Option("--span", help="Attribute only this part of the response.")
@@ -66,12 +80,13 @@ def query(
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     from stride_cli import api
+    from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.output import emit, wants_json
 
-    if (text is None) == (file is None):
+    if sum(given is not None for given in (text, file, row)) != 1:
         raise UsageError(
-            "give a prompt, or - for stdin, or --file (one of them)",
+            "give a prompt, or - for stdin, or --file, or --row (one of them)",
             fix='stride query "The French Revolution began in"',
         )
     chosen = resolve(
@@ -113,7 +128,19 @@ def query(
         find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
     )
     as_json = wants_json(json)
-    for record in _prompts(text, file):
+    if row is not None and not session.is_classifier:
+        raise UsageError(
+            f"--row asks for an example of a classifier, and index '{session.index.path}' is of a language "
+            "model",
+            fix='stride query "some text"',
+        )
+    records: Iterator[dict[str, Any]]
+    if session.is_classifier and text is None:
+        found_queries = classifier_queries(session, row, file, response)
+        records = ({"prompt": query} for query in found_queries)
+    else:
+        records = _prompts(text, file)
+    for record in records:
         answer = session.query(
             record["prompt"],
             options,

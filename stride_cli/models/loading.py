@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from stride_cli.classifiers.kind import is_classifier
 from stride_cli.errors import ModelError, require_extra
 from stride_cli.models.adapter import CausalLM
 from stride_cli.models.structure import first_line
@@ -76,9 +77,9 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
-    from stride_cli.classifiers.loading import is_classifier, load_classifier
-
     if is_classifier(path_or_id):
+        from stride_cli.classifiers.loading import load_classifier
+
         classifier: Any = load_classifier(path_or_id, device=device, dtype=dtype)
         return classifier
     source = _find(path_or_id)
@@ -107,9 +108,9 @@ def model_fingerprint(model_or_path: Any) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(model_or_path, str | Path):
-        from stride_cli.classifiers.loading import classifier_fingerprint, is_classifier
-
         if is_classifier(model_or_path):
+            from stride_cli.classifiers.loading import classifier_fingerprint
+
             return classifier_fingerprint(model_or_path)
         for file in weight_files(model_or_path):
             with file.open("rb") as stream:
