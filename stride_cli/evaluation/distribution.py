@@ -75,7 +75,7 @@ class DistributionCounter:
     def __init__(self, *, active_bound: int | None = None) -> None:
         self._bound = active_bound
         self._parts: list[tuple[np.ndarray, ...]] = []
-        self._share = np.zeros(0)
+        self._counts = np.zeros(0, np.int64)
         self._n_chunks = 0
 
     def add(self, block: np.ndarray) -> None:
@@ -89,7 +89,8 @@ class DistributionCounter:
             raise NumericalError("a score is not finite", fix="run the method with --dtype fp32")
         if not self._n_chunks:
             self._n_chunks = block.shape[1]
-            self._share = np.unique(np.geomspace(1 / self._n_chunks, 1, CURVE_POINTS))
+            grid = np.geomspace(1, self._n_chunks, CURVE_POINTS)
+            self._counts = np.unique(np.round(grid).astype(np.int64))
         part = (zero_share(block), gini(block), top_coverage(block), active_set(block))
         check_invariants(*part, active_bound=self._bound)
         self._parts.append((*part, self._curve(block)))
@@ -99,15 +100,16 @@ class DistributionCounter:
             np.concatenate(part) for part in zip(*self._parts, strict=True)
         )
         told = ~np.isnan(ginis)
-        mass = curves[told].mean(axis=0) if told.any() else np.zeros(len(self._share))
-        return Distribution(zeros, ginis, coverage, active, self._share, mass, self._n_chunks)
+        mass = curves[told].mean(axis=0) if told.any() else np.zeros(len(self._counts))
+        share = self._counts / self._n_chunks
+        return Distribution(zeros, ginis, coverage, active, share, mass, self._n_chunks)
 
     def _curve(self, block: np.ndarray) -> np.ndarray:
         size = -np.sort(-np.abs(block).astype(np.float64), axis=1)
         held = np.cumsum(size, axis=1)
-        counts = np.clip(np.round(self._share * self._n_chunks).astype(int), 1, self._n_chunks)
         total = held[:, -1:]
-        return np.divide(held[:, counts - 1], total, out=np.zeros((len(block), len(counts))), where=total > 0)
+        none = np.zeros((len(block), len(self._counts)))
+        return np.divide(held[:, self._counts - 1], total, out=none, where=total > 0)
 
 
 def describe(blocks: Iterable[np.ndarray], *, active_bound: int | None = None) -> Distribution:

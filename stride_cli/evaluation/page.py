@@ -203,7 +203,7 @@ def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
 def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
     """Part of Σ|w| over the top share of the chunks, on a logarithmic axis."""
     smallest = min(float(entry.distribution.curve_share[0]) for entry in entries if entry.distribution)
-    first = min(-1, math.floor(math.log10(smallest) + 1e-9))
+    first = min(-1.0, math.log10(smallest))
     height = 340
     across = _Scale(first, 0, 60, _WIDTH - 150)
     down = _Scale(0, 1, height - 45, 15)
@@ -212,7 +212,7 @@ def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> st
         y = down(tick)
         marks.append(f'<line class="rule" x1="60" x2="{_WIDTH - 150}" y1="{y:.1f}" y2="{y:.1f}"/>')
         marks.append(_text(52, y + 4, f"{tick:.0%}", "end", faint=True))
-    for power in range(first, 1):
+    for power in range(math.ceil(first - 1e-9), 1):
         marks.append(_text(across(power), height - 25, f"{100 * 10.0**power:g} %", "middle", faint=True))
     marks.append(_text((60 + _WIDTH - 150) / 2, height - 5, "highest chunks", "middle", faint=True))
     shares = np.logspace(first, 0, 40)
