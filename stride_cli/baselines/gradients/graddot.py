@@ -6,7 +6,7 @@ reads GPT-2's Conv1D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,11 +76,16 @@ class TracIn:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         task = self._task
         probe = task.chunks.batch(np.arange(1))
-        capture = Capture(task.model, probe, layers=self.layers)
+        layers = Capture(task.model, probe, layers=self.layers).layers
         longest = max((len(ids) for ids in queries.ids), default=1)
-        at_once = max(
-            1, int(self.query_bytes // (4 * sum(_floats(layer, longest) for layer in capture.layers)))
+        floats = self.query_bytes // 4
+        sharing = min(max(1, floats // sum(layer.size for layer in layers)), max(1, len(queries)))
+        explicit = [_explicit_is_cheaper(layer, longest, sharing) for layer in layers]
+        each = sum(
+            layer.size if whole else longest * (layer.n_in + layer.n_out)
+            for layer, whole in zip(layers, explicit, strict=True)
         )
+        at_once = max(1, floats // each)
         for start in range(0, len(queries), at_once):
             stop = min(start + at_once, len(queries))
             scores = np.zeros((stop - start, task.n_chunks), np.float32)
@@ -89,7 +94,7 @@ class TracIn:
                 passes = Passes(
                     Capture(model, probe, layers=self.layers), self.batch_tokens, self.reduction, task.seed
                 )
-                bank = QueryBank(passes, queries, start, stop)
+                bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, task, self.name)
             for first in range(0, len(scores), QUERY_BLOCK):
                 yield scores[first : first + QUERY_BLOCK]
@@ -114,17 +119,23 @@ class GradDot(TracIn):
 
 
 class QueryBank:
-    """Gradients of queries start … stop − 1 at every layer: explicit, or as tokens where that is smaller.
+    """Gradients of queries start … stop − 1: at each layer as a matrix, or as factors of its tokens.
 
     Parameters
     ----------
     passes : Passes
     queries : QuerySet
-    explicit : bool      always explicit, so that they can be transformed in place (`matrices`)
+    explicit : sequence of bool, optional
+        Whether a layer has matrices. Default: all have, so that they can be transformed in `matrices`.
     """
 
     def __init__(
-        self, passes: Passes, queries: QuerySet, start: int, stop: int, *, explicit: bool = False
+        self,
+        passes: Passes,
+        queries: QuerySet,
+        start: int,
+        stop: int,
+        explicit: Sequence[bool] | None = None,
     ) -> None:
         n_layers = len(passes.capture.layers)
         self.n_queries = stop - start
@@ -136,7 +147,7 @@ class QueryBank:
             def visit(found: Factors, offset: int = offset) -> None:
                 layer = passes.capture.layers[found.layer]
                 place = slice(offset + found.rows.start, offset + found.rows.stop)
-                if explicit or _floats(layer, found.inputs.shape[1]) == layer.size:
+                if explicit is None or explicit[found.layer]:
                     if found.layer not in self.matrices:
                         shape = (self.n_queries, layer.n_out, layer.n_in)
                         self.matrices[found.layer] = torch.zeros(shape, device=found.inputs.device)
@@ -196,7 +207,7 @@ def preconditioned_scores(
     """
     at_once = max(1, query_bytes // (4 * passes.capture.n_parameters))
     for start in range(0, len(queries), at_once):
-        bank = QueryBank(passes, queries, start, min(start + at_once, len(queries)), explicit=True)
+        bank = QueryBank(passes, queries, start, min(start + at_once, len(queries)))
         for layer, matrices in bank.matrices.items():
             bank.matrices[layer] = apply(layer, matrices)
         scores = bank.dot_corpus(passes, task, title)
@@ -204,10 +215,10 @@ def preconditioned_scores(
             yield scores[first : first + QUERY_BLOCK]
 
 
-def _floats(layer: Layer, tokens: int) -> int:
-    """Floats that one query takes at a layer, in the smaller form."""
-    n_in, n_out = layer.n_in, layer.n_out
-    return int(min(n_in * n_out, tokens * (n_in + n_out)))
+def _explicit_is_cheaper(layer: Layer, tokens: int, sharing: int) -> bool:
+    """Whether matrices take fewer multiplications than `_token_products`, for one chunk and one query of so
+    many tokens; making the chunk's matrix is shared by ``sharing`` queries."""
+    return layer.size * (1 + tokens / sharing) <= tokens**2 * (layer.n_in + layer.n_out)
 
 
 def _token_products(inputs: Tensor, outputs: Tensor, found: Factors) -> Tensor:

@@ -71,9 +71,10 @@ class LESS:
         self.checkpoints = find_checkpoints(checkpoints, rates)
         self.dim, self.layers, self.batch_tokens = dim, layers, batch_tokens
         self.bytes_per_chunk = 0.0
+        self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
     def fit(self, task: Task) -> None:
-        self._task = task
+        self._task, self._opened = task, None
         self._features: list[np.ndarray] = []  # (n, dim) per checkpoint, unit rows
         for number in range(len(self.checkpoints)):
             passes, projector = self._open(number)
@@ -96,6 +97,8 @@ class LESS:
             yield total
 
     def _open(self, number: int) -> tuple[Passes, Projector]:
+        if self._opened is not None:
+            return self._opened
         task = self._task
         model = self.checkpoints[number].load(task)
         layers = self.layers or ("body" if task.is_language else "all")
@@ -104,7 +107,10 @@ class LESS:
             capture.layers, self.dim, task.seed, "less projection", number, model.device, self.projection
         )
         # the loss of instruction tuning is the mean over an answer's tokens, and so is the publication's
-        return Passes(capture, self.batch_tokens, "mean", task.seed), projector
+        opened = Passes(capture, self.batch_tokens, "mean", task.seed), projector
+        if len(self.checkpoints) == 1:
+            self._opened = opened
+        return opened
 
 
 class _AdamUpdates:

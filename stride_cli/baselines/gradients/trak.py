@@ -72,9 +72,10 @@ class TRAK:
         self.projection = check_choice(self.name, "projection", projection, PROJECTIONS)
         self.dtype = DTYPES[check_choice(self.name, "dtype", dtype, tuple(DTYPES))]
         self.bytes_per_chunk = 0.0
+        self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
     def fit(self, task: Task) -> None:
-        self._task = task
+        self._task, self._opened = task, None
         self._features: list[np.ndarray] = []  # (n, dim) per model: φ_i
         self._inverses: list[np.ndarray] = []
         doubts = np.zeros(task.n_chunks)
@@ -105,10 +106,15 @@ class TRAK:
             yield total * self._doubts / np.float32(len(self.checkpoints))
 
     def _open(self, number: int) -> tuple[Passes, Projector]:
+        if self._opened is not None:
+            return self._opened
         task = self._task
         model = self.checkpoints[number].load(task)
         capture = Capture(model, task.chunks.batch(np.arange(1)), layers=self.layers)
         projector = random_projector(
             capture.layers, self.dim, task.seed, "trak projection", number, model.device, self.projection
         )
-        return Passes(capture, self.batch_tokens, "sum", task.seed), projector
+        opened = Passes(capture, self.batch_tokens, "sum", task.seed), projector
+        if len(self.checkpoints) == 1:
+            self._opened = opened
+        return opened
