@@ -1,0 +1,265 @@
+"""`stride evaluate …` and `stride baseline` on a real tiny task: 40 chunks, models retrained on subsets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stride_cli.schema import RECORDS
+
+DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+N, QUERIES, SUBSETS = 40, 4, 6
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def measured(run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a small trained model, run.stride with truth of two α, queries.jsonl; bare.stride
+    without a truth."""
+    folder = tmp_path_factory.mktemp("measured")
+    documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:N]]
+    rows = {
+        "corpus": [{"id": d["id"], "text": d["text"][:160]} for d in documents],
+        "queries": [{"id": f"q{n}", "text": d["text"][40:160]} for n, d in enumerate(documents[:QUERIES])],
+        "others": [{"id": "stranger", "text": "Nobody has measured this sentence."}],
+    }
+    for name, records in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    sizes = "--layers 2 --width 32 --heads 2 --vocab 512 --context 128 --epochs 2 --batch-tokens 512"
+    truth = f"evaluate truth --index {folder}/run.stride --queries {folder}/queries.jsonl --workers 1"
+    for line in (
+        f"model train {folder}/corpus.jsonl --out {folder}/model {sizes} --device cpu",
+        f"index build {folder}/corpus.jsonl --model {folder}/model --out {folder}/run.stride",
+        f"{truth} --alpha 0.5 --subsets {SUBSETS} --seeds 2",
+        f"{truth} --alpha 0.3 --subsets 3 --seeds 2",
+    ):
+        result = run(line)
+        assert result.code == 0, result.err
+    shutil.copytree(folder / "run.stride", folder / "bare.stride", ignore=shutil.ignore_patterns("truth"))
+    return folder
+
+
+def check(record: dict[str, Any], fields: dict[str, Any] | None = None) -> None:
+    """A record has exactly the keys that `stride schema` promises."""
+    fields = RECORDS[record["schema"]] if fields is None else fields
+    optional = {key for key, value in fields.items() if isinstance(value, tuple) and len(value) == 3}
+    assert set(fields) - optional <= set(record) <= set(fields)
+    for key, value in record.items():
+        if isinstance(fields[key], dict):
+            check(value, fields[key])
+        elif isinstance(fields[key], list):
+            for item in value:
+                check(item, fields[key][0])
+        elif value is not None:
+            kinds = {"number": int | float, "integer": int, "string": str}
+            assert isinstance(value, kinds[fields[key][0]]), (key, value)
+
+
+def test_lds_of_methods(run, measured: Path) -> None:
+    line = f"evaluate lds --index {measured}/run.stride --methods tfidf:ngrams=1,top=10,chance --draws 100"
+    result = run(line)
+    assert result.code == 0, result.err
+    first, second = result.records
+    for record in result.records:
+        check(record)
+        assert (record["alpha"], record["subsets"], record["seeds"]) == (0.5, SUBSETS, 2)
+        assert record["queries"] == QUERIES and 0 <= record["ceiling"] <= 1
+    assert (first["method"], second["method"]) == ("tfidf:ngrams=1,top=10", "chance")
+    assert "6 retrained subsets are few" in result.err and "comparing on α = 0.5" in result.err
+    again = run(line).records
+    assert [r["spearman"] for r in again] == [first["spearman"], second["spearman"]]
+    assert run(f"{line} --alpha 0.3").records[0]["subsets"] == 3
+
+
+def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_path: Path) -> None:
+    """Against scipy, from the score matrix that `stride baseline` writes."""
+    from scipy.stats import spearmanr
+
+    from index_format.reader import Index
+    from stride_cli.evaluation.truth import Truth
+
+    index = f"--index {measured}/run.stride"
+    result = run(f"baseline bm25 {index} --top 2 --scores {tmp_path}/scores.npy")
+    assert result.code == 0, result.err
+    scores = np.load(tmp_path / "scores.npy")
+    assert scores.shape == (QUERIES, N) and scores.dtype == np.float32
+    truth = Truth.from_index(Index.open(measured / "run.stride"), alpha=0.5)
+    expected = [
+        spearmanr(
+            truth.masks @ scores[query].astype(float), -truth.losses[:, :, query].mean(axis=1)
+        ).statistic
+        for query in range(QUERIES)
+    ]
+    record = run(f"evaluate lds {index} --method bm25 --alpha 0.5 --draws 100").records[0]
+    assert record["spearman"]["mean"] == pytest.approx(np.mean(expected))
+
+
+def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
+    line = f"baseline tfidf --index {measured}/bare.stride --queries {measured}/queries.jsonl --top 3"
+    result = run(line)
+    assert result.code == 0, result.err
+    assert [record["query"] for record in result.records] == ["q0", "q1", "q2", "q3"]
+    documents = [json.loads(text)["id"] for text in (measured / "corpus.jsonl").read_text().splitlines()]
+    for record, document in zip(result.records, documents[:QUERIES], strict=True):
+        check(record)
+        assert record["hits"][0]["document"] == document and record["hits"][0]["rank"] == 1
+        scores = [hit["score"] for hit in record["hits"]]
+        assert scores == sorted(scores, reverse=True) and 0 < len(scores) <= 3
+    wrong = run(f"{line} --scores {tmp_path}/scores.txt")
+    assert wrong.code == 2 and "expected a .npy file" in wrong.err and wrong.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_distribution(run, measured: Path) -> None:
+    line = f"--index {measured}/bare.stride --queries {measured}/queries.jsonl"
+    result = run(f"evaluate distribution {line} --methods chance,tfidf:top=4")
+    assert result.code == 0, result.err
+    dense, sparse = result.records
+    for record in result.records:
+        check(record)
+        assert record["gini"] >= record["sparsity"] and record["chunks"] == N
+        assert record["curve"][-1] == {"share": 1.0, "mass": pytest.approx(1)}
+    assert dense["sparsity"] == 0 and dense["active_p50"] == N
+    assert sparse["sparsity"] >= 0.9 and sparse["active_mean"] <= 4 and sparse["top10_coverage"] == 1
+
+
+def test_compare_goes_on_after_a_failure(run, measured: Path, tmp_path: Path) -> None:
+    """Each method in a process of its own; one lacks what it needs."""
+    page = tmp_path / "page.html"
+    result = run(
+        f"evaluate compare --index {measured}/run.stride --methods tfidf,airrep:model={tmp_path}/no,graddot "
+        f"--draws 100 --alpha 0.5 --html {page}"
+    )
+    assert result.code == 0, result.err
+    first, failed, third = result.records
+    for record in result.records:
+        check(record)
+        assert record["reference"] == "tfidf"
+    assert "error" not in first and first["difference"]["mean"] is None
+    assert failed["error"] and failed["spearman"]["mean"] is None and "failed:" in result.err
+    assert third["difference"]["mean"] == pytest.approx(third["spearman"]["mean"] - first["spearman"]["mean"])
+    assert third["difference"]["low"] <= third["difference"]["mean"] <= third["difference"]["high"]
+    for record in (first, third):
+        assert record["peak_memory"] > 0 and record["seconds"]["fit"] >= 0
+    text = page.read_text(encoding="utf-8")
+    assert (
+        text.count("<svg") == 3 and "graddot" in text and "http" not in text.replace("http://www.w3.org", "")
+    )
+
+
+def test_all_failing_is_an_error(run, measured: Path, tmp_path: Path) -> None:
+    result = run(
+        f"evaluate lds --index {measured}/run.stride --alpha 0.5 --methods airrep:model={tmp_path}/no"
+    )
+    assert result.code == 2 and result.records[0]["error"]
+
+
+def test_tail_patch(run, measured: Path) -> None:
+    line = f"evaluate tail-patch --index {measured}/run.stride --top 3,5 --lr 0.01 --draws 2"
+    result = run(f"{line} --methods graddot,chance")
+    assert result.code == 0, result.err
+    assert [(r["method"], r["k"]) for r in result.records] == [
+        ("graddot", 3),
+        ("graddot", 5),
+        ("chance", 3),
+        ("chance", 5),
+    ]
+    for record in result.records:
+        check(record)
+        lift = record["attributed"]["mean"] - record["random"]["mean"]
+        assert record["lift"]["mean"] == pytest.approx(lift)
+    assert result.records[0]["lift"]["low"] > 0  # the steepest chunks beat random ones
+
+
+def test_removal_and_its_resumption(run, measured: Path) -> None:
+
+    copy = measured / "removal.stride"
+    shutil.copytree(measured / "run.stride", copy)
+    line = f"evaluate removal --index {copy} --method tfidf --top 5 --limit 2 --seeds 1 --draws 1 --workers 1"
+    result = run(line)
+    assert result.code == 0, result.err
+    (record,) = result.records
+    check(record)
+    assert (record["queries"], record["k"]) == (2, 5) and "2 of 4 queries" in result.err
+    advantage = record["attributed"]["mean"] - record["random"]["mean"]
+    assert record["advantage"]["mean"] == pytest.approx(advantage)
+    store = Path(str(copy) + ".retraining")
+    kept = {path: path.stat().st_mtime_ns for path in store.glob("*.outcome")}
+    assert len(kept) == 1 + 2 + 1
+    assert run(line).records == result.records
+    assert {path: path.stat().st_mtime_ns for path in store.glob("*.outcome")} == kept
+
+
+def test_loo(run, measured: Path) -> None:
+    line = f"evaluate loo --index {measured}/run.stride --methods tfidf,chance --chunks 3 --workers 1"
+    result = run(f"{line} --seeds 1")
+    assert result.code == 0, result.err
+    for record in result.records:
+        check(record)
+        assert (record["chunks"], record["seeds"], record["ceiling"]) == (3, 1, None)
+        assert -1 <= record["spearman"]["mean"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "fix"),
+    [
+        ("lds --index {w}/bare.stride", "truth", "stride evaluate truth --index {w}/bare.stride"),
+        ("lds --index {w}/run.stride --alpha 0.7", "none of 0.7", "stride evaluate truth"),
+        ("lds --index {w}/run.stride --methods tfidf,nosuch", "no attribution method 'nosuch'", "tfidf"),
+        ("lds --index {w}/run.stride --methods tfidf,tfidf", "given twice", "once"),
+        ("lds --index {w}/run.stride --methods ,", "no method", "--methods"),
+        ("lds --index {w}/run.stride --response margin", "losses only", "--response loss"),
+        (
+            "lds --index {w}/run.stride --queries {w}/others.jsonl",
+            "query 'stranger'",
+            "stride evaluate truth",
+        ),
+        ("lds --index {w}/run.stride --queries {w}/none.jsonl", "there is no file", "path"),
+        ("compare --index {w}/run.stride --html {w}/no/page.html", "there is no directory", "--html"),
+        ("distribution --index {w}/bare.stride", "no queries are given", "--queries"),
+        ("tail-patch --index {w}/run.stride --top 41", "k is 41, and there are 40 chunks", "1 to 40"),
+        ("tail-patch --index {w}/run.stride --top many", "--top is 'many'", "--top 10,50"),
+        ("tail-patch --index {w}/run.stride --top 2 --lr 0", "learning rate is 0", "--lr"),
+        ("removal --index {w}/run.stride --method chance --top 40", "leaves nothing", "1 to 39"),
+        ("loo --index {w}/run.stride --chunks 2", "2 of 40 chunks", "--chunks"),
+        ("lds --index {w}/none.stride", "none.stride", ""),
+    ],
+)
+def test_bad_input_is_named_with_a_remedy(run, measured: Path, line: str, message: str, fix: str) -> None:
+    result = run("evaluate " + line.format(w=measured))
+    assert result.code in (2, 3), result.err
+    assert message in result.err and "fix: " in result.err
+    assert fix.format(w=measured) in result.err.partition("fix: ")[2]
+    assert result.out == ""
+
+
+def test_a_part_of_the_measured_queries_is_found_among_them(run, measured: Path, tmp_path: Path) -> None:
+    lines = (measured / "queries.jsonl").read_text().splitlines()
+    (tmp_path / "some.jsonl").write_text(f"{lines[2]}\n{lines[0]}\n")
+    whole = f"evaluate lds --index {measured}/run.stride --alpha 0.5 --method bm25 --draws 100"
+    part = run(f"{whole} --queries {tmp_path}/some.jsonl").records[0]
+    assert part["queries"] == 2 and part["spearman"]["mean"] != run(whole).records[0]["spearman"]["mean"]
+
+
+def test_two_subsets_are_too_few(run, measured: Path) -> None:
+    copy = measured / "few.stride"
+    shutil.copytree(measured / "bare.stride", copy)
+    line = f"--index {copy} --queries {measured}/queries.jsonl"
+    assert run(f"evaluate truth {line} --alpha 0.5 --subsets 2 --workers 1").code == 0
+    result = run(f"evaluate lds --index {copy} --method chance")
+    assert result.code == 2 and "2 retrained subsets" in result.err and "stride evaluate truth" in result.err
+
+
+def test_tables_on_a_terminal(run, measured: Path, monkeypatch) -> None:
+    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
+    monkeypatch.setenv("COLUMNS", "160")
+    index = f"--index {measured}/run.stride"
+    table = run(f"evaluate lds {index} --methods tfidf,chance --draws 100").out
+    assert "LDS (Spearman)" in table and "noise ceiling" in table and "±" in table
+    assert "top-10 % coverage" in run(f"evaluate distribution {index} --method chance").out
+    assert "document" in run(f"baseline bm25 {index} --top 1").out
