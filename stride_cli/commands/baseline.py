@@ -9,9 +9,11 @@ import typer
 
 from stride_cli.commands.evaluate_options import Queries, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+from stride_cli.errors import UsageError
 
 EXAMPLE = """\b
 Examples:
+  stride baseline --list
   stride baseline tfidf --index run.stride --queries queries.jsonl --top 10
   stride baseline graddot --index run.stride --queries queries.jsonl --scores scores.npy
 """
@@ -19,8 +21,10 @@ Examples:
 
 def baseline(
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="A method, with options as in tfidf:ngrams=1,top=100.")
-    ],
+        str | None,
+        typer.Argument(metavar="METHOD", help="A method, with options as in tfidf:ngrams=1,top=100."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say which methods there are, and leave.")] = False,
     index: IndexPath = None,
     model: ModelPath = None,
     queries: Queries = None,
@@ -37,6 +41,9 @@ def baseline(
     Above zero the document supports the query. Units differ by method. Documents whose score is exactly zero
     are left out: among ties there is no evidence.
     """
+    if listed:
+        _list_methods(json)
+        return
     import numpy as np
 
     from stride_cli.baselines.registry import open_method
@@ -45,6 +52,8 @@ def baseline(
     from stride_cli.evaluation.scoring import ScoreFile, score_blocks
     from stride_cli.output import emit, note, progress, wants_json
 
+    if method is None:
+        raise UsageError("no method is given", fix="see which there are: stride baseline --list")
     opened = open_method(method)
     bench = open_bench(index, model, queries, None, device, dtype)
     chosen, task = bench.queries, bench.task
@@ -80,3 +89,24 @@ def baseline(
                 bar.advance()
     if scores is not None:
         note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")
+
+
+def _list_methods(json: bool) -> None:
+    """Every method with what it looks at."""
+    from stride_cli.baselines.registry import METHODS
+    from stride_cli.commands.tables import print_table
+    from stride_cli.output import emit, wants_json
+
+    if wants_json(json):
+        for name, entry in METHODS.items():
+            emit(
+                {
+                    "schema": "stride.method/1",
+                    "method": name,
+                    "needs": entry.needs,
+                    "description": entry.description,
+                }
+            )
+        return
+    rows = [[name, entry.needs, entry.description] for name, entry in METHODS.items()]
+    print_table("attribution methods", ["method", "needs", "what it does"], rows)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 Queries = Annotated[
     Path | None,
-    typer.Option("--queries", help="JSON Lines of queries; default: those that the truth was measured on."),
+    typer.Option(
+        "--queries", help="File of queries (classifiers: or held-out); default: those of the truth."
+    ),
 ]
 Methods = Annotated[
     str,

@@ -17,7 +17,7 @@ from stride_cli.randomness import stream
 
 FEWEST_SUBSETS = 3  # two points always lie on a line
 ENOUGH_SUBSETS = 30  # below, the interval over subsets is itself a rough guess
-_COLUMNS = 1 << 16  # chunks of a mask that are cast to float64 at a time
+_COLUMNS = 1 << 13  # chunks of a mask that are cast to float64 at a time
 _SPLITS = 64
 
 

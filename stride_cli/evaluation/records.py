@@ -117,6 +117,12 @@ EVALUATION_RECORDS: dict[str, dict[str, Any]] = {
         "constant_queries": ("integer", "queries whose sampled scores are all the same; they count as 0"),
         "ceiling": ("number", "the highest correlation that the noise between seeds allows; null with one"),
     },
+    "stride.method/1": {
+        "schema": ("string", "stride.method/1"),
+        "method": ("string", "the method's name"),
+        "needs": ("string", '"text", "model", or "truth" (models retrained on subsets)'),
+        "description": ("string", "one line"),
+    },
     "stride.ranking/1": {
         "schema": ("string", "stride.ranking/1"),
         "query": ("string", "the query's id"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,20 +104,22 @@ def run_method(
     """
     from stride_cli.baselines.registry import open_method
 
-    started = time.perf_counter()
-    method = open_method(spec)
-    method.fit(task)
-    fitted = time.perf_counter()
-    counter = DistributionCounter(active_bound=getattr(method, "active_bound", None)) if describe else None
     predicted, aside = [], 0.0
-    for block in score_blocks(method, queries, task.n_chunks):
-        paused = time.perf_counter()
-        if masks is not None:
-            predicted.append(predicted_response(block, masks))
-        if counter is not None:
-            counter.add(block)
-        aside += time.perf_counter() - paused
-    ended = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
+        started = time.perf_counter()
+        method = open_method(spec)
+        method.fit(task)
+        fitted = time.perf_counter()
+        bound = getattr(method, "active_bound", None)
+        counter = DistributionCounter(active_bound=bound) if describe else None
+        for block in score_blocks(method, queries, task.n_chunks):
+            paused = time.perf_counter()
+            if masks is not None:
+                predicted.append(predicted_response(block, masks))
+            if counter is not None:
+                counter.add(block)
+            aside += time.perf_counter() - paused
+        ended = time.perf_counter()
     used = getattr(method, "used_truth_rows", None)
     return Run(
         predicted=np.concatenate(predicted) if predicted else np.zeros((len(queries), 0)),
@@ -237,6 +240,7 @@ def _serve(
     die_with_parent()
     if os.getppid() != parent:
         return
+    os.dup2(2, 1)  # stdout is the parent's data; what a library prints is talk
     try:
         bench = Bench(where, queries=source, alpha=alpha)
         if source is not None:

@@ -115,6 +115,17 @@ def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_methods_are_listed(run) -> None:
+    from stride_cli.baselines.registry import METHODS
+
+    records = run("baseline --list").records
+    assert [record["method"] for record in records] == list(METHODS)
+    for record in records:
+        check(record)
+    missing = run("baseline")
+    assert missing.code == 2 and "stride baseline --list" in missing.err
+
+
 def test_distribution(run, measured: Path) -> None:
     line = f"--index {measured}/bare.stride --queries {measured}/queries.jsonl"
     result = run(f"evaluate distribution {line} --methods chance,tfidf:top=4")
@@ -263,3 +274,32 @@ def test_tables_on_a_terminal(run, measured: Path, monkeypatch) -> None:
     assert "LDS (Spearman)" in table and "noise ceiling" in table and "±" in table
     assert "top-10 % coverage" in run(f"evaluate distribution {index} --method chance").out
     assert "document" in run(f"baseline bm25 {index} --top 1").out
+
+
+def test_classifiers(run, tmp_path: Path) -> None:
+    """By loss and by margin, on rows that were held out and on a file of queries; text methods say no."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(130, 6)).astype(np.float32)
+    labels = (inputs[:, 0] + 0.5 * generator.normal(size=130) > 0).astype(np.int64)
+    np.savez(tmp_path / "data.npz", x=inputs, y=labels)
+    np.savez(tmp_path / "queries.npz", x=generator.normal(size=(5, 6)).astype(np.float32), y=labels[:5])
+    model = (
+        f"model train {tmp_path}/data.npz --network mlp --rows 120 --holdout 6 --epochs 3 --out {tmp_path}/m"
+    )
+    assert run(f"{model} --device cpu").code == 0
+    for name, queries, count in (("rows", "held-out", 6), ("file", f"{tmp_path}/queries.npz", 5)):
+        index = tmp_path / f"{name}.stride"
+        assert run(f"index build {tmp_path}/data.npz --model {tmp_path}/m --out {index}").code == 0
+        given = f"--index {index} --queries {queries}"
+        assert run(f"evaluate truth {given} --subsets 30 --seeds 2 --alpha 0.5 --workers 1").code == 0
+        for response in ("loss", "margin"):
+            result = run(f"evaluate lds {given} --methods graddot,tfidf --response {response} --draws 100")
+            assert result.code == 0, result.err
+            good, failed = result.records
+            check(good)
+            assert good["response"] == response and good["queries"] == count
+            assert good["spearman"]["mean"] > 0.2
+            assert "tfidf" in failed["error"]
+    result = run(f"evaluate removal {given} --method graddot --top 20 --limit 2 --seeds 1 --draws 1")
+    assert result.code == 0 and result.records[0]["probability_attributed"]["mean"] is not None
+    assert run(f"evaluate compare {given} --methods graddot --draws 100").records[0]["spearman"]["mean"] > 0.2
