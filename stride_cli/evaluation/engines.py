@@ -32,7 +32,7 @@ _RAY_RETRIES = 10
 _PR_SET_PDEATHSIG = 1
 _SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
 # glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def open_engine(name: str) -> Engine:
@@ -149,7 +149,7 @@ class _Worker:
     def __post_init__(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {
-            **_MALLOC,
+            **KEEP_MEMORY,
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",

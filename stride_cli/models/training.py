@@ -158,6 +158,27 @@ def train(
     return TrainingResult(last, state.step, state.tokens, time.monotonic() - began, state.log)
 
 
+def planned_steps(
+    chunks: Sequence[Any], recipe: Recipe, *, subset: np.ndarray | None = None
+) -> tuple[int, Iterator[tuple[np.ndarray, float]]]:
+    """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers) and the
+    share of the peak learning rate; CorpusError as `train`."""
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+    scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
+    members = _members(subset, scored)
+    whole = len(members) == int((scored > 0).sum())
+    total = recipe.steps if whole else _steps_on_subset(recipe, lengths, members)
+
+    def steps() -> Iterator[tuple[np.ndarray, float]]:
+        state = _State()
+        for batch in _remaining(lengths, members, recipe, state, total):
+            yield batch, _rate(recipe, state.step, total)
+            state.step += 1
+            state.pass_count += 1
+
+    return total, steps()
+
+
 def initial_model(recipe: Recipe) -> Any:
     """The model that a recipe starts from: initial weights by its seed, or the base model of a fine-tuning
     (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
