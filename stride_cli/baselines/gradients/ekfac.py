@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.baselines.gradients.capture import Capture, Factors
+from stride_cli.baselines.gradients.capture import Factors
 from stride_cli.baselines.gradients.graddot import preconditioned_scores
 from stride_cli.baselines.gradients.kronecker import covariances
 from stride_cli.baselines.gradients.passes import (
@@ -22,7 +22,7 @@ from stride_cli.baselines.gradients.passes import (
     Passes,
     check_choice,
     check_positive,
-    default_layers,
+    open_capture,
 )
 from stride_cli.errors import UsageError
 
@@ -78,9 +78,7 @@ class EKFAC:
 
     def fit(self, task: Task) -> None:
         self._task = task
-        capture = Capture(
-            task.model, task.chunks.batch(np.arange(1)), layers=self.layers or default_layers(task)
-        )
+        capture = open_capture(task, self.layers)
         for layer in capture.layers:
             if max(layer.n_in, layer.n_out) > _LARGEST_SIDE:
                 raise UsageError(

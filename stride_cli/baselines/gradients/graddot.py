@@ -7,6 +7,7 @@ reads GPT-2's Conv1D.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,8 @@ class TracIn:
     ----------
     layers : str             as for `Capture`
     checkpoints, rates : str, optional
-        As for `find_checkpoints`. Default: the task's model only, which is GradDot.
+        As for `find_checkpoints`. Default: the checkpoints kept when the task's model was trained; where
+        there are none the task's model only, which is GradDot.
     reduction : str          as for `Passes`
     batch_tokens : int       padded tokens of one pass
     query_bytes : int        most memory for the gradients of queries
@@ -51,6 +53,7 @@ class TracIn:
 
     name = "tracin"
     bytes_per_chunk = 0.0
+    _by_default_all = True
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class TracIn:
     ) -> None:
         self.layers = layers
         self.checkpoints = find_checkpoints(checkpoints, rates)
+        self._given = checkpoints is not None
         self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
         check_positive(self.name, batch_tokens=batch_tokens, query_bytes=query_bytes)
         self.batch_tokens = batch_tokens
@@ -72,6 +76,9 @@ class TracIn:
     def fit(self, task: Task) -> None:
         """Only remembers the task: scores need both gradients at once."""
         self._task = task
+        path = task.model.path
+        if self._by_default_all and not self._given and path and (Path(path) / "checkpoints").is_dir():
+            self.checkpoints = find_checkpoints(path, None)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         task = self._task
@@ -104,6 +111,7 @@ class GradDot(TracIn):
     """⟨∇ loss(chunk), ∇ loss(query)⟩ at the task's model; options as `TracIn`."""
 
     name = "graddot"
+    _by_default_all = False
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.baselines.gradients.capture import Capture
 from stride_cli.baselines.gradients.features import (
     corpus_features,
     damped_power,
@@ -28,7 +27,7 @@ from stride_cli.baselines.gradients.passes import (
     Passes,
     check_choice,
     check_positive,
-    default_layers,
+    open_capture,
 )
 from stride_cli.baselines.gradients.projection import TwoSided, principal_sides, random_sides
 from stride_cli.randomness import stream
@@ -89,9 +88,7 @@ class LoGRA:
         self.bytes_per_chunk = 0.0
 
     def fit(self, task: Task) -> None:
-        model, chunks = task.model, task.chunks
-        layers = self.layers or default_layers(task)
-        capture = Capture(model, chunks.batch(np.arange(1)), layers=layers)
+        capture = open_capture(task, self.layers)
         self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, task.seed)
         if self.init == "pca":
             random = stream(task.seed, "logra sample")
@@ -100,7 +97,9 @@ class LoGRA:
             found = covariances(passes, task, "LoGRA: principal directions", labels="true", rows=rows)
             sides = principal_sides(found, self.rank)
         else:
-            sides = random_sides(capture.layers, self.rank, task.seed, "logra projection", 0, model.device)
+            sides = random_sides(
+                capture.layers, self.rank, task.seed, "logra projection", 0, task.model.device
+            )
         self._projector = projector = TwoSided(sides)
         self._features, _ = corpus_features(passes, task, projector, "LoGRA: gradients")
         if self.labels == "true":

@@ -47,9 +47,19 @@ def check_positive(method: str, **numbers: float) -> None:
             raise UsageError(f"{method}: {option} should be more than 0, found {value}")
 
 
-def default_layers(task: Task) -> str:
-    """Those of feed-forward parts of a language model, as the paper's runs take; all of a classifier."""
-    return "mlp" if task.is_language else "all"
+def open_capture(task: Task, layers: str | None) -> Capture:
+    """Hooks on the chosen layers of the task's model.
+
+    Without a choice: the feed-forward parts of a language model, as in the paper's runs, or its whole body
+    where those are no linear layers (fused experts); all layers of a classifier.
+    """
+    probe = task.chunks.batch(np.arange(1))
+    if layers is not None or not task.is_language:
+        return Capture(task.model, probe, layers=layers or "all")
+    try:
+        return Capture(task.model, probe, layers="mlp")
+    except UsageError:
+        return Capture(task.model, probe, layers="body")
 
 
 @dataclass(frozen=True)

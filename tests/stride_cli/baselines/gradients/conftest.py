@@ -43,6 +43,7 @@ class TableClassifier:
         self.table = table
         self.model = nn.ModuleDict({"features": features, "head": head}).requires_grad_(False).eval()
         self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
+        self.path = None
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 import torch
@@ -196,3 +198,55 @@ def test_tied_head_has_the_heads_part_only():
         assert found["lm_head"].dtype == torch.float32
         tolerance = 1e-5 if kind == torch.float32 else 2e-2
         np.testing.assert_allclose(found["lm_head"][0], expected, atol=tolerance)
+
+
+def _architectures(tf):
+    sizes = {"vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    gated = {**sizes, **ends, "intermediate_size": 48, "max_position_embeddings": 32}
+    return {
+        "Qwen2": tf.Qwen2Config(**gated, num_key_value_heads=2),
+        "GPTNeoX": tf.GPTNeoXConfig(**gated),
+        "Granite": tf.GraniteConfig(**gated, logits_scaling=3.0, tie_word_embeddings=False),
+        "Mixtral": tf.MixtralConfig(**gated, num_local_experts=3, num_key_value_heads=2),
+        "OPT": tf.OPTConfig(**sizes, **ends, ffn_dim=48, max_position_embeddings=32, word_embed_proj_dim=16),
+    }
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "GPTNeoX", "Granite", "Mixtral", "OPT"])
+def test_architectures(name, autograd):
+    """Biases, parallel blocks, scaled logits, projections around the blocks, experts (whose weights are no
+    linear layers)."""
+    import transformers
+
+    from stride_cli.baselines.gradients.passes import open_capture
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.models.adapter import CausalLM
+
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_config(_architectures(transformers)[name])
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    batch = _batch([6, 3, 5])
+    model = CausalLM(network)
+    capture = Capture(model, batch, layers="body")
+    found, _ = _matrices(capture, batch)
+    rows = [(batch.ids[row, :length].numpy(), np.ones(length)) for row, length in enumerate((6, 3, 5))]
+    for layer in capture.layers:
+        expected = autograd(Task(None, model, None, 0), rows, [f"{layer.name}.weight"])
+        gradients = found[layer.name][..., : layer.module.in_features].flatten(1)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(gradients, expected, rtol=1e-3, atol=1e-5 * scale, err_msg=layer.name)
+
+    class Chunks:
+        @staticmethod
+        def batch(chosen):
+            return batch
+
+    class Index:
+        attributes = MappingProxyType({})
+
+    chosen = open_capture(Task(Index, model, Chunks, 0), None).layers
+    assert all(not layer.is_head for layer in chosen)
+    assert len(chosen) == {"Qwen2": 6, "GPTNeoX": 4, "Granite": 6, "Mixtral": 8, "OPT": 4}[name]

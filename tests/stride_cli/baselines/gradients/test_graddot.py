@@ -134,17 +134,29 @@ def test_checkpoints_of_a_run_with_their_rates(tmp_path):
         find_checkpoints(str(tmp_path / "nowhere"), None)
 
 
-def test_tracin_loads_saved_models(nanochat_task, queries, tmp_path, monkeypatch):
+def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):
     from stride_cli.models import loading as models
     from stride_cli.models.adapter import CausalLM
 
-    nanochat_task.model.model.save_pretrained(tmp_path)
+    network = nanochat_task.model.model
+    network.save_pretrained(tmp_path)
+    weight = network.lm_head.weight
+    with torch.no_grad():
+        weight.mul_(0.5)
+        network.save_pretrained(tmp_path / "checkpoints" / "step-000003")
+        early = _scores(GradDot(), nanochat_task, queries)
+        weight.mul_(2)
 
     def load(path, *, device, dtype):
         assert (device, dtype) == ("cpu", "fp32")
         return CausalLM(models.load_weights(path))
 
     monkeypatch.setattr(models, "load_model", load)  # without a tokenizer
-    found = _scores(TracIn(checkpoints=str(tmp_path)), nanochat_task, queries)
-    expected = _scores(GradDot(), nanochat_task, queries)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    late = _scores(GradDot(), nanochat_task, queries)
+    assert not np.allclose(early, late)
+    found = _scores(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
+    np.testing.assert_allclose(found, 2 * late, rtol=1e-5)
+    monkeypatch.setattr(nanochat_task.model, "path", str(tmp_path))
+    found = _scores(TracIn(), nanochat_task, queries)
+    np.testing.assert_allclose(found, early + late, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(_scores(GradDot(), nanochat_task, queries), late)
