@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +48,13 @@ Workers = Annotated[
 ]
 WhereTrained = Annotated[
     Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
+]
+Recipe = Annotated[
+    Path | None, typer.Option("--recipe", help="A stride_recipe.json; default: the model's own.")
+]
+Command = Annotated[
+    str | None,
+    typer.Option("--command", help="Retrain by this program instead; see stride evaluate truth."),
 ]
 Limit = Annotated[
     int, typer.Option("--limit", min=1, help="At most so many queries, drawn by lot: each needs its models.")
@@ -123,6 +131,8 @@ def removal(
     draws: Annotated[int, typer.Option("--draws", min=1, help="Random removals to compare with.")] = 5,
     engine: WhereTrained = Engine.local,
     workers: Workers = None,
+    recipe: Recipe = None,
+    command: Command = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -138,7 +148,7 @@ def removal(
     from stride_cli.evaluation.removal import measure_removal
     from stride_cli.evaluation.retraining import open_trainer, store_of
     from stride_cli.evaluation.truth import subset_seeds
-    from stride_cli.output import emit, wants_json
+    from stride_cli.output import emit, note, wants_json
 
     ks = _numbers(top)
     specs = split_methods(methods)
@@ -146,7 +156,10 @@ def removal(
     task = bench.task
     chosen = _draw_queries(bench, limit)
     check_ks(ks, task.n_chunks)
-    trainer = open_trainer(task, chosen)
+    trainer = open_trainer(task, chosen, recipe=recipe, command=command)
+    store = store_of(task.index)
+    models = seeds * (1 + len(ks) * (len(specs) * len(chosen) + draws))
+    note(f"at most {models:,} models to retrain; kept in {store}")
     rows = []
     for spec in specs:
         tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
@@ -155,7 +168,7 @@ def removal(
             tops,
             ks,
             subset_seeds(task.seed, seeds).tolist(),
-            store=store_of(task.index),
+            store=store,
             draws=draws,
             seed=task.seed,
             engine=engine.value,
@@ -191,6 +204,8 @@ def loo(
     seeds: Seeds = 3,
     engine: WhereTrained = Engine.local,
     workers: Workers = None,
+    recipe: Recipe = None,
+    command: Command = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -205,18 +220,20 @@ def loo(
     from stride_cli.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
     from stride_cli.evaluation.retraining import open_trainer, store_of
     from stride_cli.evaluation.truth import subset_seeds
-    from stride_cli.output import emit, wants_json
+    from stride_cli.output import emit, note, wants_json
 
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
     task, chosen = bench.task, bench.queries
     sample = sample_chunks(task.n_chunks, chunks, seed=task.seed)
+    store = store_of(task.index)
+    note(f"at most {seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
     scores = {spec: columns_of(_scores(bench, spec, chosen), sample) for spec in specs}
     found = measure_leave_one_out(
-        open_trainer(task, chosen),
+        open_trainer(task, chosen, recipe=recipe, command=command),
         sample,
         subset_seeds(task.seed, seeds).tolist(),
-        store=store_of(task.index),
+        store=store,
         engine=engine.value,
         workers=workers,
     )
