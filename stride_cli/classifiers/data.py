@@ -212,7 +212,7 @@ def label_names(values: np.ndarray, where: str) -> list[str]:
 
 def _read_npz(file: Path, columns: Columns) -> tuple[np.ndarray, list[str] | None, list[str] | None]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise CorpusError(

@@ -1,0 +1,124 @@
+"""From a file to ranked training rows, on the command line and through the API."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from stride_cli import api
+from stride_cli.errors import QueryError
+
+
+def run(line: str) -> tuple[int, list[dict[str, Any]], str]:
+    """`stride LINE`: exit code, records, stderr."""
+    from stride_cli.__main__ import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["stride", *shlex.split(line)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert "Traceback" not in err.getvalue()
+    return (
+        int(ended.value.code or 0),
+        [json.loads(line) for line in out.getvalue().splitlines()],
+        err.getvalue(),
+    )
+
+
+def test_the_top_row_has_the_querys_label(digits_index: Path) -> None:
+    session = api.Session.open(digits_index)
+    model: Any = session.model
+    right = 0
+    for row in model.held_out.tolist():
+        answer = session.query(row, api.QueryOptions(top=1))
+        assert answer.supporters[0].sign == "supports"
+        right += answer.labels[answer.supporters[0].chunk] == answer.query.response
+    assert right >= 0.8 * len(model.held_out)
+
+
+def test_linear_and_exact_answers_agree(digits_index: Path) -> None:
+    session = api.Session.open(digits_index)
+    linear = session.query("510", api.QueryOptions(top=5, check=True))
+    assert linear.agreement is not None and linear.agreement > 0.99
+    exact = session.query("510", api.QueryOptions(top=5, measure="exact"))
+    assert linear.supporters[0].chunk == exact.supporters[0].chunk
+
+
+def test_another_label_is_another_question(digits_index: Path) -> None:
+    session = api.Session.open(digits_index)
+    own = session.query("505")
+    predicted = session.query("505", response="predicted")
+    assert predicted.query.generated and not own.query.generated
+    other = "0" if own.query.response != "0" else "1"
+    against = session.query("505", response=other)
+    assert against.query.response == other and against.loss > predicted.loss
+    with pytest.raises(QueryError, match="'seven' is no class"):
+        session.query("505", response="seven")
+
+
+def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
+    model, index = tmp_path / "model", tmp_path / "run.stride"
+    code, (record,), err = run(
+        f"model train {digits_file} --out {model} --network mlp --width 16 --rows 300 --holdout 20 --epochs 5"
+    )
+    assert code == 0 and record["rows"] == 300 and record["held_out_accuracy"] > 0.5
+    assert f"stride index build {digits_file} --model {model}" in err
+    assert run(f"index build {digits_file} --model {model} --out {index} --subsets 200")[0] == 0
+    code, (record,), _ = run(f"train --index {index}")
+    assert code == 0 and record["space"] == "logit" and record["coverage"] == 1.0
+    code, (answer,), _ = run(f"query --row 305 --index {index} --top 3 --bottom 2")
+    assert code == 0 and len(answer["hits"]) == 3 and answer["prompt"] == "row 305 → "
+    assert all(hit["label"] in "0123456789" for hit in answer["hits"] + answer["opposers"])
+    assert {hit["sign"] for hit in answer["opposers"]} == {"opposes"}
+    code, answers, _ = run(f"query --row held-out --index {index} --top 1")
+    assert code == 0 and len(answers) == 20
+    file = np.load(digits_file)
+    np.savez(tmp_path / "rows.npz", images=file["images"][305:307], labels=file["labels"][305:307])
+    code, answers, _ = run(f"query --file {tmp_path}/rows.npz --index {index} --top 3 --bottom 2")
+    assert code == 0 and [hit["document"] for hit in answers[0]["hits"]] == [
+        hit["document"] for hit in answer["hits"]
+    ]
+    code, (record,), _ = run(f"model info {model}")
+    assert code == 0 and record["architecture"] == "MLP" and record["vocabulary"] == 10
+
+
+def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
+    line = f"model train {table_file} --label status --id-column name --drop remark --shuffle --holdout 9 "
+    code, (record,), _ = run(line + f"--out {tmp_path}/m --network logistic --epochs 4")
+    assert code == 0 and record["classes"] == 2 and record["held_out"] == 9
+    code, _, err = run(f"model train {table_file} --label stat --out {tmp_path}/n")
+    assert code == 2 and "no column 'stat' (found name, a, a.1" in err and "fix:" in err
+    code, _, err = run(f"model train {table_file} --label status --out {tmp_path}/n")
+    assert code == 2 and "column 'name' holds text" in err and not (tmp_path / "n").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("query --row 17 3 --index {index}", "one of them"),
+        ("query --row 9999 --index {index}", "no row '9999'"),
+        ("query --file {digits} --response 11 --index {index}", "'11' is no class"),
+        ("query --file absent.npz --index {index}", "no file 'absent.npz'"),
+        ("model train {digits} --network vit --out {index}.m", "'vit' is unknown"),
+        ("model train {digits} {digits} --out {index}.m", "one file"),
+        ("model train {digits} --out {index}.m --epochs 1.5", "whole number"),
+        ("model train {digits} --out {index}.m --optimizer muon+adamw", "unknown for classifiers"),
+        ("model train corpus.jsonl --out {index}.m --optimizer sgd", "--optimizer sgd is unknown"),
+    ],
+)
+def test_wrong_lines(digits_file: Path, digits_index: Path, line: str, message: str) -> None:
+    code, records, err = run(line.format(index=digits_index, digits=digits_file))
+    assert code == 2 and not records and message in err
