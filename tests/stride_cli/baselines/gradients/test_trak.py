@@ -97,3 +97,9 @@ def test_batches_and_half_precision_change_little(nanochat_task, queries):
     half = TRAK(dim=64, dtype="fp16", damping=0.1)
     assert np.corrcoef(_scores(half, nanochat_task, queries).ravel(), expected.ravel())[0, 1] > 0.999
     assert half.bytes_per_chunk == 64 * 2 + 4
+
+
+def test_few_chunks_get_few_dimensions(softmax):
+    method = TRAK()
+    assert _scores(method, softmax.task, softmax.queries).shape == (12, softmax.n)
+    assert method.bytes_per_chunk == softmax.n // 4 * 4 + 4
