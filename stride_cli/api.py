@@ -439,6 +439,21 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))
 
 
+def recovery_defaults(index: Index, fit: str, recipe: str | None) -> dict[str, Any]:
+    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure."""
+    from stride_cli.classifiers.kind import is_classifier_index
+
+    paper = recipe == "paper"
+    usual = DEFAULT_LAMBDA_RATIO[fit]
+    if is_classifier_index(index) and fit == "closed":
+        usual = _CLASSIFIER_LAMBDA_RATIO
+    return {
+        "lambda_ratio": PAPER_LAMBDA_RATIO if paper else usual,
+        "intercept": not paper,
+        "measure": "linear" if fit == "closed" else "exact",
+    }
+
+
 def _probe_batch(chunks: ChunkReader, model: CausalLM, seed: int) -> Batch:
     """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
     import numpy as np
@@ -521,21 +536,12 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
-        from stride_cli.classifiers.kind import is_classifier_index
         from stride_cli.operators.store import Operators
 
         index = Index.open(index_path)
         operators = Operators.from_index(index)
         attributes = index.group_attributes("operators")
-        paper = attributes.get("recipe") == "paper"
-        usual = DEFAULT_LAMBDA_RATIO[operators.fit]
-        if is_classifier_index(index) and operators.fit == "closed":
-            usual = _CLASSIFIER_LAMBDA_RATIO
-        defaults = {
-            "lambda_ratio": PAPER_LAMBDA_RATIO if paper else usual,
-            "intercept": not paper,
-            "measure": "linear" if operators.fit == "closed" else "exact",
-        }
+        defaults = recovery_defaults(index, operators.fit, attributes.get("recipe"))
         if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
             unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
             operators.seen = np.concatenate([operators.seen, unseen])

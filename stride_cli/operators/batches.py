@@ -38,7 +38,7 @@ class Batch:
 
 def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarray]) -> Batch:
     """Right-pad sequences of unequal length to one batch."""
-    longest = max(len(row) for row in tokens)
+    longest = max(2, *(len(row) for row in tokens))  # one token predicts nothing, but has a place to predict
     ids = torch.zeros(len(tokens), longest, dtype=torch.int64)
     mask = torch.zeros(len(tokens), longest, dtype=torch.float32)
     for position, (row, weight) in enumerate(zip(tokens, weights, strict=True)):

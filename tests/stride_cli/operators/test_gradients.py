@@ -8,7 +8,7 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import label_uniforms
-from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.spaces import initial_space
 
@@ -117,3 +117,10 @@ def test_activations_that_are_not_finite_are_named(fresh_model, chunks: ChunkRea
         broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
     with pytest.raises(NumericalError, match="row 7 is not finite"):
         gate_gradients(broken, [make_space(broken, "residual")], LAYER, batch)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_batch_of_single_tokens_has_no_gradient(model, name: str) -> None:
+    batch = pad_batch(np.arange(2), [np.asarray([5]), np.asarray([7])], [np.zeros(1), np.zeros(1)])
+    (gradient,), _, loss = gate_gradients(model, [make_space(model, name)], LAYER, batch)
+    assert not gradient.any() and not loss.any()

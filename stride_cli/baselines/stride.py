@@ -1,0 +1,324 @@
+"""STRIDE itself under the protocol of all methods, and what its recovery approaches: the direct readout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.baselines.protocol import QUERY_BLOCK, Task
+from stride_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.store import Operators
+
+_DIRECT_BYTES = 4 << 30
+
+
+class StrideMethod:
+    """Operators of K random subsets, a measurement per subset, sparse recovery (paper, alg:stride).
+
+    Parameters
+    ----------
+    fit, space, layer, rank, damping, curvature, buckets, steps, recipe : as `stride train` takes them
+    subsets, degree : int, optional     a design of its own; default: the index's
+    lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
+    measure : str                       "auto", "linear" or "exact"
+    nonneg : bool                       influences ≥ 0
+    checkpoints : str, optional         paths of checkpoints joined by ``|``, which share the design; their
+                                        measurements are added, each at unit spread
+    stored : bool                       use the operators in the index instead of fitting
+    """
+
+    def __init__(
+        self,
+        *,
+        fit: str | None = None,
+        space: str | None = None,
+        layer: int | None = None,
+        rank: int | None = None,
+        damping: float | None = None,
+        curvature: str | None = None,
+        buckets: int | None = None,
+        steps: int | None = None,
+        recipe: str | None = None,
+        subsets: int | None = None,
+        degree: int | None = None,
+        lambda_ratio: float | None = None,
+        measure: str = "auto",
+        nonneg: bool = False,
+        checkpoints: str | None = None,
+        stored: bool = False,
+    ) -> None:
+        from stride_cli.api import TrainOptions
+
+        self.name = "stride"
+        self.bytes_per_chunk = 0.0
+        self.active_bound: int | None = None  # a Lasso solution has at most K non-zeros
+        self._options = TrainOptions(
+            fit=fit,
+            space=space,
+            layer=layer,
+            rank=rank,
+            damping=damping,
+            curvature=curvature,
+            buckets=buckets,
+            steps=steps,
+            recipe=recipe,
+        )
+        self._subsets, self._degree = subsets, degree
+        self._lambda_ratio = lambda_ratio
+        if measure not in ("auto", "linear", "exact"):
+            raise UsageError(f"unknown measurement '{measure}'", fix="use auto, linear or exact")
+        self._measure = measure
+        self._nonneg = nonneg
+        self._checkpoints = checkpoints
+        self._stored = stored
+        self._fitted: list[tuple[CausalLM, Operators]] = []
+
+    def fit(self, task: Task) -> None:
+        """Fit the operators of every checkpoint.
+
+        Raises
+        ------
+        UsageError      settings that do not fit the model, or ``stored`` together with a fit's options
+        StageMissing    ``stored``, and the index has no operators
+        """
+        from index_format.design import build_columns
+        from stride_cli.api import recovery_defaults
+        from stride_cli.operators.store import Operators
+
+        self._columns = task.index.array("design/columns")
+        self._n_subsets = task.index.n_subsets
+        if self._subsets is not None or self._degree is not None:
+            self._n_subsets = self._subsets or self._n_subsets
+            degree = self._degree or min(task.index.degree, self._n_subsets)
+            if not 1 <= degree <= self._n_subsets:
+                raise UsageError(
+                    f"degree {degree} with {self._n_subsets} subsets (expected 1 ≤ degree ≤ subsets)"
+                )
+            self._columns = build_columns(
+                0, task.n_chunks, n_subsets=self._n_subsets, degree=degree, seed=task.index.seed
+            )
+        if self._stored:
+            if self._subsets or self._degree or self._checkpoints:
+                raise UsageError("stored operators have the index's design and model: no other options")
+            self._fitted = [(task.model, Operators.from_index(task.index))]
+            recipe = task.index.group_attributes("operators").get("recipe")
+        else:
+            self._fitted = [(model, self._fit_one(task, model)) for model in _models(task, self._checkpoints)]
+            recipe = self._options.recipe
+        operators = self._fitted[0][1]
+        self._defaults = recovery_defaults(task.index, operators.fit, recipe)
+        self._row_sizes = np.bincount(np.asarray(self._columns).reshape(-1), minlength=self._n_subsets)
+        self.active_bound = self._n_subsets
+        gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
+        self.bytes_per_chunk = (gates + np.asarray(self._columns).nbytes) / max(1, task.n_chunks)
+
+    def _fit_one(self, task: Task, model: CausalLM) -> Operators:
+        from index_format.design import build_rows
+        from stride_cli.api import options_fit, resolve_settings
+        from stride_cli.operators.closed import fit_closed
+        from stride_cli.operators.sgd import fit_sgd
+
+        settings = resolve_settings(self._options, model, task.index)
+        if options_fit(self._options) == "closed":
+            return fit_closed(model, task.chunks, np.asarray(self._columns), self._n_subsets, settings)
+        offsets, members = build_rows(np.asarray(self._columns), self._n_subsets)
+        return fit_sgd(model, task.chunks, offsets, members, settings)
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
+        from stride_cli.measurement.additive import additive_measurement
+        from stride_cli.recovery.lasso import solve_batch
+
+        intercept = self._defaults["intercept"]
+        ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
+        for batch in queries.batches(QUERY_BLOCK):
+            total = np.zeros((len(batch.rows), self._n_subsets))
+            for model, operators in self._fitted:
+                responses = self._responses(model, operators, queries, batch.rows)
+                y = additive_measurement(responses, self._row_sizes) if intercept else responses
+                if len(self._fitted) > 1:
+                    y = y / np.maximum(y.std(axis=1, keepdims=True), np.finfo(float).tiny)
+                total += y
+            solutions = solve_batch(
+                self._columns,
+                total,
+                n_subsets=self._n_subsets,
+                lambda_ratio=ratio,
+                intercept=intercept,
+                nonneg=self._nonneg,
+            )
+            scores = np.zeros((len(solutions), len(self._columns)), np.float32)
+            for row, solution in zip(scores, solutions, strict=True):
+                row[solution.indices] = solution.values
+            yield scores
+
+    def _responses(
+        self, model: CausalLM, operators: Operators, queries: QuerySet, rows: np.ndarray
+    ) -> np.ndarray:
+        """Measurements (q, K) float64 of the given queries."""
+        from stride_cli.measurement.exact import measure_exact
+        from stride_cli.measurement.linear import measure_linear
+
+        method = self._defaults["measure"] if self._measure == "auto" else self._measure
+        found = []
+        for group in _of_bounded_tokens(queries, rows):
+            batch = queries.batch(group)
+            measure = measure_linear if method == "linear" else measure_exact
+            found.append(measure(model, operators, batch))
+        return np.concatenate(found)
+
+
+class DirectReadout:
+    """Influence in gate space, ``g_i · F⁻¹ · g_x``: what recovery approaches as K grows.
+
+    The gradient of every chunk is made anew in one pass over the corpus for each call of `score`.
+
+    Parameters
+    ----------
+    space, layer, rank, damping, curvature, buckets : as `stride train --fit closed` takes them
+    checkpoints : str, optional      as for `StrideMethod`; scores are added, each at unit spread
+    """
+
+    def __init__(
+        self,
+        *,
+        space: str | None = None,
+        layer: int | None = None,
+        rank: int | None = None,
+        damping: float | None = None,
+        curvature: str | None = None,
+        buckets: int | None = None,
+        checkpoints: str | None = None,
+    ) -> None:
+        from stride_cli.api import TrainOptions
+
+        self.name = "direct"
+        self.bytes_per_chunk = 0.0
+        self._options = TrainOptions(
+            fit="closed",
+            space=space,
+            layer=layer,
+            rank=rank,
+            damping=damping,
+            curvature=curvature,
+            buckets=buckets,
+        )
+        self._checkpoints = checkpoints
+
+    def fit(self, task: Task) -> None:
+        """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
+
+        Raises
+        ------
+        UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
+        """
+        from stride_cli.api import resolve_settings
+        from stride_cli.operators.bases import fit_bases
+        from stride_cli.operators.closed import fit_closed
+
+        self._task = task
+        self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
+        for model in _models(task, self._checkpoints):
+            settings = resolve_settings(self._options, model, task.index)
+            if settings.curvature == "kronecker" and "residual" not in settings.spaces:
+                spaces = fit_bases(
+                    model,
+                    task.chunks,
+                    settings.spaces,
+                    settings.layer,
+                    ranks=settings.ranks,
+                    n_buckets=settings.n_buckets,
+                    seed=settings.seed,
+                    batch_tokens=settings.batch_tokens,
+                    damping=settings.damping,
+                )
+                self._parts.append((model, settings, spaces))
+                continue
+            probe = fit_closed(model, task.chunks, np.zeros((task.n_chunks, 1), np.uint16), 1, settings)
+            if probe.gate_size * task.n_chunks * 4 > _DIRECT_BYTES:
+                raise UsageError(
+                    f"gradients of {task.n_chunks} chunks in {probe.gate_size} gates do not fit in memory",
+                    fix="use curvature=kronecker, or a smaller rank",
+                )
+            alone = np.arange(task.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
+            operators = fit_closed(model, task.chunks, alone, task.n_chunks, replace(settings))
+            self._parts.append((model, settings, operators))
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`; all queries share one pass over the corpus."""
+        from stride_cli.operators.store import Operators
+
+        total = np.zeros((len(queries), self._task.n_chunks))
+        for model, settings, fitted in self._parts:
+            if isinstance(fitted, Operators):
+                from stride_cli.measurement.linear import measure_linear
+
+                groups = _of_bounded_tokens(queries, np.arange(len(queries)))
+                scores = np.concatenate([measure_linear(model, fitted, queries.batch(g)) for g in groups])
+            else:
+                scores = self._pass(model, settings, fitted, queries)
+            if len(self._parts) > 1:
+                scores = scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(float).tiny)
+            total += scores
+        for start in range(0, len(total), QUERY_BLOCK):
+            yield total[start : start + QUERY_BLOCK].astype(np.float32)
+
+    def _pass(self, model: CausalLM, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
+        """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
+        import torch
+
+        from stride_cli.operators.gradients import gate_gradients
+
+        wanted: list[list[Any]] = [[] for _ in spaces]
+        for group in _of_bounded_tokens(queries, np.arange(len(queries))):
+            found = gate_gradients(model, spaces, settings.layer, queries.batch(group))[0]
+            for kept, gradient in zip(wanted, found, strict=True):
+                kept.append(gradient.cpu())
+        asked = [torch.cat(parts) for parts in wanted]
+        chunks = self._task.chunks
+        typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
+        scores = np.zeros((len(spaces), len(queries), self._task.n_chunks))
+        for batch in chunks.batches(settings.batch_tokens):
+            found = gate_gradients(model, spaces, settings.layer, batch)[0]
+            share = (batch.scored / typical)[:, None]
+            for space, (query, gradient) in enumerate(zip(asked, found, strict=True)):
+                scores[space][:, batch.rows] = (query @ (gradient.cpu() * share).T).numpy()
+        if len(spaces) > 1:  # as `closed._equalise` does with responses
+            middle = np.median(scores, axis=2, keepdims=True)
+            deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
+            spread = np.median(deviation, axis=1)[:, None, None]
+            scores = scores / np.maximum(spread, np.finfo(float).tiny)
+        return scores.sum(axis=0)
+
+
+def _models(task: Task, checkpoints: str | None) -> list[CausalLM]:
+    """The task's model, or those of the checkpoints."""
+    from stride_cli.models.loading import load_model
+
+    if checkpoints is None:
+        return [task.model]
+    device = str(task.model.device)
+    dtype = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(str(task.model.dtype), "auto")
+    return [load_model(path, device=device, dtype=dtype) for path in checkpoints.split("|")]
+
+
+def _of_bounded_tokens(queries: QuerySet, rows: np.ndarray, limit: int = 4096) -> list[np.ndarray]:
+    """Consecutive queries in groups of at most that many padded tokens."""
+    groups: list[list[int]] = []
+    longest = 0
+    for row in rows:
+        length = len(queries.ids[int(row)])
+        longest = max(longest, length)
+        if groups and longest * (len(groups[-1]) + 1) <= limit:
+            groups[-1].append(int(row))
+        else:
+            groups.append([int(row)])
+            longest = length
+    return [np.asarray(group) for group in groups]

@@ -1,0 +1,105 @@
+"""STRIDE as a method among others: what it recovers, and the readout that it approaches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stride_cli.baselines.protocol import score_all
+from stride_cli.baselines.registry import open_method
+from stride_cli.errors import UsageError
+
+
+def fitted(task, spec: str):
+    method = open_method(spec)
+    method.fit(task)
+    return method
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return float(np.mean([spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]))
+
+
+@pytest.mark.parametrize("space", ["residual-matrix", "logit", "token-logit"])
+def test_recovery_from_many_subsets_is_the_direct_readout(task_and_queries, space: str) -> None:
+    """With as many subsets as chunks, next to no penalty is left between measurement and readout."""
+    task, queries = task_and_queries
+    n = task.n_chunks
+    recovered = score_all(
+        fitted(task, f"stride:space={space},subsets={n},degree=3,lambda_ratio=1e-4"), queries
+    )
+    direct = score_all(fitted(task, f"direct:space={space}"), queries)
+    assert recovered.shape == direct.shape == (len(queries), n)
+    centred = direct - direct.mean(1, keepdims=True)
+    for a, b in zip(recovered, centred, strict=True):
+        assert np.corrcoef(a, b)[0, 1] > 0.9
+
+
+def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None:
+    """One operator per chunk, measured: the same as G (F + γI)⁻¹ g written out."""
+    import torch
+
+    from stride_cli.api import TrainOptions, resolve_settings
+    from stride_cli.operators.bases import fit_bases, label_uniforms
+    from stride_cli.operators.closed import solve_gates
+    from stride_cli.operators.gradients import gate_gradients
+
+    task, queries = task_and_queries
+    found = score_all(fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher"), queries)
+    options = TrainOptions(fit="closed", space="residual-matrix", rank=6, curvature="fisher")
+    settings = resolve_settings(options, task.model, task.index)
+    spaces = fit_bases(
+        task.model,
+        task.chunks,
+        settings.spaces,
+        settings.layer,
+        ranks=settings.ranks,
+        n_buckets=None,
+        seed=settings.seed,
+        batch_tokens=settings.batch_tokens,
+    )
+    rows, gradients = [], []
+    for chunk in range(task.n_chunks):
+        batch = task.chunks.batch(np.asarray([chunk]))
+        uniforms = label_uniforms(settings.seed, batch)
+        true, drawn, _ = gate_gradients(task.model, spaces, settings.layer, batch, sampled=uniforms)
+        rows.append(drawn[0][0] * batch.scored[0].sqrt())
+        gradients.append(true[0][0] * batch.scored[0] * task.n_chunks / task.chunks.scored_tokens())
+    asked = gate_gradients(task.model, spaces, settings.layer, queries.batch(range(len(queries))))[0][0]
+    solved = solve_gates(torch.stack(gradients), torch.stack(rows), damping=settings.damping)
+    expected = (asked @ solved.T).numpy()
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-3 * np.abs(expected).max())
+
+
+def test_checkpoints_share_the_design_and_add_up(task_and_queries) -> None:
+    task, queries = task_and_queries
+    one = score_all(fitted(task, "stride:space=logit"), queries)
+    path = task.index.attributes["model_path"]
+    twice = score_all(fitted(task, f"stride:space=logit,checkpoints={path}|{path}"), queries)
+    assert rank_correlation(one, twice) > 0.99  # the same checkpoint twice changes the scale only
+
+
+def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
+    task, queries = task_and_queries
+    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3")
+    scores = score_all(method, queries)
+    assert method.active_bound == 20
+    assert (scores >= 0).all() and ((scores != 0).sum(1) <= 20).all()
+    assert method.bytes_per_chunk > 2 * 4  # the design alone
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("stride:measure=guess", "unknown measurement"),
+        ("stride:stored=true,subsets=5", "stored operators"),
+        ("stride:space=logits", "unknown operator space"),
+        ("stride:subsets=3,degree=9", "degree 9"),
+    ],
+)
+def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> None:
+    task, _ = task_and_queries
+    with pytest.raises(UsageError, match=words):
+        fitted(task, spec)
