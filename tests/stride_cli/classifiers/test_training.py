@@ -187,5 +187,6 @@ def test_recipe_round_trip(tmp_path: Path) -> None:
 
 def test_more_at_once_where_networks_are_small() -> None:
     small = choose_at_once(recipes()[0], (5,), 3)
-    large = choose_at_once(default_recipe(choose_network("mlp", width=4096)), (784,), 10)
-    assert small == 64 and 1 <= large < 10
+    middle = choose_at_once(default_recipe(choose_network("mlp")), (784,), 10)
+    large = choose_at_once(default_recipe(choose_network("mlp", width=8192)), (784,), 10)
+    assert 256 == small > middle > large >= 1
