@@ -35,6 +35,7 @@ COMPARE_EXAMPLE = """\b
 Examples:
   stride evaluate compare --index run.stride --methods stride,tfidf,graddot,chance
   stride evaluate compare --index run.stride --methods stride,bm25 --html comparison.html
+  stride evaluate compare --index run.stride --methods tfidf,stride,ekfac --given tfidf --json | jq .partial
 """
 
 
@@ -131,6 +132,13 @@ def compare(
     alpha: Alpha = None,
     response: Response = "loss",
     draws: Resamples = 1000,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            "--given",
+            help="One of the methods (tfidf …): also correlate what is left without its part.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write a page with the plots (self-contained).")
     ] = None,
@@ -152,6 +160,8 @@ def compare(
     from stride_cli.output import emit, note, progress, wants_json
 
     specs = split_methods(methods)
+    if given is not None and given not in specs:
+        raise UsageError(f"--given {given} is not among the methods", fix="name it in --methods too")
     if html is not None and not html.resolve().parent.is_dir():
         raise UsageError(f"there is no directory '{html.parent}'", fix="make it, or give another --html path")
     bench = open_bench(index, model, queries, alpha, device, dtype)
@@ -159,9 +169,12 @@ def compare(
     rows = bench.rows
     entries: list[Entry] = []
     table = []
+    taken_out: Entry | None = None
+    # the one that others are compared with net of comes before them, the reference before all
+    order = specs[:1] + sorted(specs[1:], key=lambda spec: spec != given)
     with progress("comparing", len(specs), unit="methods") as bar:
         for entry in compare_methods(
-            specs,
+            order,
             ground,
             lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows, source=bench.source),
             draws=draws,
@@ -170,7 +183,10 @@ def compare(
             bar.advance()
             _report_failure(entry)
             entries.append(entry)
-            record = comparison_record(entry, ground, specs[0])
+            if entry.method == given:
+                taken_out = entry
+            names = [bench.truth.queries.names[row] for row in rows]
+            record = comparison_record(entry, ground, specs[0], names=names, given=taken_out)
             if wants_json(json):
                 emit(record)
             run = entry.run

@@ -11,6 +11,7 @@ import numpy as np
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError
 from stride_cli.evaluation import metrics
+from stride_cli.evaluation.breakdown import mean_over_queries, partial_spearman, query_groups
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run, first_line
@@ -256,14 +257,46 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
     }
 
 
-def comparison_record(entry: Entry, ground: Ground, reference: str) -> dict[str, Any]:
-    """An entry as the record ``stride.comparison/1``."""
+def comparison_record(
+    entry: Entry,
+    ground: Ground,
+    reference: str,
+    *,
+    names: Sequence[str] = (),
+    given: Entry | None = None,
+) -> dict[str, Any]:
+    """An entry as the record ``stride.comparison/1``.
+
+    Parameters
+    ----------
+    names : of the queries; groups of them (`breakdown.query_groups`) are reported apart
+    given : the entry of a method whose part in the correlation is taken out
+    """
     run = entry.run
+    groups: list[dict[str, Any]] = []
+    partial: dict[str, Any] = {"given": None, **mean_over_queries(np.zeros(0)), "groups": []}
+    if run is not None and entry.correlations is not None:
+        found = query_groups(names)
+        groups = [
+            {"group": group, **mean_over_queries(entry.correlations.spearman[rows])}
+            for group, rows in found.items()
+        ]
+        if given is not None and given.run is not None and given is not entry:
+            fair = _fair(run, ground) & _fair(given.run, ground)
+            left = partial_spearman(
+                run.predicted[:, fair], ground.measured[:, fair], given.run.predicted[:, fair]
+            )
+            partial = {"given": given.method, **mean_over_queries(left)}
+            partial["groups"] = [
+                {"group": group, **mean_over_queries(left[rows])} for group, rows in found.items()
+            ]
     return {
         **lds_record(entry, ground),
         "schema": "stride.comparison/1",
         "reference": reference,
         "difference": _interval(entry.difference.joint if entry.difference else None),
+        "groups": groups,
+        "partial": partial,
         "peak_memory": run.memory_bytes if run else None,
         "peak_device_memory": run.device_bytes if run else None,
     }

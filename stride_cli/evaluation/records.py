@@ -46,6 +46,12 @@ _LDS: dict[str, Any] = {
     },
     "bytes_per_chunk": ("number", "what the method keeps for later queries, bytes a chunk"),
 }
+_GROUP: dict[str, Any] = {
+    "group": ("string", "what the ids of these queries begin with, up to the first /"),
+    "queries": ("integer", "queries"),
+    "mean": ("number", "mean over them"),
+    "se": ("number", "standard error over queries"),
+}
 EVALUATION_RECORDS: dict[str, dict[str, Any]] = {
     "stride.lds/1": {"schema": ("string", "stride.lds/1"), **_LDS},
     "stride.comparison/1": {
@@ -53,6 +59,12 @@ EVALUATION_RECORDS: dict[str, dict[str, Any]] = {
         **_LDS,
         "reference": ("string", "the first method, which differences are taken to"),
         "difference": _mean("LDS minus the reference's, on the same resamples; null for the reference"),
+        "groups": [_GROUP],
+        "partial": {
+            "given": ("string", "the method whose part is taken out of prediction and measurement"),
+            **{key: _GROUP[key] for key in ("queries", "mean", "se")},
+            "groups": [_GROUP],
+        },
         "peak_memory": ("number", "growth of resident memory over fit and queries, bytes, at its peak"),
         "peak_device_memory": ("number", "the same on the GPU; null without one"),
     },

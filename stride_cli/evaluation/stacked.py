@@ -2,10 +2,10 @@
 
 Small models on a CPU spend little of their time in matrix products: most goes into calls, temporary memory
 and elementwise passes. So forward and backward pass are written out here for this one architecture, with
-everything that can be fused fused: one product for queries, keys and values; softmax instead of flash
-attention (whose backward pass is slow on CPUs for short sequences); a cross entropy of ten passes over the
-logits. Activations of one model at a time stay in cache; parameters and optimizer states are stacked, so that
-Muon's Newton–Schulz iterations and AdamW run once for all models.
+everything between the products done by compiled kernels in one pass each, and softmax instead of flash
+attention, whose backward pass is slow on CPUs for short sequences. Activations of one model at a time stay in
+cache; parameters and optimizer states are stacked: AdamW runs once for all models, Muon's Newton–Schulz
+iterations once for all matrices of a model (for all models together they were no faster).
 
 Each model sees exactly the batches, passes and rates that `train` would give it; results agree to rounding.
 """
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from stride_cli.errors import NumericalError
+from stride_cli.evaluation import nanochat_kernels as kernels
 from stride_cli.models.batches import Batch, make_batch
 from stride_cli.models.recipe import Architecture, Recipe
 from stride_cli.models.training import initial_model, planned_steps
@@ -204,19 +205,21 @@ def _orthogonal(matrices: Tensor) -> Tensor:
 
 @dataclass
 class _Saved:
-    """What a layer's backward pass reads."""
+    """What a layer's backward pass reads; low: in the precision of matrix products."""
 
-    attention_in: Tensor  # (N, d) normed, fp32
-    attention_inv: Tensor  # (N, 1)
-    turned: Tensor  # (B, T, 2, H, h) queries and keys after rotation and norm, fp32
-    turned_inv: Tensor
-    qk: Tensor  # (2, B·H, T, h), low precision, as v
-    v: Tensor
-    shares: Tensor  # (B·H, T, T)
-    mixed: Tensor  # (N, d)
+    attention_in: Tensor  # (N, d) normed
+    attention_low: Tensor
+    attention_inverse: Tensor  # (N,) 1 / rms
+    turned: Tensor  # (2, B, H, T, h) queries and keys after rotation and norm
+    turned_inverse: Tensor
+    qk: Tensor  # the same, low
+    v: Tensor  # (B·H, T, h) low
+    shares: Tensor  # (B·H, T, T) low
+    mixed: Tensor  # (N, d) low
     mlp_in: Tensor
-    mlp_inv: Tensor
-    active: Tensor  # (N, 4d) relu, low precision
+    mlp_low: Tensor
+    mlp_inverse: Tensor
+    active: Tensor  # (N, 4d) relu, low
     square: Tensor
 
 
@@ -230,154 +233,143 @@ class _Step:
         self.size: Architecture = recipe.architecture
         self.low = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
         config = NanoChatConfig()
-        self.eps = config.rms_norm_eps
-        self.cap = float(config.final_logit_softcapping)
-        half = self.size.width // self.size.heads // 2
+        self.eps = np.float32(config.rms_norm_eps)
+        self.cap = np.float32(config.final_logit_softcapping)
+        self.h = self.size.width // self.size.heads
         base = config.rope_parameters["rope_theta"]
-        frequency = 1.0 / (base ** (torch.arange(0, 2 * half, 2, dtype=torch.float) / (2 * half)))
+        frequency = 1.0 / (base ** (torch.arange(0, self.h, 2, dtype=torch.float) / self.h))
         angles = torch.arange(self.size.context)[:, None].float() * frequency  # (T, h/2)
-        self.cos, self.sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
+        self.cos, self.sin = angles.cos().numpy(), angles.sin().numpy()
         self.masks: dict[int, Tensor] = {}
 
     def run(self, stack: _Stack, place: int, batch: Batch) -> float:
-        """Add the gradient of the batch's mean loss to row `place` of the stack; returns that loss."""
+        """Put the gradient of the batch's mean loss into row `place` of the stack; returns that loss."""
         values = {name: value[place] for name, value in stack.values.items()}
         gradients = {name: value[place] for name, value in stack.gradients.items()}
         shape = batch.ids.shape
         ids = batch.ids.flatten()
         weights = {name: values[name].to(self.low) for name in ("attention", "up", "down")}
-        start, start_inv = self._norm(values["embedding"][ids])
+        start, _, start_inverse = self._norm(values["embedding"][ids])
         x = start.clone()
         saved = []
         for layer in range(self.size.layers):
             matrices = weights["attention"][layer], weights["up"][layer], weights["down"][layer]
             saved.append(self._forward(x, shape, matrices))
-        final, final_inv = self._norm(x)
+        final, final_low, final_inverse = self._norm(x)
         loss, slope = self._loss(
-            final.index_select(0, batch.rows), values["head"], batch.targets, gradients["head"]
+            final_low.index_select(0, batch.rows), values["head"], batch.targets, gradients["head"]
         )
-        upstream = torch.zeros_like(final).index_copy_(0, batch.rows, slope)
-        dx = self._norm_back(upstream, final, final_inv)
+        upstream = torch.zeros_like(final_low).index_copy_(0, batch.rows, slope)
+        dx = torch.zeros_like(final)
+        low = self._norm_back(upstream, final, final_inverse, dx)
         for layer in reversed(range(self.size.layers)):
             matrices = weights["attention"][layer], weights["up"][layer], weights["down"][layer]
             slopes = tuple(gradients[name][layer] for name in ("attention", "up", "down"))
-            self._backward(dx, shape, matrices, slopes, saved.pop())
-        gradients["embedding"].index_add_(0, ids, self._norm_back(dx, start, start_inv))
+            low = self._backward(dx, low, shape, matrices, slopes, saved.pop())
+        embedded = torch.zeros_like(dx)
+        self._norm_back(dx, start, start_inverse, embedded)
+        gradients["embedding"].index_add_(0, ids, embedded)
         return loss
 
-    def _norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = length.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
-        return x * inverse, inverse
+    def _norm(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x / rms(x), the same low, 1 / rms(x)."""
+        normed, inverse = torch.empty_like(x), torch.empty(len(x))
+        low = normed if self.low == torch.float32 else torch.empty_like(x, dtype=self.low)
+        kernels.norm_kernel(_array(x), self.eps, _array(normed), _array(low), _array(inverse))
+        return normed, low, inverse
 
-    @staticmethod
-    def _norm_back(upstream: Tensor, normed: Tensor, inverse: Tensor) -> Tensor:
-        mean = (upstream * normed).mean(-1, keepdim=True)
-        return torch.addcmul(upstream, normed, mean, value=-1).mul_(inverse)
+    def _norm_back(self, upstream: Tensor, normed: Tensor, inverse: Tensor, dx: Tensor) -> Tensor:
+        """Add to dx the slope before a norm; returns dx low."""
+        low = dx if self.low == torch.float32 else torch.empty_like(dx, dtype=self.low)
+        kernels.norm_back_kernel(_array(upstream), _array(normed), _array(inverse), _array(dx), _array(low))
+        return low
 
     def _forward(self, x: Tensor, shape: torch.Size, weights: tuple[Tensor, Tensor, Tensor]) -> _Saved:
         """One block: adds to the residual stream `x` (N, d) in place."""
-        (n_batch, length), heads, width = shape, self.size.heads, self.size.width
+        (n_batch, length), heads, width, h = shape, self.size.heads, self.size.width, self.h
         attention, up, down = weights
-        h = width // heads
-        attention_in, attention_inv = self._norm(x)
-        qkv = attention_in.to(self.low) @ attention[:3].flatten(0, 1).T  # (N, 3d)
-        split = qkv.view(n_batch, length, 3, heads, h)
-        turned, turned_inv = self._norm(
-            _rotate(split[:, :, :2].float(), self.cos[:length], self.sin[:length])
-        )
-        qk = _heads_first(turned.to(self.low))  # (2, B·H, T, h)
-        v = _heads_first(split[:, :, 2:])[0]
-        scores = torch.baddbmm(self._mask(length), qk[0], qk[1].transpose(1, 2), alpha=h**-0.5)
-        shares = torch.softmax(scores, -1)
+        attention_in, attention_low, attention_inverse = self._norm(x)
+        qkv = attention_low @ attention[:3].flatten(0, 1).T  # (N, 3d)
+        turned = torch.empty(2, n_batch, heads, length, h)
+        turned_inverse = torch.empty(turned.shape[:-1])
+        qk = torch.empty_like(turned, dtype=self.low)
+        v = torch.empty_like(qk[0])
+        kernels.turn_kernel(
+            _array(qkv.view(-1, 3, heads, h)), length, self.cos, self.sin, self.eps, _array(turned),
+            _array(turned_inverse), _array(qk), _array(v),
+        )  # fmt: skip
+        q, k, v = (part.view(-1, length, h) for part in (qk[0], qk[1], v))
+        shares = torch.softmax(torch.baddbmm(self._mask(length), q, k.transpose(1, 2), alpha=h**-0.5), -1)
         mixed = torch.bmm(shares, v).view(n_batch, heads, length, h).transpose(1, 2).reshape(-1, width)
-        x.add_(mixed @ attention[3].T)
-        mlp_in, mlp_inv = self._norm(x)
-        active = (mlp_in.to(self.low) @ up.T).relu_()
-        square = active * active
-        x.add_(square @ down.T)
+        kernels.add_kernel(_array(x), _array(mixed @ attention[3].T))
+        mlp_in, mlp_low, mlp_inverse = self._norm(x)
+        active = mlp_low @ up.T
+        square = torch.empty_like(active)
+        kernels.square_kernel(_array(active), _array(square))
+        kernels.add_kernel(_array(x), _array(square @ down.T))
         return _Saved(
-            attention_in, attention_inv, turned, turned_inv, qk, v, shares, mixed, mlp_in, mlp_inv, active,
-            square,
+            attention_in, attention_low, attention_inverse, turned, turned_inverse, qk, v, shares, mixed,
+            mlp_in, mlp_low, mlp_inverse, active, square,
         )  # fmt: skip
 
     def _backward(
         self,
         dx: Tensor,
+        low: Tensor,
         shape: torch.Size,
         weights: tuple[Tensor, Tensor, Tensor],
         gradients: tuple[Tensor, ...],
         saved: _Saved,
-    ) -> None:
-        """Turns the slope `dx` (N, d) behind a block into the one before it, in place."""
-        (n_batch, length), heads, width = shape, self.size.heads, self.size.width
+    ) -> Tensor:
+        """Turns the slope `dx` (N, d) behind a block into the one before it, in place; `low` and what is
+        returned are dx low."""
+        (n_batch, length), heads, width, h = shape, self.size.heads, self.size.width, self.h
         attention, up, down = weights
-        h = width // heads
-        low = dx.to(self.low)
         gradients[2].copy_(low.T @ saved.square)
-        inner = ((low + low) @ down).mul_(saved.active)  # d relu(z)² = 2 relu(z) dz
-        gradients[1].copy_(inner.T @ saved.mlp_in.to(self.low))
-        dx.add_(self._norm_back((inner @ up).float(), saved.mlp_in, saved.mlp_inv))
-        low = dx.to(self.low)
+        inner = low @ down
+        kernels.square_back_kernel(_array(inner), _array(saved.active))
+        gradients[1].copy_(inner.T @ saved.mlp_low)
+        low = self._norm_back(inner @ up, saved.mlp_in, saved.mlp_inverse, dx)
         gradients[0][3].copy_(low.T @ saved.mixed)
-        mixed = _heads_first((low @ attention[3]).view(n_batch, length, 1, heads, h))[0]
+        mixed = (low @ attention[3]).view(n_batch, length, heads, h).transpose(1, 2)
+        mixed = mixed.reshape(-1, length, h)
+        q, k = (part.view(-1, length, h) for part in saved.qk)
         shares = torch.bmm(mixed, saved.v.transpose(1, 2))
         scores = torch.ops.aten._softmax_backward_data(shares, saved.shares, -1, self.low)
-        dqk = torch.stack(
-            [torch.bmm(scores, saved.qk[1]), torch.bmm(scores.transpose(1, 2), saved.qk[0])]
-        )  # (2, B·H, T, h)
-        by_token = dqk.view(2, n_batch, heads, length, h).permute(1, 3, 0, 2, 4)
-        turned = self._norm_back(by_token.float().mul_(h**-0.5), saved.turned, saved.turned_inv)
-        dqkv = torch.empty(n_batch, length, 3, heads, h, dtype=self.low)
-        dqkv[:, :, :2] = _rotate(turned, self.cos[:length], -self.sin[:length])
-        dv = torch.bmm(saved.shares.transpose(1, 2), mixed)
-        dqkv[:, :, 2] = dv.view(n_batch, heads, length, h).transpose(1, 2)
+        by_head = (n_batch, heads, length, h)
+        dq = torch.bmm(scores, k).view(by_head)
+        dk = torch.bmm(scores.transpose(1, 2), q).view(by_head)
+        dv = torch.bmm(saved.shares.transpose(1, 2), mixed).view(by_head)
+        dqkv = torch.empty(n_batch * length, 3, heads, h, dtype=self.low)
+        kernels.turn_back_kernel(
+            _array(dq), _array(dk), _array(dv), length, self.cos, self.sin, np.float32(h**-0.5),
+            _array(saved.turned), _array(saved.turned_inverse), _array(dqkv),
+        )  # fmt: skip
         flat = dqkv.view(-1, 3 * width)
-        gradients[0][:3].view(3 * width, width).copy_(flat.T @ saved.attention_in.to(self.low))
+        gradients[0][:3].view(3 * width, width).copy_(flat.T @ saved.attention_low)
         inward = flat @ attention[:3].flatten(0, 1)
-        dx.add_(self._norm_back(inward.float(), saved.attention_in, saved.attention_inv))
+        return self._norm_back(inward, saved.attention_in, saved.attention_inverse, dx)
 
     def _mask(self, length: int) -> Tensor:
         if length not in self.masks:
-            above = torch.full((length, length), -math.inf, dtype=self.low).triu_(1)
-            self.masks[length] = above
+            self.masks[length] = torch.full((length, length), -math.inf, dtype=self.low).triu_(1)
         return self.masks[length]
 
     def _loss(self, final: Tensor, head: Tensor, targets: Tensor, gradient: Tensor) -> tuple[float, Tensor]:
-        """Mean cross entropy under the soft cap, and its slope in `final` (N, d); adds to `gradient` (V, d).
-
-        Logits lie between ± cap, so their exponentials need no shift.
-        """
+        """Mean cross entropy under the soft cap, and its slope in `final` (N, d) low; adds to `gradient`."""
         n = len(targets)
-        rows, weight = final.to(self.low), head.to(self.low)
+        weight = head.to(self.low)
         slope = torch.empty_like(final)
-        total = torch.zeros((), dtype=torch.float64)
+        total = 0.0
         for first in range(0, n, _ROWS):
-            block, wanted = rows[first : first + _ROWS], targets[first : first + _ROWS, None]
-            z = (block @ weight.T).float().div_(self.cap).tanh_()  # (R, V)
-            p = (z * self.cap).exp_()
-            norm = p.sum(1, keepdim=True)
-            hit = z.gather(1, wanted)
-            total += (norm.log() - hit * self.cap).double().sum()
-            z.mul_(z)
-            p.addcmul_(p, z, value=-1).div_(norm.mul_(n))  # softmax × derivative of the cap / N
-            p.scatter_add_(1, wanted, hit.square_().sub_(1).div_(n))
-            low = p.to(self.low)
-            slope[first : first + _ROWS] = low @ weight
-            gradient += low.T @ block
-        return float(total / n), slope
+            block, wanted = final[first : first + _ROWS], targets[first : first + _ROWS]
+            z = block @ weight.T  # (R, V)
+            total += kernels.loss_kernel(_array(z), _array(wanted), self.cap, np.float32(1 / n))
+            torch.mm(z, weight, out=slope[first : first + _ROWS])
+            gradient += z.T @ block
+        return total / n, slope
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """NanoChat's rotary embedding of x (B, T, 2, H, h), fp32; with −sin, its inverse."""
-    left, right = x.chunk(2, -1)
-    out = torch.empty_like(x)
-    torch.mul(left, cos, out=out[..., : left.shape[-1]]).addcmul_(right, sin)
-    torch.mul(right, cos, out=out[..., left.shape[-1] :]).addcmul_(left, sin, value=-1)
-    return out
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """(B, T, C, H, h) as (C, B·H, T, h), contiguous."""
-    n_batch, length, count, heads, h = x.shape
-    return x.permute(2, 0, 3, 1, 4).contiguous().view(count, n_batch * heads, length, h)
+def _array(tensor: Tensor) -> np.ndarray:
+    """The tensor's own memory; bfloat16 as its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

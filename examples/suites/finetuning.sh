@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Benchmark suite: fine-tuning. A small model is trained on one half of a set of instructions as plain text and
+# fine-tuned on the other (loss on the responses only), then fine-tuned again on random halves of that.
+#
+#   examples/suites/finetuning.sh instruct.jsonl.gz WORK [SUBSETS]
+#
+# instruct.jsonl.gz has one {"id", "prompt", "response"} a line. Interrupted, it goes on where it was.
+set -euo pipefail
+pairs=$1 work=$2 subsets=${3:-50}
+here=$(cd "$(dirname "$0")" && pwd)
+
+[ -e "$work/corpus.jsonl" ] || python "$here/instructions.py" "$pairs" --out "$work" \
+    ${PAIRS:+--pairs "$PAIRS"} ${QUERIES:+--queries "$QUERIES"}
+[ -e "$work/base" ] || stride model train "$work/base.jsonl" --out "$work/base" \
+    --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs 4
+[ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$work/base" --out "$work/model" --epochs 3
+[ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
+stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
+    --subsets "$subsets" --alpha 0.5 --keep "$work/retrained"
+stride evaluate compare --index "$work/run.stride" --alpha 0.5 --html "$work/comparison.html" --methods \
+    "${METHODS:-stride,stride:buckets=2048,direct,tfidf,tfidf:ngrams=1,bm25,chance,rds,featsim,embeddings,dsir,graddot,logra,ekfac,trackstar,trak,less,datamodels}" \
+    --json | tee "$work/comparison.jsonl"
