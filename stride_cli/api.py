@@ -26,6 +26,8 @@ PAPER_LAMBDA_RATIO = 0.8
 DEFAULT_SPACE = "residual-matrix+logit+token-logit"
 _SPOT_CHECK = 16
 _CLASSIFIER_RANK = 512
+_CLASSIFIER_GATES = 8192
+_CLASSIFIER_DAMPING = 1.0
 _CLASSIFIER_LAMBDA_RATIO = 0.01
 # enough to know the facts; at 24 epochs every loss is near zero, and no document's gradient stands out
 _DEMO_EPOCHS = 12.0
@@ -41,7 +43,7 @@ class TrainOptions:
     space : operator space, or a sum of them such as ``residual-matrix+logit``
     layer : residual spaces act after this many blocks (default: two thirds of the depth)
     rank : r of every space
-    curvature : "kronecker" or "fisher", how the Fisher matrix is taken (closed)
+    curvature : "kronecker", "fisher" or "exact", how the Fisher matrix is taken (closed)
     damping : γ relative to the mean eigenvalue (closed)
     buckets : buckets of the vocabulary in the logit spaces
     steps, lr, variant, fidelity, stability, linearity : the sgd recipe
@@ -410,10 +412,16 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             raise UsageError(
                 f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
             )
+        curvature = options.curvature
+        few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
+        if curvature is None and classifier and names == ("logit",) and few:
+            curvature = "exact"
         given: dict[str, Any] = {
-            "curvature": options.curvature or ("fisher" if classifier else None),
+            "curvature": curvature,
             "n_buckets": options.buckets,
-            "damping": options.damping,
+            "damping": _CLASSIFIER_DAMPING
+            if curvature == "exact" and not options.damping
+            else options.damping,
             "batch_tokens": options.batch_tokens,
             "stability": options.stability,
         }

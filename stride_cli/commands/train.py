@@ -41,7 +41,10 @@ def train(
     ] = None,
     curvature: Annotated[
         str | None,
-        typer.Option("--curvature", help="closed: kronecker (the default) or fisher, the matrix as a whole."),
+        typer.Option(
+            "--curvature",
+            help="closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
+        ),
     ] = None,
     buckets: Annotated[
         int | None,

@@ -33,6 +33,7 @@ from stride_cli.errors import NumericalError, StorageError
 from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.label_fisher import label_fisher, root_rows
 from stride_cli.operators.spaces import OperatorSpace
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 96, "token-logit": 96}
-CURVATURES = ("kronecker", "fisher")
+CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
 _SPREAD_CHUNKS = 256
@@ -59,7 +60,7 @@ class ClosedSettings:
     layer : residual spaces act after this many blocks
     ranks : rank of each space by name
     n_buckets : c of the logit spaces; None for what `fit_bases` chooses
-    curvature : "kronecker" or "fisher"
+    curvature : "kronecker", "fisher" (labels drawn from the model) or "exact" (all labels; classifiers)
     damping : of both Kronecker factors, or γ, as a multiple of the mean (non-zero) eigenvalue
     stability : λ_stab
     batch_tokens : padded tokens in one forward pass
@@ -121,6 +122,11 @@ def fit_closed(
     sums, fisher, probes, loss = _accumulate(
         model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
     )
+    if settings.curvature == "exact":
+        matrices = label_fisher(
+            model, spaces, settings.layer, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed
+        )
+        fisher = [root_rows(matrix) for matrix in matrices]
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
     gates = []
     for total, rows in zip(sums, fisher, strict=True):

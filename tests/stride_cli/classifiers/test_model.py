@@ -9,14 +9,15 @@ from torch import nn
 
 from stride_cli.classifiers.model import ClassifierModel, InputTable, Standardisation
 from stride_cli.classifiers.networks import MLP, build_network, choose_network
-from stride_cli.errors import ModelError, QueryError, StrideError
+from stride_cli.errors import ModelError, QueryError, StrideError, UsageError
 from stride_cli.measurement.exact import measure_exact
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.label_fisher import label_fisher, root_rows
 from stride_cli.operators.sgd import SgdSettings, fit_sgd
-from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.spaces import initial_space, layer_norm
 
 CLASSES = ["a", "b", "c"]
 N = 24
@@ -135,6 +136,36 @@ def test_linear_response_equals_exact_central_differences(
     linear = measure_linear(model, operators, queries)  # type: ignore[arg-type]
     exact = measure_exact(model, operators, queries)  # type: ignore[arg-type]
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())
+
+
+@pytest.mark.parametrize(("name", "shape"), NETWORKS)
+def test_the_exact_fisher_matrix_is_the_gauss_newton_matrix(name: str, shape: tuple[int, ...]) -> None:
+    model = make(name, shape)
+    chunks = reader(model)
+    space = initial_space("logit", d_model=model.d_model, vocab_size=3, rank=4, n_buckets=9, seed=0)
+    space.requires_grad_(False)
+    (found,) = label_fisher(model, [space], 0, chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
+    batch = chunks.batch(np.arange(N))
+    final = model.continue_from(model.hidden(batch.ids, 0), 0)
+    features = (layer_norm(final)[:, 0] @ space.B.T).double()
+    p = model.predict(batch.ids).double().softmax(-1)
+    hessian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]  # of the loss in the logits
+    expected = torch.einsum("nab,ni,nj->aibj", hessian, features, features).reshape(12, 12) / N
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+    rows = root_rows(found).double()
+    torch.testing.assert_close(rows.T @ rows / len(rows), found, rtol=1e-4, atol=1e-6)
+
+
+def test_the_exact_fisher_matrix_has_limits() -> None:
+    model = make("mlp", (5,))
+    large = initial_space("residual-matrix", d_model=101, vocab_size=3, rank=101, n_buckets=9, seed=0)
+    with pytest.raises(UsageError, match="10,201 gates is too large"):
+        label_fisher(model, [large], 0, reader(model), batch_tokens=16, seed=0)  # type: ignore[arg-type]
+    chunks = reader(model)
+    chunks.lengths = chunks.lengths + 1
+    space = initial_space("logit", d_model=8, vocab_size=3, rank=4, n_buckets=9, seed=0)
+    with pytest.raises(UsageError, match="for classifiers"):
+        label_fisher(model, [space], 0, chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
 
 
 def test_raw_inputs_can_be_steered_too() -> None:
