@@ -31,7 +31,8 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-SAMPLE_TOKENS = 65_536  # second moments of d ≤ 4,096 directions are well determined by 16 tokens each
+# tokens that second moments are taken from: 64 for every direction, within these bounds
+_SAMPLE_TOKENS = (16_384, 65_536)
 GATES_OF_LOGIT_SPACE = 32_768  # p of one logit space: K × p is held in memory and stored
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
@@ -78,7 +79,7 @@ def fit_bases(
     residual = any("residual" in name for name in names)
     reads_input = "token-logit" in names
     probe = [ResidualSpace(torch.zeros(1, 1), torch.zeros(1, 1)).to(model.device)] if residual else []
-    for batch in chunks.batches(batch_tokens, _sample(chunks, seed)):
+    for batch in chunks.batches(batch_tokens, _sample(chunks, seed, model.d_model)):
         _, drawn = signals(
             model,
             probe,
@@ -131,10 +132,11 @@ def _add_moment(moment: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return moment + own if len(moment) else own
 
 
-def _sample(chunks: ChunkReader, seed: int) -> np.ndarray:
-    """Random chunks that hold about SAMPLE_TOKENS tokens, ascending."""
+def _sample(chunks: ChunkReader, seed: int, width: int) -> np.ndarray:
+    """Random chunks that hold enough tokens for second moments of that width, ascending."""
     order = stream(seed, "basis sample").permutation(chunks.n_chunks)
-    enough = int(np.searchsorted(np.cumsum(chunks.lengths[order]), SAMPLE_TOKENS)) + 1
+    wanted = int(np.clip(64 * width, *_SAMPLE_TOKENS))
+    enough = int(np.searchsorted(np.cumsum(chunks.lengths[order]), wanted)) + 1
     return np.sort(order[:enough])
 
 
