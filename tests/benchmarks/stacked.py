@@ -1,4 +1,4 @@
-"""How many times faster small models train side by side than one after another, in processor time of one core.
+"""How many times faster small models train side by side than one after another, in time of one core.
 
 NanoChat models of about one million parameters, on random chunks of up to 128 tokens. `train` and
 `train_stacked` run in turn, so that other load falls on both alike; the ratio of the minima is the figure to

@@ -16,6 +16,15 @@ from stride_cli.models.training import initial_model, mean_loss, train
 VOCAB = 300
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """As in the worker processes; more only wait for each other on products this small."""
+    from stride_cli.evaluation.engines import one_thread
+
+    with one_thread():
+        yield
+
+
 def _recipe(**changes) -> Recipe:
     recipe = Recipe(
         kind="train",
