@@ -1,0 +1,64 @@
+"""The scripts of examples/vision, end to end at a small size."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
+from stride_cli.classifiers.loading import load_classifier
+
+ROOT = Path(__file__).parents[3]
+VISION = ROOT / "examples/vision"
+
+
+def run(folder: Path, script: str, *arguments: str, **settings: str) -> list[dict]:
+    """The records of a script, with `stride` and `python` of this environment."""
+    for name, line in (("stride", f'"{sys.executable}" -W ignore -m stride_cli'), ("python", sys.executable)):
+        (folder / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        (folder / name).chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **settings}
+    done = subprocess.run(
+        ["bash", str(VISION / script), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_digits(tmp_path: Path) -> None:
+    settings = {
+        "TRAIN": "--network mlp --width 8 --rows 80 --holdout 6 --epochs 5",
+        "SUBSETS": "4",
+        "SEEDS": "1",
+        "ALPHAS": "0.5",
+        "METHODS": "stride,chance",
+        "RESPONSES": "margin",
+    }
+    records = run(tmp_path, "digits.sh", str(tmp_path / "digits.npz"), str(tmp_path / "out"), **settings)
+    assert [record["method"] for record in records] == ["stride", "chance"]
+    assert all(-1 <= record["spearman"]["mean"] <= 1 for record in records)
+    assert (tmp_path / "out/compare-margin-0.5.html").is_file()
+
+
+def test_every_script_names_its_data() -> None:
+    for script in sorted(VISION.glob("*.sh")):
+        text = script.read_text()
+        assert "set -euo pipefail" in text and f"examples/vision/{script.name}" in text
+
+
+def test_the_adapter(digits_file: Path, tmp_path: Path) -> None:
+    options = ClassifierOptions(network=str(VISION / "adapter.py"), rows=300, holdout=50, epochs=15)
+    trained = train_classifier(digits_file, tmp_path / "model", options)
+    assert trained.held_out_accuracy is not None and trained.held_out_accuracy > 0.7
+    # the directory carries the file: it loads where the original is not
+    assert load_classifier(tmp_path / "model").n_layers == 6
