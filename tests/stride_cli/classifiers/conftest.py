@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_each() -> Iterator[None]:
+    """Networks this small only wait for a second thread."""
+    from stride_cli.evaluation.engines import one_thread
+
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
