@@ -306,7 +306,12 @@ def _models(task: Task, checkpoints: str | None) -> list[CausalLM]:
         return [task.model]
     device = str(task.model.device)
     dtype = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(str(task.model.dtype), "auto")
-    return [load_model(path, device=device, dtype=dtype) for path in checkpoints.split("|")]
+    models = [load_model(path, device=device, dtype=dtype) for path in checkpoints.split("|")]
+    for model in models:
+        for name in ("table", "row_ids", "row_labels", "held_out"):  # a classifier's inputs, queries' too
+            if hasattr(task.model, name):
+                setattr(model, name, getattr(task.model, name))
+    return models
 
 
 def _of_bounded_tokens(queries: QuerySet, rows: np.ndarray, limit: int = 4096) -> list[np.ndarray]:

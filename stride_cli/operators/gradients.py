@@ -138,30 +138,30 @@ def signals(
             labels.append(_draw(expected, uniform[rows, after]))
         if with_prediction:
             prediction += torch.einsum("bsv,b->v", expected, scored[rows]).double()
-        for position, space in enumerate(logit_spaces):
-            read = state.detach()
-            if space.source == "input":
-                assert inputs is not None
-                read = inputs[rows, stretch]
-            for kept, found in zip(
-                (logit, logit_drawn),
-                space.label_gradients(read, expected, labels, weight),
-                strict=False,
-            ):
-                kept[position].append(found)
-        pull = expected.neg_()  # −∂loss/∂logits = ω (onehot − p), label by label in the same memory
+        # −∂loss/∂logits = ω (onehot − p), label by label in the same memory. A label's own entry is taken as the
+        # sum of the others: 1 − p in float32 would be lost where the model is sure
+        error = expected.neg_()
         for number, label in enumerate(labels):
+            own = error.gather(-1, label[..., None])
+            doubt = -error.scatter_(-1, label[..., None], 0).sum(dim=-1)  # (b, s), ω (1 − p)
+            error.scatter_(-1, label[..., None], doubt[..., None])
             picked = values.gather(-1, label[..., None])[..., 0] - normaliser
-            (losses_drawn if number else losses).append(-(picked.double() * weight).sum(dim=1))
+            surprise = _surprise(picked.double(), doubt.double(), weight.double())
+            (losses_drawn if number else losses).append((surprise * weight).sum(dim=1))
+            for position, space in enumerate(logit_spaces):
+                read = state.detach()
+                if space.source == "input":
+                    assert inputs is not None
+                    read = inputs[rows, stretch]
+                (logit_drawn if number else logit)[position].append(space.gate_gradient(read, error))
             if residual:
-                pull.scatter_add_(-1, label[..., None], weight[..., None])
                 (d_state,) = torch.autograd.grad(
-                    raw, state, pull.to(raw.dtype), retain_graph=number + 1 < len(labels)
+                    raw, state, error.to(raw.dtype), retain_graph=number + 1 < len(labels)
                 )
-                pull.scatter_add_(-1, label[..., None], -weight[..., None])
                 target = d_final_drawn if number else d_final
                 assert target is not None
                 target[rows, stretch] = d_state
+            error.scatter_(-1, label[..., None], own)
 
     loss = torch.cat(losses)
     _check_finite(loss, batch)
@@ -205,6 +205,12 @@ def _draw(probability: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
     labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]
     return labels.clamp_max(probability.shape[-1] - 1)
+
+
+def _surprise(log_p: torch.Tensor, doubt: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """−log p of the labels, also where it is smaller than a float32 next to 1; 0 where ω = 0."""
+    share = doubt / torch.where(weight > 0, weight, 1)
+    return torch.where(share < 0.5, -torch.log1p(-share.clamp_max(0.5)), -log_p)
 
 
 def _check_finite(loss: torch.Tensor, batch: Batch) -> None:

@@ -206,35 +206,6 @@ class LogitSpace(OperatorSpace):
         # features first: (r, V) per row instead of sketching (T, V)
         return self._sketch(torch.bmm(features.transpose(1, 2), cotangent.float()))
 
-    def label_gradients(
-        self, hidden: torch.Tensor, expected: torch.Tensor, labels: list[torch.Tensor], weights: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """`gate_gradient` for ``ω_t (onehot(label_t) − p_t)``, for several labels of the same positions.
-
-        Parameters
-        ----------
-        hidden : (B, T, d)
-        expected : (B, T, V) float32       ω_t p_t, the part that the labels share
-        labels : list of (B, T) int64
-        weights : (B, T) float32           ω_t
-
-        Returns
-        -------
-        list of (B, p) float32
-        """
-        features = layer_norm(hidden) @ self.B.T  # (B, T, r)
-        shared = self._sketch(torch.bmm(features.transpose(1, 2), expected))
-        n_rows, length, rank = features.shape
-        row = torch.arange(n_rows, device=features.device)[:, None] * self.n_buckets
-        found = []
-        for label in labels:
-            scale = weights * self.sign[label]
-            gradient = features.new_zeros(n_rows * self.n_buckets, rank)
-            where = (row + self.bucket[label]).flatten()
-            gradient.index_add_(0, where, (features * scale[..., None]).reshape(n_rows * length, rank))
-            found.append(gradient.reshape(n_rows, -1) - shared)
-        return found
-
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
         """(B, r, V) → (B, c r): tokens added up in their buckets."""
         full = full * self.sign

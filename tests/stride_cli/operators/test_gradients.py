@@ -124,3 +124,28 @@ def test_a_batch_of_single_tokens_has_no_gradient(model, name: str) -> None:
     batch = pad_batch(np.arange(2), [np.asarray([5]), np.asarray([7])], [np.zeros(1), np.zeros(1)])
     (gradient,), _, loss = gate_gradients(model, [make_space(model, name)], LAYER, batch)
     assert not gradient.any() and not loss.any()
+
+
+@pytest.mark.parametrize("name", ["residual-matrix", "logit"])
+def test_gradients_survive_a_model_that_is_sure(fresh_model, name: str) -> None:
+    """1 − p of 1e-9 is nothing next to 1 in float32; loss and gradient still agree with float64."""
+    model, precise = fresh_model(), fresh_model()
+    for each in (model, precise):
+        with torch.no_grad():
+            each.head.weight.mul_(180)
+        each.model.config.final_logit_softcapping = None
+    precise.model.double()
+    prompt = [3, 1, 4, 1, 5]
+    with torch.no_grad():
+        logits = precise.logits(precise.continue_from(precise.hidden(torch.tensor([prompt]), LAYER), LAYER))
+    answer = int(logits[0, -1].argmax())
+    batch = pad_batch(np.zeros(1, int), [np.asarray([*prompt, answer])], [np.asarray([0] * 5 + [1])])
+    space = make_space(model, name)
+    (found,), _, loss = gate_gradients(model, [space], LAYER, batch)
+    (wanted,), _, exact = gate_gradients(precise, [space], LAYER, batch)
+    probability = logits[0, -1].double().softmax(-1)
+    true = float(probability.sum() - probability[answer])
+    assert 0 < true < 1e-6
+    assert float(loss) == pytest.approx(true, rel=1e-2)
+    assert float(found.norm()) > 0
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2 * float(found.abs().max()))
