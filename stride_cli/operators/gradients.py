@@ -138,8 +138,8 @@ def signals(
             labels.append(_draw(expected, uniform[rows, after]))
         if with_prediction:
             prediction += torch.einsum("bsv,b->v", expected, scored[rows]).double()
-        # −∂loss/∂logits = ω (onehot − p), label by label in the same memory. A label's own entry is taken as the
-        # sum of the others: 1 − p in float32 would be lost where the model is sure
+        # −∂loss/∂logits = ω (onehot − p), label by label in the same memory. A label's own entry is taken as
+        # the sum of the others: 1 − p in float32 would be lost where the model is sure
         error = expected.neg_()
         for number, label in enumerate(labels):
             own = error.gather(-1, label[..., None])
