@@ -114,6 +114,9 @@ class Answer:
     document_ids : dict                document number → id
     coverage : float
     labels : dict                      chunk number → label, of a classifier's rows
+    responses : (K,) float64 or None   what the subsets answered, nats
+    measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
+                                       recovers of them is ``measured - solution.residual``
     """
 
     query: Query
@@ -128,6 +131,8 @@ class Answer:
     document_ids: dict[int, str]
     coverage: float
     labels: dict[int, str] = field(default_factory=dict)
+    responses: Any = None
+    measured: Any = None
 
     def to_record(self) -> dict[str, Any]:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -662,6 +667,8 @@ class Session:
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
             labels=labels,
+            responses=responses,
+            measured=self.explained_responses(responses, options),
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
@@ -697,7 +704,6 @@ class Session:
 
     def recover(self, responses: Any, options: QueryOptions) -> Solution:
         """Per-chunk influences from the responses of the K subsets."""
-        from stride_cli.measurement.additive import additive_measurement
         from stride_cli.recovery.lasso import solve_lasso
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
@@ -706,15 +712,22 @@ class Session:
             raise UsageError(
                 f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
             )
-        y = additive_measurement(responses, self.row_sizes) if intercept else responses
         return solve_lasso(
             self.columns,
-            y,
+            self.explained_responses(responses, options),
             n_subsets=self.operators.n_subsets,
             lambda_ratio=ratio,
             intercept=intercept,
             nonneg=options.nonneg,
         )
+
+    def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
+        """The responses (K,) as the recovery explains them by M w: on the scale of subset sums, or as they
+        are where no intercept is fitted."""
+        from stride_cli.measurement.additive import additive_measurement
+
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        return additive_measurement(responses, self.row_sizes) if intercept else responses
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
         """Labels of a classifier's rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stride_cli.audit.records import AUDIT_RECORDS
 from stride_cli.evaluation.records import EVALUATION_RECORDS
 
 _HIT = {
@@ -54,12 +55,24 @@ RECORDS: dict[str, dict[str, Any]] = {
             ),
             "coverage": ("number", "share of all chunks that the operators have seen"),
         },
+        "explanation": (
+            "string",
+            "two sentences on what the numbers say and how far to trust them, with --explain",
+            "optional",
+        ),
         "seconds": {
             "generate": ("number", "seconds"),
             "measure": ("number", "seconds"),
             "recover": ("number", "seconds"),
             "rank": ("number", "seconds"),
         },
+    },
+    "stride.report/1": {
+        "schema": ("string", "stride.report/1"),
+        "path": ("string", "the page that was written"),
+        "queries": ("integer", "queries on it"),
+        "bytes": ("integer", "its size"),
+        "seconds": ("number", "seconds of the whole command"),
     },
     "stride.train/1": {
         "schema": ("string", "stride.train/1"),
@@ -98,6 +111,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "base_loss": ("number", "mean over queries of the index's own model, nats per scored token"),
         "seconds": ("number", "seconds of the whole command"),
     },
+    **AUDIT_RECORDS,
     **EVALUATION_RECORDS,
 }
 

@@ -10,7 +10,19 @@ import typer
 
 from index_format.errors import IndexFormatError
 from stride_cli import __version__, errors
-from stride_cli.commands import baseline, config, demo, evaluate, index, model, query, schema, train
+from stride_cli.commands import (
+    audit,
+    baseline,
+    config,
+    demo,
+    evaluate,
+    index,
+    model,
+    query,
+    report,
+    schema,
+    train,
+)
 
 app = typer.Typer(
     name="stride",
@@ -25,6 +37,8 @@ app.add_typer(model.app, name="model")
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=query.EXAMPLE)(query.query)
+app.command(epilog=report.EXAMPLE)(report.report)
+app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.add_typer(evaluate.app, name="evaluate")
 app.command(epilog=baseline.EXAMPLE)(baseline.baseline)
 app.command(epilog=schema.EXAMPLE)(schema.schema)

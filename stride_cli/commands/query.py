@@ -17,6 +17,7 @@ EXAMPLE = """\b
 Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
+  stride query "The largest moon of Saturn is" --bottom 5 --explain
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
@@ -73,6 +74,10 @@ def query(
     ] = False,
     check: Annotated[
         bool, typer.Option("--verbose", "-v", help="Spot-check the measurement, show time by stage.")
+    ] = False,
+    explained: Annotated[
+        bool,
+        typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -139,7 +144,7 @@ def query(
         found_queries = classifier_queries(session, row, file, response)
         records = ({"prompt": query} for query in found_queries)
     else:
-        records = _prompts(text, file)
+        records = read_prompts(text, file)
     for record in records:
         answer = session.query(
             record["prompt"],
@@ -151,15 +156,25 @@ def query(
             found = answer.to_record()
             if "id" in record:
                 found = {"id": record["id"], **found}
+            if explained:
+                from stride_cli.report.explanation import explain
+
+                found["explanation"] = explain(found)
             emit(found)
         else:
             from stride_cli.commands.rendering import render_answer
 
-            render_answer(answer, verbose=check)
+            render_answer(answer, verbose=check, explained=explained)
 
 
-def _prompts(text: str | None, file: Path | None) -> Iterator[dict[str, Any]]:
-    """Prompts as records, one at a time, as they arrive."""
+def read_prompts(text: str | None, file: Path | None) -> Iterator[dict[str, Any]]:
+    """Prompts as records, one at a time, as they arrive: from `text`, from stdin where it is "-", or a file.
+
+    Raises
+    ------
+    UsageError      there is no such file
+    QueryError      a line is broken (names it), or there is none
+    """
     if text is not None and text != "-":
         yield {"prompt": text}
         return

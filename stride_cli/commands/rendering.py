@@ -2,85 +2,129 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
     from stride_cli.api import Answer
-    from stride_cli.recovery.ranking import Hit
 
 _BAR = 10
+_SIDE_BY_SIDE = 140  # columns from which supporters and opposers stand beside each other
+_COLOURS = {"supports": "green", "opposes": "magenta"}
 
 
-def render_answer(answer: Answer, *, verbose: bool = False) -> None:
-    """One answer as a table on stdout: rank, influence, document and passage, then the certificate."""
-    from rich.console import Console
+def render_answer(
+    answer: Answer, *, verbose: bool = False, explained: bool = False, console: Console | None = None
+) -> None:
+    """One answer on stdout: what was said, its documents with their passages, the certificate.
+
+    Parameters
+    ----------
+    verbose : bool      also time by stage, and the spot check of the measurement
+    explained : bool    also two sentences on what the numbers say
+    console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
+    """
+    from rich.console import Console, Group
+    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    title = Text(answer.query.prompt, style="bold")
-    title.append(answer.query.response, style="bold green")
+    from stride_cli.report.explanation import explain
+    from stride_cli.report.page import printable
+
+    console = console or Console()
+    record = answer.to_record()
+    title = Text(printable(record["prompt"]), style="bold")
+    title.append(printable(record["response"]), style="bold green")
     console.print(title)
+    tokens = record["scored_tokens"]
     console.print(
-        f"[dim]{int(answer.query.weights.sum())} scored tokens, loss {answer.loss:.3f} nats a token[/dim]"
+        Text(f"{tokens} scored token{'s' * (tokens != 1)}, loss {answer.loss:.3f} nats a token", style="dim")
     )
-    _table(console, "documents that support this", answer.supporters, answer)
-    if answer.opposers:
-        _table(console, "documents that oppose this", answer.opposers, answer)
+    if explained:
+        console.print(Text(printable(explain(record)), style="italic"))
+    query = f"{record['prompt']} {record['response']}"
+    largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
+    lists = [
+        Group(*_list(title, hits, query, largest))
+        for title, hits in (
+            ("documents that support this", record["hits"]),
+            ("documents that oppose this", record["opposers"]),
+        )
+        if hits
+    ]
+    if len(lists) == 2 and console.width >= _SIDE_BY_SIDE:
+        table = Table.grid(padding=(0, 4, 0, 0), expand=True)
+        table.add_column(ratio=1)
+        table.add_column(ratio=1)
+        table.add_row(*lists)
+        console.print(table)
+    else:
+        for each in lists:
+            console.print(each)
     solution = answer.solution
-    console.print(
-        f"[dim]λ = {solution.lambda_ratio:g} λ_max, "
+    certificate = (
+        f"λ = {solution.lambda_ratio:g} λ_max, "
         f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
         f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}, "
-        f"coverage {answer.coverage:.0%}[/dim]"
+        f"coverage {answer.coverage:.0%}"
     )
+    console.print(Text(certificate, style="dim"))
     if verbose:
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
-        console.print(f"[dim]{stages}[/dim]")
+        console.print(Text(stages, style="dim"))
         if answer.agreement is not None:
-            console.print(f"[dim]linear and exact measurement agree at r = {answer.agreement:.4f}[/dim]")
+            check = f"linear and exact measurement agree at r = {answer.agreement:.4f}"
+            console.print(Text(check, style="dim"))
 
 
-def _table(console, title: str, hits: list[Hit], answer: Answer) -> None:  # type: ignore[no-untyped-def]
-    from rich.markup import escape
-    from rich.table import Table
+def _list(title: str, hits: Sequence[dict[str, Any]], query: str, largest: float) -> list[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("influence", justify="left", no_wrap=True)
-    table.add_column("document", overflow="fold", max_width=36)
-    table.add_column("passage", overflow="fold")
-    largest = max((abs(hit.influence) for hit in hits), default=0.0)
-    query = f"{answer.query.prompt} {answer.query.response}"
+    number = max(len(f"{hit['rank']:g}") for hit in hits)
+    lines: list[RenderableType] = [Text(f"\n{title}", style="italic")]
     for hit in hits:
-        filled = round(_BAR * abs(hit.influence) / largest) if largest else 0
-        share = "   –" if hit.backfilled else f"{hit.share:4.0%}"
-        flags = []
-        if hit.backfilled:
-            flags.append("by correlation only")
-        if not hit.seen:
-            flags.append("never seen by the operators")
-        if hit.neighbours:
-            flags.append(f"{hit.neighbours} indistinguishable chunks")
-        document = escape(answer.document_ids[hit.document])
-        if flags:
-            document += f"\n[dim]{'; '.join(flags)}[/dim]"
-        table.add_row(
-            f"{hit.rank:g}",
-            f"{share} " + "█" * filled,
-            document,
-            _highlight(answer.passages.get(hit.chunk, ""), query),
-        )
-    console.print(table)
+        lines.append(_heading(hit, largest, number))
+        lines.append(Padding(_passage(hit, query), (0, 0, 0, number + 1)))
+    return lines
 
 
-def _highlight(passage: str, query: str) -> Text:
+def _heading(hit: dict[str, Any], largest: float, number: int) -> Text:
+    """Rank, bar, share, influence, document and what is special about it."""
+    from rich.text import Text
+
+    from stride_cli.report.explanation import flags
+    from stride_cli.report.page import printable
+
+    filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
+    if hit["influence"]:
+        filled = max(1, filled)
+    line = Text(f"{hit['rank']:>{number}g} ")
+    line.append("█" * filled, style=_COLOURS[hit["sign"]])
+    line.append("░" * (_BAR - filled), style="dim")
+    if hit["backfilled"]:
+        line.append("   –  ")
+    else:
+        line.append(f" {hit['share']:4.0%} ")
+        line.append(f"{hit['influence']:+.3g} ", style="dim")
+    line.append(printable(hit["document"]), style="bold")
+    special = "; ".join(flags(hit))
+    if special:
+        line.append(f"  {special}", style="yellow")
+    return line
+
+
+def _passage(hit: dict[str, Any], query: str) -> Text:
     """The passage with the words of the query marked."""
     from rich.text import Text
 
     from stride_cli.recovery.passages import matching_spans
+    from stride_cli.report.page import printable
 
+    passage = printable(hit["passage"])
     text = Text(passage)
     for start, stop in matching_spans(passage, query):
         text.stylize("bold yellow", start, stop)

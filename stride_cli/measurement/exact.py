@@ -156,6 +156,29 @@ def _losses(
     share: torch.Tensor,
 ) -> torch.Tensor:
     """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
+    losses = token_losses(model, spaces, layer, hidden, inputs, gates, scored, targets)
+    return (losses.double() * share.double()).sum(dim=1)
+
+
+def token_losses(
+    model: CausalLM,
+    spaces: list,
+    layer: int,
+    hidden: torch.Tensor,
+    inputs: torch.Tensor | None,
+    gates: list[torch.Tensor] | None,
+    scored: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    """Loss of each scored token in each steered continuation, (B, S) float32 nats.
+
+    Parameters
+    ----------
+    hidden : (1, T, d)          state of the sequence at `layer`
+    inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
+    gates : list of (B, p)      one per space; None: one continuation, unsteered
+    scored, targets : (S,)      positions that predict, and the tokens they should predict
+    """
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
@@ -171,7 +194,6 @@ def _losses(
                 assert inputs is not None
                 read = inputs.expand(count, -1, -1)
             logits = logits + space(read, gate)
-    losses = torch.nn.functional.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.repeat(count), reduction="none"
     ).reshape(count, -1)
-    return (losses.double() * share.double()).sum(dim=1)

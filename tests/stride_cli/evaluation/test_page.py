@@ -12,7 +12,7 @@ import pytest
 from stride_cli.evaluation.compare import Entry, Ground, compare_methods
 from stride_cli.evaluation.distribution import describe
 from stride_cli.evaluation.metrics import predicted_response
-from stride_cli.evaluation.page import _apart, _ticks, render_page, write_page
+from stride_cli.evaluation.page import render_page, write_page
 from stride_cli.evaluation.scoring import Run
 
 VOID = {"meta", "line", "circle", "path"}
@@ -67,8 +67,11 @@ def test_page_is_well_formed_and_holds_everything(comparison, tmp_path: Path) ->
 
 def test_page_needs_no_network_and_no_script(comparison) -> None:
     text = render_page(*comparison, index_name="x")
-    links = [link for link in re.findall(r"https?://[^\"' ]+", text) if "www.w3.org" not in link]
-    assert links == [] and "<script" not in text and "prefers-color-scheme: dark" in text
+    assert (
+        re.findall(r"https?://", text) == []
+        and "<script" not in text
+        and "prefers-color-scheme: dark" in text
+    )
 
 
 def test_marks_stay_on_the_paper(comparison) -> None:
@@ -85,17 +88,3 @@ def test_a_page_of_failures_has_a_table_only(comparison) -> None:
     _, ground = comparison
     text = render_page([Entry("stride", error="broken")], ground, index_name="x")
     assert "broken" in text and "<svg" not in text
-
-
-@pytest.mark.parametrize("span", [(0.0, 0.0), (-0.03, 0.6), (0.0, 1e-4), (-1.0, 1.0), (0.2, 0.31)])
-def test_ticks_enclose_and_are_few(span: tuple[float, float]) -> None:
-    ticks = _ticks(*span)
-    assert ticks[0] <= span[0] and ticks[-1] >= span[1] - 1e-9 and 2 <= len(ticks) <= 9
-
-
-def test_labels_do_not_cover_each_other() -> None:
-    for lowest in (200, 60):
-        placed = _apart([40, 41, 42, 58], [5, 6, 7, 8], lowest)
-        assert all(abs(a - b) >= 13 - 1e-9 for n, a in enumerate(placed) for b in placed[:n])
-        assert max(placed) <= lowest
-    assert _apart([10, 11], [0, 500], 100) == [10, 11]

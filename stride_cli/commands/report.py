@@ -1,0 +1,183 @@
+"""`stride report`: answers as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.errors import QueryError, UsageError
+
+if TYPE_CHECKING:
+    from stride_cli.report.contents import ShownAnswer
+
+EXAMPLE = """\b
+Examples:
+  stride report "The French Revolution began in" "The capital of Kenya is" --index run.stride
+  stride report --file prompts.jsonl --out gallery.html
+  stride query --file prompts.jsonl --bottom 5 --json > answers.jsonl; stride report --answers answers.jsonl
+"""
+
+
+def report(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; - reads one prompt a line from stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Prompts in a file, as for stride query; of a classifier, examples."),
+    ] = None,
+    row: Annotated[
+        str | None,
+        typer.Option("--row", help="Of a classifier: number or id of a row of its file, or held-out: all."),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--answers",
+            help="Answers that stride query --json saved (- for stdin); what they lack is left out.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", help="Default: the name of the index.")] = None,
+    response: Annotated[
+        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=0, help="Supporting documents of each query.")] = 5,
+    bottom: Annotated[int, typer.Option("--bottom", min=0, help="Opposing documents of each query.")] = 3,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, help="Length of the continuation. [16]")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Format prompts with the chat template.")] = False,
+    lambda_ratio: Annotated[
+        float | None, typer.Option("--lambda-ratio", help="λ as a share of λ_max; as for stride query.")
+    ] = None,
+    measure: Annotated[str | None, typer.Option("--measure", help="auto, linear or exact.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Write a page that shows, for each query, its documents, the passages that matter, plots and caveats.
+
+    The page is one file without links to others: it can be mailed, archived and opened offline.
+    """
+    from stride_cli.output import emit, note, wants_json
+    from stride_cli.report.answers import parse_answers, read_answers
+    from stride_cli.report.contents import from_record
+    from stride_cli.report.drawing import check_place
+    from stride_cli.report.page import write_report
+
+    begin = time.monotonic()
+    sources = [bool(prompts), file is not None, row is not None, answers is not None]
+    if sum(sources) != 1:
+        raise UsageError(
+            "give prompts, or - for stdin, or --file, or --row, or --answers (one of them)",
+            fix='stride report "The French Revolution began in"',
+        )
+    check_place(out)
+    shown: list[ShownAnswer]
+    if answers is not None:
+        saved = parse_answers(sys.stdin, "stdin") if str(answers) == "-" else read_answers(answers)
+        shown, name = [from_record(record) for record in saved], answers.stem
+        name = "saved answers" if name == "-" else name
+    else:
+        path = find_index(index)
+        settings = {
+            "top": top,
+            "bottom": bottom,
+            "max_new_tokens": max_new_tokens,
+            "lambda_ratio": lambda_ratio,
+            "measure": measure,
+            "device": device,
+            "dtype": dtype,
+        }
+        shown = list(_ask(path, model, settings, chat, _Wanted(prompts or [], file, row, response)))
+        name = path.name
+    if not shown:
+        raise QueryError("there is no query to report on", fix="give one prompt or more")
+    write_report(out, shown, title=title or f"Attribution: {name}")
+    record = {
+        "schema": "stride.report/1",
+        "path": str(out),
+        "queries": len(shown),
+        "bytes": out.stat().st_size,
+        "seconds": time.monotonic() - begin,
+    }
+    if wants_json(json):
+        emit(record)
+    else:
+        queries = "1 query" if len(shown) == 1 else f"{len(shown)} queries"
+        note(f"wrote {out}: {queries}, {record['bytes'] / 1024:,.0f} KiB, {record['seconds']:.1f} s")
+
+
+class _Wanted:
+    """What a report is asked to be about."""
+
+    def __init__(self, prompts: list[str], file: Path | None, row: str | None, response: str | None) -> None:
+        if "-" in prompts and len(prompts) > 1:
+            raise UsageError(
+                "- reads all prompts from stdin (found other prompts beside it)", fix="drop them"
+            )
+        if any(not prompt.strip() for prompt in prompts):
+            raise QueryError("a prompt is empty (expected some text)", fix='stride report "some text"')
+        self.prompts, self.file, self.row, self.response = prompts, file, row, response
+
+    def records(self, session: Any) -> Iterator[dict[str, Any]]:
+        from stride_cli.commands.classifier import classifier_queries
+        from stride_cli.commands.query import read_prompts
+
+        if self.row is not None and not session.is_classifier:
+            raise UsageError(
+                f"--row asks for an example of a classifier, and index '{session.index.path}' is of a "
+                "language model",
+                fix='stride report "some text"',
+            )
+        if session.is_classifier and not self.prompts:
+            for query in classifier_queries(session, self.row, self.file, self.response):
+                yield {"prompt": query}
+        elif self.file is not None or self.prompts == ["-"]:
+            yield from read_prompts(None if self.file is not None else "-", self.file)
+        else:
+            yield from ({"prompt": prompt} for prompt in self.prompts)
+
+
+def _ask(
+    path: Path, model: str | None, settings: dict[str, Any], chat: bool, wanted: _Wanted
+) -> Iterator[ShownAnswer]:
+    from stride_cli import api
+    from stride_cli.config import resolve
+    from stride_cli.output import progress
+    from stride_cli.report.contents import from_answer
+
+    chosen = resolve("query", settings)
+    options = api.QueryOptions(
+        top=chosen.top,
+        bottom=chosen.bottom,
+        lambda_ratio=chosen.lambda_ratio,
+        measure=chosen.measure,
+        intercept=chosen.intercept,
+        nonneg=chosen.nonneg,
+        max_new_tokens=chosen.max_new_tokens,
+        chat=chat,
+    )
+    general = resolve("general", {"model": model})
+    session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+    records = list(wanted.records(session))
+    with progress("asking", len(records), unit="queries") as bar:
+        for record in records:
+            answer = session.query(
+                record["prompt"],
+                options,
+                response=record.get("response", wanted.response),
+                span=record.get("span"),
+            )
+            name = record.get("id")
+            yield from_answer(session, answer, name=None if name is None else str(name))
+            bar.advance()

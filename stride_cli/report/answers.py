@@ -1,0 +1,93 @@
+"""Answers that `stride query --json` saved, read back and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stride_cli.errors import QueryError, UsageError
+
+_FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float, type(None)),
+}
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """The answers in a file of JSON Lines.
+
+    Raises
+    ------
+    UsageError      there is no such file
+    QueryError      a line is no ``stride.answer/1`` record (names the line), or there is none at all
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no file '{path}'", fix=_FIX)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return parse_answers(lines, str(path))
+    except UnicodeDecodeError as error:
+        raise QueryError(f"{path} is not UTF-8, so it holds no answers: {error.reason}", fix=_FIX) from error
+
+
+def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
+    """Answers from lines of JSON; keys that the record does not have are let be. Errors as `read_answers`."""
+    from stride_cli.schema import RECORDS
+
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, parse_constant=_refuse)
+        except ValueError as error:
+            raise QueryError(f"{source}:{number} is no JSON: {error}", fix=_FIX) from error
+        schema = record.get("schema") if isinstance(record, dict) else None
+        if schema != "stride.answer/1":
+            what = f"a {schema} record" if schema else "no record of stride"
+            raise QueryError(f"{source}:{number} is {what} (expected stride.answer/1)", fix=_FIX)
+        wrong = _compare(record, RECORDS["stride.answer/1"])
+        if wrong:
+            raise QueryError(f"{source}:{number} is a damaged answer: {wrong}", fix=_FIX)
+        found.append(record)
+    if not found:
+        raise QueryError(f"{source} holds no answer, and a report needs one or more", fix=_FIX)
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _compare(value: Any, fields: Any, name: str = "") -> str:
+    """Where a record does not have the shape that `fields` of the schema describe; empty where it does."""
+    if isinstance(fields, Mapping):
+        if not isinstance(value, dict):
+            return f"{name} is {type(value).__name__} (expected an object)"
+        for key, field in fields.items():
+            if key == "seconds":  # not shown
+                continue
+            if key not in value:
+                if isinstance(field, tuple) and len(field) == 3:
+                    continue
+                return f"{name + '.' if name else ''}{key} is missing"
+            wrong = _compare(value[key], field, f"{name}.{key}" if name else key)
+            if wrong:
+                return wrong
+        return ""
+    if isinstance(fields, list):
+        if not isinstance(value, list):
+            return f"{name} is {type(value).__name__} (expected a list)"
+        checks = (_compare(item, fields[0], f"{name}[{place}]") for place, item in enumerate(value))
+        return next((wrong for wrong in checks if wrong), "")
+    kinds = _KINDS[fields[0]]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        return f"{name} is {value!r} (expected a {fields[0]})"
+    if name.endswith(".sign") and value not in ("supports", "opposes"):
+        return f"{name} is {value!r} (expected supports or opposes)"
+    return ""
