@@ -1,0 +1,97 @@
+"""Findings as CSV and SARIF."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from stride_cli import __version__
+from stride_cli.audit.judge import EFFECT, LEAKED, NOTHING, PRESENT, Finding
+from stride_cli.output import to_json
+
+SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_RULES = {
+    LEAKED: ("leaked", "error", "A copy is in the corpus, and the model's loss and influences depend on it."),
+    PRESENT: ("present", "warning", "A copy is in the corpus, but no effect on the model was found."),
+    EFFECT: ("effect", "warning", "The model treats the item unlike its controls, but no copy was found."),
+}
+
+
+def to_csv(findings: Sequence[Finding]) -> str:
+    """A header and one row an item; nested keys are joined by a dot."""
+    rows = [_flat(finding.to_record()) for finding in findings]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def to_sarif(findings: Sequence[Finding]) -> str:
+    """SARIF 2.1.0: one result for each item with a verdict other than "no evidence", at its line."""
+    results = []
+    for finding in findings:
+        if finding.verdict == NOTHING:
+            continue
+        rule, level, _ = _RULES[finding.verdict]
+        region = {"startLine": max(1, finding.document.line)}
+        location = {"artifactLocation": {"uri": _uri(finding.document.source)}, "region": region}
+        result: dict[str, Any] = {
+            "ruleId": rule,
+            "level": level,
+            "message": {"text": sentence(finding)},
+            "locations": [{"physicalLocation": location}],
+            "partialFingerprints": {"item/v1": finding.document.id},
+            "properties": finding.to_record(),
+        }
+        if finding.lexical["document"]:
+            result["relatedLocations"] = [
+                {
+                    "logicalLocations": [{"name": finding.lexical["document"], "kind": "resource"}],
+                    "message": {"text": finding.lexical["passage"]},
+                }
+            ]
+        results.append(result)
+    driver = {
+        "name": "stride audit",
+        "version": __version__,
+        "rules": [{"id": rule, "shortDescription": {"text": text}} for rule, _, text in _RULES.values()],
+    }
+    run = {"tool": {"driver": driver}, "results": results}
+    # through to_json: a number that is not finite is no JSON
+    document = json.loads(to_json({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}))
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+def _uri(source: str) -> str:
+    from urllib.parse import quote
+
+    return quote("stdin" if source in ("", "-") else source)
+
+
+def sentence(finding: Finding) -> str:
+    """One finding in words."""
+    lexical, effect = finding.lexical, finding.effect
+    found = f"Item '{finding.document.id}': {finding.verdict} (q = {finding.q:.3g})."
+    if lexical["longest_run"]:
+        found += (
+            f" {lexical['ngram_share']:.0%} of its {lexical['ngram']}-grams are in the corpus; the longest "
+            f"shared run is {lexical['longest_run']} tokens, in document '{lexical['document']}'."
+        )
+    found += f" Loss {effect['loss']:.3f} nats a token"
+    if effect["control_loss"] == effect["control_loss"]:
+        found += f", controls {effect['control_loss']:.3f}"
+    return found + f"; {effect['candidate_share']:.0%} of the influence comes from chunks like it."

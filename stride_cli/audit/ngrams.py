@@ -1,0 +1,176 @@
+"""Exact overlap: which n-grams of an item are in the corpus, and the longest run of tokens it shares.
+
+One pass over the corpus's tokens for all items together: a rolling hash of every n tokens is looked up in a
+table of the items' n-grams, and each hit is compared token by token and extended to its full length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba import njit
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+NGRAM = 8  # tokens, as in PaLM's decontamination (Chowdhery et al. 2022, section 8)
+_BLOCK = 1 << 22  # tokens of the corpus read at a time
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What an item shares with the corpus, word for word.
+
+    Attributes
+    ----------
+    ngram : int      n: 8, or the length of the item's longest part where that is shorter; 0 without tokens
+    longest : int    tokens of the longest run shared with one document; 0 where not even an n-gram is shared
+    share : float    distinct positions of the item whose n-gram occurs somewhere in the corpus, 0 … 1
+    token : int      where the longest run begins among the corpus's tokens; -1 where there is none
+    """
+
+    ngram: int
+    longest: int
+    share: float
+    token: int
+
+
+def find_overlaps(
+    index: Index, items: Sequence[Sequence[np.ndarray]], *, ngram: int = NGRAM
+) -> list[Overlap]:
+    """Overlap of each item with all documents of an index.
+
+    Parameters
+    ----------
+    items : of parts, each (L,) token ids; no n-gram spans two parts (prompt and response, say)
+    ngram : int      n
+
+    Returns
+    -------
+    list of Overlap, one an item; of runs equally long, the first in the corpus
+    """
+    lengths = [min(ngram, max((len(part) for part in parts), default=0)) for parts in items]
+    found = [Overlap(0, 0, 0.0, -1)] * len(items)
+    for n in sorted({length for length in lengths if length}):
+        rows = [row for row, length in enumerate(lengths) if length == n]
+        for row, overlap in zip(rows, _search(index, [items[row] for row in rows], n), strict=True):
+            found[row] = overlap
+    return found
+
+
+def _search(index: Index, items: Sequence[Sequence[np.ndarray]], n: int) -> list[Overlap]:
+    parts = [(item, np.asarray(part, np.uint32)) for item, each in enumerate(items) for part in each]
+    words = np.concatenate([part for _, part in parts])
+    starts = np.concatenate([[0], np.cumsum([len(part) for _, part in parts])]).astype(np.int64)
+    begin = np.repeat(starts[:-1], np.diff(starts))  # of the part that holds a position
+    end = np.repeat(starts[1:], np.diff(starts))
+    owner = np.repeat(np.array([item for item, _ in parts], np.int64), np.diff(starts))
+    grams = np.flatnonzero(np.arange(len(words)) + n <= end).astype(np.int64)  # where an n-gram begins
+    hashes, table, following = _table_kernel(words, grams, n)
+    seen = np.zeros(len(grams), np.uint8)
+    longest = np.zeros(len(items), np.int64)
+    place = np.full(len(items), -1, np.int64)
+    for first, tokens, bounds in _documents(index):
+        _scan_kernel(
+            tokens, bounds, first, words, grams, begin, end, owner, n, hashes, table, following,
+            seen, longest, place,
+        )  # fmt: skip
+    total = np.bincount(owner[grams], minlength=len(items))
+    hits = np.bincount(owner[grams], weights=seen.astype(float), minlength=len(items))
+    return [
+        Overlap(n, int(run), float(hit / count), int(token))
+        for run, hit, count, token in zip(longest, hits, total, place, strict=True)
+    ]
+
+
+def _documents(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Whole documents, about `_BLOCK` tokens at a time: first token, tokens uint32, bounds relative to it."""
+    tokens = index.array("corpus/tokens")
+    chunk_offsets = np.asarray(index.array("corpus/chunk_offsets"))
+    bounds = chunk_offsets[np.asarray(index.array("corpus/document_offsets"))].astype(np.int64)
+    document, last = 0, len(bounds) - 1
+    while document < last:
+        stop = int(np.searchsorted(bounds, bounds[document] + _BLOCK, side="right")) - 1
+        stop = min(last, max(document + 1, stop))
+        first = int(bounds[document])
+        yield (
+            first,
+            np.asarray(tokens[first : int(bounds[stop])], np.uint32),
+            bounds[document : stop + 1] - first,
+        )
+        document = stop
+
+
+@njit(cache=True, nogil=True)
+def _table_kernel(words, grams, n):
+    """Hashes of the n-grams; a table of their numbers by hash (open addressing); chains of equal hashes."""
+    base = np.uint64(0x9E3779B97F4A7C15)
+    size = 1024
+    while size < 4 * len(grams):
+        size *= 2
+    table = np.full(size, -1, np.int64)
+    following = np.full(len(grams), -1, np.int64)
+    hashes = np.zeros(len(grams), np.uint64)
+    for gram in range(len(grams)):
+        value = np.uint64(0)
+        for offset in range(n):
+            value = value * base + np.uint64(words[grams[gram] + offset]) + np.uint64(1)
+        hashes[gram] = value
+        slot = np.int64((value ^ (value >> np.uint64(29))) & np.uint64(size - 1))
+        while table[slot] >= 0 and hashes[table[slot]] != value:
+            slot = (slot + 1) & (size - 1)
+        following[gram] = table[slot]
+        table[slot] = gram
+    return hashes, table, following
+
+
+@njit(cache=True, nogil=True)
+def _scan_kernel(
+    tokens, bounds, first, words, grams, begin, end, owner, n, hashes, table, following, seen, longest, place
+):
+    """One block of documents: marks `seen` n-grams, raises `longest` and `place` of their items."""
+    base = np.uint64(0x9E3779B97F4A7C15)
+    power = np.uint64(1)
+    for _ in range(n):
+        power *= base
+    size = len(table)
+    for document in range(len(bounds) - 1):
+        low, high = bounds[document], bounds[document + 1]
+        value = np.uint64(0)
+        for position in range(low, high):
+            value = value * base + np.uint64(tokens[position]) + np.uint64(1)
+            start = position - n + 1
+            if start < low:
+                continue
+            if start > low:
+                value -= power * (np.uint64(tokens[start - 1]) + np.uint64(1))
+            slot = np.int64((value ^ (value >> np.uint64(29))) & np.uint64(size - 1))
+            while table[slot] >= 0 and hashes[table[slot]] != value:
+                slot = (slot + 1) & (size - 1)
+            gram = table[slot]
+            while gram >= 0:
+                at = grams[gram]
+                same = True
+                for offset in range(n):
+                    if words[at + offset] != tokens[start + offset]:
+                        same = False
+                        break
+                if same:
+                    seen[gram] = 1
+                    # where the token before matches too, this run was measured from its beginning
+                    if start == low or at == begin[at] or words[at - 1] != tokens[start - 1]:
+                        length = n
+                        while (
+                            at + length < end[at]
+                            and start + length < high
+                            and words[at + length] == tokens[start + length]
+                        ):
+                            length += 1
+                        item = owner[at]
+                        if length > longest[item]:
+                            longest[item] = length
+                            place[item] = first + start
+                gram = following[gram]

@@ -1,0 +1,114 @@
+"""Benchmark items and the controls they are compared with, as tokens: what is scored, what is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.documents import Document
+from stride_cli.errors import QueryError
+from stride_cli.models.batches import scored_positions
+
+if TYPE_CHECKING:
+    from stride_cli.corpus.readers import ReadOptions
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text whose loss and influences are measured.
+
+    Attributes
+    ----------
+    document : Document
+    parts : list of (L,) int64        its text alone, tokenised without template and special tokens: what is
+                                      looked for in the corpus; prompt and response apart
+    ids : list of (T,) int64          as the index cuts a document: one row a chunk
+    weights : list of (T,) float32    1 where a token is scored: all of a text, the response of a prompt
+    """
+
+    document: Document
+    parts: list[np.ndarray]
+    ids: list[np.ndarray]
+    weights: list[np.ndarray]
+
+    @property
+    def name(self) -> str:
+        return self.document.id
+
+    @property
+    def scored(self) -> float:
+        """Scored tokens."""
+        return float(sum(weights.sum() for weights in self.weights))
+
+
+def read_documents_of(source: str, options: ReadOptions) -> list[Document]:
+    """All documents of one file, in memory; CorpusError as from `read_documents`."""
+    from stride_cli.corpus.readers import open_documents
+
+    stream, _ = open_documents([source], options)
+    return list(stream)
+
+
+def tokenize_samples(tokenizer: Any, documents: Sequence[Document], *, block_size: int) -> list[Sample]:
+    """Documents as an index tokenises them: `{text}` scored whole, `{prompt, response}` on the response.
+
+    Raises
+    ------
+    QueryError      no token of a document is scored; names it
+    """
+    cutter = DocumentTokenizer(tokenizer, block_size=block_size)
+    contents = [content_of(document) for document in documents]
+    flat = [content for each in contents for content in each]
+    # a batch of nothing is an error to some tokenizers
+    encoded = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
+    samples = []
+    for document, each, whole in zip(documents, contents, cutter.encode_batch(documents), strict=True):
+        parts = [np.asarray(next(encoded), np.int64) for _ in each]
+        ids, weights = [], []
+        for chunk in cutter.chunks(whole):
+            weight = np.zeros(len(chunk.tokens), np.float32)
+            weight[scored_positions(chunk)] = 1.0
+            if weight[1:].any():  # a tail of one token predicts nothing
+                ids.append(np.asarray(chunk.tokens, np.int64))
+                weights.append(weight)
+        if not ids:
+            raise QueryError(
+                f"{document.source}:{document.line}: item '{document.id}' has no token to score",
+                fix="give it a text of two tokens or more, or a response",
+            )
+        samples.append(Sample(document, parts, ids, weights))
+    return samples
+
+
+def content_of(document: Document) -> list[str]:
+    """The text of a document, part by part: prompt and response, or each message."""
+    if document.text is not None:
+        return [document.text]
+    if document.messages is not None:
+        return [message["content"] for message in document.messages]
+    return [document.prompt or "", document.response or ""]
+
+
+def scored_parts(document: Document) -> list[bool]:
+    """Which of `content_of` the loss is taken over."""
+    if document.text is not None:
+        return [True]
+    if document.messages is not None:
+        return [message["role"] == "assistant" for message in document.messages]
+    return [False, True]
+
+
+def with_content(document: Document, name: str, contents: Sequence[str]) -> Document:
+    """The same kind of document with other words, by another name."""
+    from dataclasses import replace
+
+    if document.text is not None:
+        return replace(document, id=name, text=contents[0])
+    if document.messages is not None:
+        turns = zip(document.messages, contents, strict=True)
+        return replace(document, id=name, messages=tuple({**turn, "content": text} for turn, text in turns))
+    return replace(document, id=name, prompt=contents[0], response=contents[1])

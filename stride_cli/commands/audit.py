@@ -1,0 +1,190 @@
+"""`stride audit`: is a benchmark in the corpus, and has the model learnt it from there?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.index import _example, _with_reading
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import EXIT_FOUND, UsageError
+
+EXAMPLE = _example(
+    "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
+    "stride audit gsm8k.jsonl --prompt-field question --response-field answer --number-ids",
+    "stride audit benchmark.jsonl --controls fresh.jsonl --format sarif --fail-on-leak 0.05 > audit.sarif",
+)
+
+
+class Format(StrEnum):
+    """What is written to stdout."""
+
+    jsonl = "jsonl"
+    csv = "csv"
+    sarif = "sarif"
+    html = "html"
+
+
+@_with_reading
+def audit(
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            metavar="BENCHMARK",
+            help='JSON Lines (or Parquet) of {"id", "prompt", "response"} or {"id", "text"}; - for stdin.',
+            show_default=False,
+        ),
+    ],
+    *,
+    index: IndexPath = None,
+    controls: Annotated[
+        Path | None,
+        typer.Option(
+            "--controls",
+            help="Items of the same kind that cannot be in the corpus; default: made from the items.",
+        ),
+    ] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="What stdout gets; default: a table on a terminal.")
+    ] = None,
+    fail_on_leak: Annotated[
+        float | None,
+        typer.Option("--fail-on-leak", metavar="Q", help="Exit with 1 where an item has a q-value up to Q."),
+    ] = None,
+    level: Annotated[
+        float, typer.Option("--level", help="q below which an item counts as having an effect.")
+    ] = 0.05,
+    present: Annotated[
+        float, typer.Option("--present", help="Share of an item's 8-grams that makes it present.")
+    ] = 0.7,
+    top: Annotated[
+        int, typer.Option("--top", help="Chunks most like an item whose influence is added up.")
+    ] = 20,
+    controls_per_item: Annotated[
+        int, typer.Option("--controls-per-item", help="Controls made from each item.")
+    ] = 10,
+    lambda_ratio: Annotated[
+        float | None, typer.Option("--lambda-ratio", help="λ as a share of λ_max; default: as stride query.")
+    ] = None,
+    model: ModelPath = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+    reading: ReadOptions,
+) -> None:
+    """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
+
+    Lexical evidence: shared n-grams and the best BM25 document. Effect on the model: loss and influence,
+    compared with controls; p-values by rank, q-values by Benjamini and Hochberg.
+    """
+    from stride_cli import api
+    from stride_cli.audit.judge import AuditOptions
+    from stride_cli.audit.judge import audit as judge
+    from stride_cli.audit.samples import read_documents_of
+    from stride_cli.config import resolve
+
+    if fail_on_leak is not None and not 0 <= fail_on_leak <= 1:
+        raise UsageError(
+            f"--fail-on-leak is {fail_on_leak:g} (expected 0 to 1)", fix="for example --fail-on-leak 0.05"
+        )
+    if lambda_ratio is not None and not 0 < lambda_ratio <= 1:
+        raise UsageError(
+            f"λ is {lambda_ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
+        )
+    documents = read_documents_of(benchmark, reading)
+    against = None if controls is None else read_documents_of(str(controls), reading)
+    chosen = resolve("query", {"lambda_ratio": lambda_ratio, "device": device, "dtype": dtype})
+    session = api.Session.open(
+        find_index(index),
+        model_path=resolve("general", {"model": model}).model,
+        device=chosen.device,
+        dtype=chosen.dtype,
+    )
+    options = AuditOptions(level, present, top, controls_per_item, chosen.lambda_ratio)
+    findings = judge(session, documents, against, options)
+    _write(findings, format, json, benchmark, session.index.path.name, level)
+    _summarise(findings, level)
+    if fail_on_leak is not None and any(finding.q <= fail_on_leak for finding in findings):
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _write(
+    findings: list, format: Format | None, json: bool, benchmark: str, index: str, level: float
+) -> None:
+    import sys
+
+    from stride_cli.audit.formats import to_csv, to_sarif
+    from stride_cli.audit.page import render_page
+    from stride_cli.output import emit, wants_json
+
+    if format is None and not wants_json(json):
+        _print(findings)
+    elif format in (None, Format.jsonl):
+        for finding in findings:
+            emit(finding.to_record())
+    elif format is Format.html:
+        name = Path(benchmark).name
+        sys.stdout.write(render_page(findings, benchmark=name, index_name=index, level=level))
+    else:
+        sys.stdout.write(to_csv(findings) if format is Format.csv else to_sarif(findings))
+
+
+def _print(findings: list) -> None:
+    from stride_cli.commands.tables import print_table
+
+    rows = [
+        [
+            finding.document.id,
+            finding.verdict,
+            f"{finding.q:.3g}",
+            f"{finding.lexical['ngram_share']:.0%}",
+            str(finding.lexical["longest_run"]),
+            f"{finding.effect['loss']:.3f}",
+            f"{finding.effect['loss_gap']:+.3f}",
+            f"{finding.effect['candidate_share']:.0%}",
+            finding.lexical["document"] or finding.lexical["bm25_document"],
+        ]
+        for finding in findings
+    ]
+    columns = [
+        "item",
+        "verdict",
+        "q",
+        "n-grams",
+        "longest",
+        "loss",
+        "below controls",
+        "influence",
+        "document",
+    ]
+    print_table("audit", columns, rows)
+
+
+def _summarise(findings: list, level: float) -> None:
+    """Counts, and whether there were controls enough, on stderr."""
+    from stride_cli.audit.calibration import fewest_controls
+    from stride_cli.audit.judge import VERDICTS
+    from stride_cli.output import note
+
+    counts = Counter(finding.verdict for finding in findings)
+    kind, count = findings[0].controls["kind"], findings[0].controls["count"]
+    note(
+        f"{len(findings):,} items: "
+        + ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
+        + f"; {count:,} controls "
+        + ("made from the items" if kind == "made" else "from a file")
+    )
+    wanted = fewest_controls(len(findings), level)
+    if count < wanted:
+        more = "--controls-per-item" if kind == "made" else "a longer --controls file"
+        note(
+            f"warning: with {count:,} controls a single leaked item cannot reach q < {level:g}; "
+            f"{wanted:,} would do ({more})"
+        )
+    if kind == "made":
+        note("controls made from the items are exchangeable with them only roughly: see stride audit --help")

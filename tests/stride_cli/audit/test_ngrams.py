@@ -1,0 +1,74 @@
+"""Overlaps against looking at every pair of positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.audit import ngrams
+from stride_cli.audit.ngrams import Overlap, find_overlaps
+
+TOKEN = st.integers(0, 2)
+TEXT = st.lists(TOKEN, max_size=24)
+
+
+def brute_force(documents: list[list[int]], parts: list[list[int]], n: int) -> Overlap:
+    n = min(n, max((len(part) for part in parts), default=0))
+    if not n:
+        return Overlap(0, 0, 0.0, -1)
+    known = {tuple(text[at : at + n]) for text in documents for at in range(len(text) - n + 1)}
+    grams = [tuple(part[at : at + n]) for part in parts for at in range(len(part) - n + 1)]
+    longest, place, first = 0, -1, 0
+    for text in documents:
+        for start in range(len(text)):
+            for part in parts:
+                for at in range(len(part)):
+                    length = 0
+                    while (
+                        at + length < len(part)
+                        and start + length < len(text)
+                        and part[at + length] == text[start + length]
+                    ):
+                        length += 1
+                    if length >= n and length > longest:
+                        longest, place = length, first + start
+        first += len(text)
+    return Overlap(n, longest, sum(gram in known for gram in grams) / len(grams), place)
+
+
+@given(
+    documents=st.lists(TEXT.filter(bool), min_size=1, max_size=5),
+    items=st.lists(st.lists(TEXT, min_size=1, max_size=2), max_size=4),
+    n=st.integers(1, 5),
+    block_size=st.integers(2, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_as_brute_force(token_index, documents, items, n, block_size) -> None:
+    found = find_overlaps(
+        token_index(documents, block_size),
+        [[np.array(p, np.int64) for p in parts] for parts in items],
+        ngram=n,
+    )
+    assert found == [brute_force(documents, parts, n) for parts in items]
+
+
+def test_in_small_blocks(token_index, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(0, 50_000, size).tolist() for size in (30, 7, 45, 12, 90)]
+    items = [[np.array(documents[4][10:60])], [np.array(documents[1]), np.array([1, 2, 3])]]
+    index = token_index(documents, 16)
+    whole = find_overlaps(index, items)
+    assert whole[0].longest == 50 and whole[0].share == 1.0 and whole[0].token == sum((30, 7, 45, 12)) + 10
+    assert whole[1] == Overlap(7, 7, 1.0, 30)
+    monkeypatch.setattr(ngrams, "_BLOCK", 20)
+    assert find_overlaps(index, items) == whole
+
+
+def test_a_run_does_not_cross_documents_or_parts(token_index) -> None:
+    index = token_index([[1, 2, 3, 4], [5, 6, 7, 8]], 16)
+    (across,) = find_overlaps(index, [[np.arange(1, 9)]], ngram=3)
+    assert across.longest == 4 and across.share == pytest.approx(4 / 6)
+    (apart,) = find_overlaps(index, [[np.array([1, 2]), np.array([3, 4])]], ngram=3)
+    assert apart == Overlap(2, 2, 1.0, 0)
