@@ -31,8 +31,8 @@ def render_answer(
     from rich.table import Table
     from rich.text import Text
 
+    from stride_cli.report.characters import printable
     from stride_cli.report.explanation import explain
-    from stride_cli.report.page import printable
 
     console = console or Console()
     record = answer.to_record()
@@ -96,8 +96,8 @@ def _heading(hit: dict[str, Any], largest: float, number: int) -> Text:
     """Rank, bar, share, influence, document and what is special about it."""
     from rich.text import Text
 
+    from stride_cli.report.characters import printable
     from stride_cli.report.explanation import flags
-    from stride_cli.report.page import printable
 
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
     if hit["influence"]:
@@ -122,7 +122,7 @@ def _passage(hit: dict[str, Any], query: str) -> Text:
     from rich.text import Text
 
     from stride_cli.recovery.passages import matching_spans
-    from stride_cli.report.page import printable
+    from stride_cli.report.characters import printable
 
     passage = printable(hit["passage"])
     text = Text(passage)

@@ -103,18 +103,20 @@ def report(
     if not shown:
         raise QueryError("there is no query to report on", fix="give one prompt or more")
     write_report(out, shown, title=title or f"Attribution: {name}")
-    record = {
-        "schema": "stride.report/1",
-        "path": str(out),
-        "queries": len(shown),
-        "bytes": out.stat().st_size,
-        "seconds": time.monotonic() - begin,
-    }
+    size, seconds = out.stat().st_size, time.monotonic() - begin
     if wants_json(json):
-        emit(record)
+        emit(
+            {
+                "schema": "stride.report/1",
+                "path": str(out),
+                "queries": len(shown),
+                "bytes": size,
+                "seconds": seconds,
+            }
+        )
     else:
         queries = "1 query" if len(shown) == 1 else f"{len(shown)} queries"
-        note(f"wrote {out}: {queries}, {record['bytes'] / 1024:,.0f} KiB, {record['seconds']:.1f} s")
+        note(f"wrote {out}: {queries}, {size / 1024:,.0f} KiB, {seconds:.1f} s")
 
 
 class _Wanted:

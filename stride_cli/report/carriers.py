@@ -129,13 +129,21 @@ def carrying_span(
             most, best = value, (start, at)
     start, stop = best
     if stop - start > width:
-        starts = [begin for begin, end in spans if start <= begin < stop and end > begin] or [start]
-        ends = [min(stop, begin + width) for begin in starts]
-        sums = [total[end] - total[begin] for begin, end in zip(starts, ends, strict=True)]
-        start = starts[int(np.argmax(sums))]
-        stop = min(stop, start + width)
+        inside = [span for span in spans if start <= span[0] < span[1] <= stop]
+        start, stop = _strongest_run(inside or [(start, start + width)], total, width)
     while start < stop and text[start].isspace():
         start += 1
     while stop > start and text[stop - 1].isspace():
         stop -= 1
     return start, stop
+
+
+def _strongest_run(spans: list[tuple[int, int]], total: np.ndarray, width: int) -> tuple[int, int]:
+    """The run of tokens within `width` characters that holds most; of equal ones, the middle one."""
+    begins, ends = np.array(spans).T
+    last = np.searchsorted(ends, begins + width, side="right") - 1
+    last = np.maximum(last, np.arange(len(spans)))  # a token longer than that alone
+    sums = total[ends[last]] - total[begins]
+    strongest = np.flatnonzero(sums >= sums.max() - 1e-9 * abs(sums.max()))
+    chosen = strongest[len(strongest) // 2]
+    return int(begins[chosen]), int(ends[last[chosen]])

@@ -204,11 +204,11 @@ def _largest(weighted: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _percent(value: float, *, down: bool = False) -> str:
-    """In percent; `down`: what is short of all never reads as 100 %."""
+    """In percent; `down`: what is short of all never reads as 100%."""
     percent = 100 * value
     if down and percent < 100:
-        return f"{min(percent, 99.9):.3g} %"
-    return f"{percent:.0f} %" if percent >= 1 or percent == 0 else f"{percent:.1g} %"
+        return f"{min(percent, 99.9):.3g}%"
+    return f"{percent:.0f}%" if percent >= 1 or percent == 0 else f"{percent:.1g}%"
 
 
 def _count(number: int, what: str) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from stride_cli.recovery.passages import matching_spans
+from stride_cli.report.characters import printable
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, shortened, write_whole
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 _PAGE_STYLE = (
     STYLE
@@ -26,7 +25,8 @@ _PAGE_STYLE = (
   --card: #161b22; --warn: #ffa657; } }
 body { max-width: 60rem; overflow-wrap: anywhere; }
 h1 { margin-bottom: .2rem; } h2 { margin: 1.6rem 0 .2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-td:nth-child(2), th:nth-child(2) { text-align: left; } a { color: var(--c0); } .tools { position: sticky; top: 0; background: var(--paper); padding: .6rem 0;
+td:nth-child(2), th:nth-child(2) { text-align: left; }
+a { color: var(--c0); } .tools { position: sticky; top: 0; background: var(--paper); padding: .6rem 0;
   display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; border-bottom: 1px solid var(--rule);
   z-index: 1; }
 input, button { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--rule);
@@ -126,11 +126,6 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
     return "\n".join([*parts, f"<script>{_SCRIPT}</script></body></html>", ""])
 
 
-def printable(text: str) -> str:
-    """The text with what is no character, or would steer a terminal, replaced by U+FFFD."""
-    return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
 def _text(text: str) -> str:
     return escape(printable(text))
 
@@ -142,8 +137,8 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
     measured = [hit.held is not None for answer in answers for hit in (*answer.supporters, *answer.opposers)]
     if any(measured):
         parts.append(
-            "<mark>Highlighted</mark> is the sentence that carries more of a chunk’s influence than any other: "
-            "its tokens respond most when the model is steered towards the query."
+            "<mark>Highlighted</mark> is the sentence that carries more of a chunk’s influence than any "
+            "other: its tokens respond most when the model is steered towards the query."
         )
     elif measured:
         parts.append("<mark>Highlighted</mark> is the sentence of a chunk most like the query.")

@@ -1,0 +1,124 @@
+"""Answers on terminals of several widths."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from stride_cli.api import Answer
+from stride_cli.commands.rendering import render_answer
+from stride_cli.measurement.queries import Query
+from stride_cli.recovery.lasso import Solution
+from stride_cli.recovery.ranking import Hit
+
+PASSAGE = (
+    "The French Revolution began in 1789, when the Estates-General met at Versailles and the people of Paris "
+    "stormed the Bastille, a royal fortress and prison."
+)
+
+
+def hit(rank: float, influence: float, **changes) -> Hit:
+    values = {
+        "rank": rank,
+        "document": int(rank) if influence >= 0 else 9,
+        "influence": influence,
+        "share": abs(influence) / 2,
+        "sign": "supports" if influence >= 0 else "opposes",
+        "chunk": int(rank) if influence >= 0 else 9,
+        "backfilled": influence == 0,
+        "neighbours": 0,
+        "seen": True,
+    }
+    return Hit(**{**values, **changes})
+
+
+def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
+    solution = Solution(
+        np.arange(3),
+        np.array([0.8, 0.2, -0.1]),
+        0.0,
+        0.01,
+        0.3,
+        0.03,
+        1e-9,
+        1e-7,
+        2,
+        9,
+        0.9,
+        np.zeros(300),
+        50,
+    )
+    hits = [hit(1, 0.8), hit(2, 0.2, neighbours=1), hit(3, 0.0, seen=False)]
+    return Answer(
+        query=Query("The Revolution began in", " 1789", np.arange(6), np.array([0, 0, 0, 0, 0, 1.0]), True),
+        loss=0.5,
+        supporters=hits,
+        opposers=[hit(1, -0.1)] if opposers else [],
+        passages={1: passage, 2: "Short.", 3: "Other.", 9: "Against it."},
+        solution=solution,
+        method="linear",
+        agreement=None,
+        seconds={"measure": 0.1},
+        document_ids={1: "history/one", 2: "history/two", 3: "history/three", 9: "history/against"},
+        coverage=1.0,
+    )
+
+
+def shown(width: int, found: Answer | None = None, *, colour: bool = False, **options) -> str:
+    written = io.StringIO()
+    system = "standard" if colour else None
+    console = Console(width=width, file=written, force_terminal=colour, color_system=system)
+    render_answer(found or answer(), console=console, **options)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_everything_is_there_and_fits(width: int) -> None:
+    text = shown(width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for part in ("documents that support this", "documents that oppose this", "history/three"):
+        assert part in text
+    together = " ".join(text.split())
+    assert "relative duality gap 1.0e-07, R² 0.900" in together
+    assert "40% +0.8 history/one" in together and "1 indistinguishable chunk" in together
+    assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
+    if width < 140:
+        assert " ".join(PASSAGE.split()) in together
+
+
+@pytest.mark.parametrize(("width", "beside"), [(139, False), (140, True), (160, True)])
+def test_opposers_stand_beside_supporters_where_there_is_room(width: int, beside: bool) -> None:
+    lines = [line for line in shown(width).splitlines() if "documents that support this" in line]
+    assert ("documents that oppose this" in lines[0]) is beside
+    alone = shown(width, answer(opposers=False))
+    assert PASSAGE in " ".join(alone.split()) and "oppose" not in alone
+
+
+def test_words_shared_with_the_query_are_highlighted(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;33mRevolution\x1b[0m" in shown(100, colour=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = shown(100, colour=True)
+    assert "\x1b[1mRevolution\x1b[0m" in plain
+    assert not any(f"\x1b[{code}m" in plain or f";{code}m" in plain for code in range(30, 38))
+
+
+def test_documents_cannot_steer_the_terminal_or_the_markup() -> None:
+    text = shown(100, answer(passage="\x1b[2J[bold]Revolution[/bold] \x07[/nothing]"))
+    assert "\x1b" not in text and "\x07" not in text
+    assert "[bold]Revolution[/bold]" in text and "[/nothing]" in text
+
+
+def test_explained_in_two_sentences() -> None:
+    assert "One document stands out: history/one" in " ".join(shown(160, explained=True).split())
+    assert "stands out" not in shown(160)
+
+
+def test_an_answer_without_hits() -> None:
+    from dataclasses import replace
+
+    text = shown(60, replace(answer(opposers=False), supporters=[]))
+    assert "support this" not in text and "duality gap" in " ".join(text.split())

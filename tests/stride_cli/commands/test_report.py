@@ -1,0 +1,125 @@
+"""`stride report` and `stride query --explain` on a small real run."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+PROMPT = '"The French Revolution began in"'
+pytestmark = pytest.mark.slow
+
+
+def text_of(page: Path) -> str:
+    text = re.sub(r"<(style|script)>.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return unescape(re.sub(r"<[^>]*>", "", text))
+
+
+def test_prompts_become_a_page(run, workspace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    result = run(
+        f'report {PROMPT} "The Thirty" --index {workspace}/run.stride --out {out} --top 3 --bottom 2'
+    )
+    assert result.code == 0, result.err
+    (record,) = result.records
+    assert record["schema"] == "stride.report/1" and record["queries"] == 2
+    assert record["path"] == str(out) and record["bytes"] == out.stat().st_size
+    text, page = text_of(out), out.read_text(encoding="utf-8")
+    for part in ("run.stride", "The French Revolution began in", "The Thirty", "history/french-revolution"):
+        assert part in text
+    assert page.count("<svg") == 4 and page.count('class="hit"') == 10 and page.count('class="token"') > 2
+    marked = [
+        unescape(re.sub("<[^>]*>", "", found)) for found in re.findall("<mark>(.*?)</mark>", page, re.S)
+    ]
+    assert marked[0] == "Highlighted" and "1789" in marked[1]
+    lines = (workspace / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    corpus = [json.loads(line)["text"] for line in lines]
+    assert all(any(passage in document for document in corpus) for passage in marked[1:])
+
+
+def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "The", "response": "war", "span": "war"}\nThe French\n')
+    index = f"--index {workspace}/run.stride"
+    filed = run(f"report --file {prompts} {index} --out {tmp_path}/file.html")
+    piped = run(f"report - {index} --out {tmp_path}/stdin.html", stdin=prompts.read_text())
+    assert filed.code == piped.code == 0, filed.err + piped.err
+    assert (tmp_path / "file.html").read_bytes() == (tmp_path / "stdin.html").read_bytes()
+    assert "a: a given response" in text_of(tmp_path / "file.html")
+    asked = run(f"query --file {prompts} {index} --top 2 --bottom 1 --explain")
+    assert all(record["explanation"].count(".") >= 2 for record in asked.records)
+    (tmp_path / "answers.jsonl").write_text(asked.out)
+    saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --title Saved")
+    from_pipe = run(f"report --answers - --out {tmp_path}/pipe.html --title Saved", stdin=asked.out)
+    assert saved.code == from_pipe.code == 0, saved.err + from_pipe.err
+    assert (tmp_path / "saved.html").read_bytes() == (tmp_path / "pipe.html").read_bytes()
+    assert asked.records[1]["explanation"] in text_of(tmp_path / "saved.html")
+    assert "<svg" not in (tmp_path / "saved.html").read_text()
+
+
+def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> None:
+    import numpy as np
+
+    from stride_cli.api import QueryOptions, Session
+    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.report.carriers import token_influence
+
+    session = Session.open(workspace / "run.stride")
+    answer = session.query("The French Revolution began in", QueryOptions(top=60))
+    assert answer.measured is not None and np.corrcoef(answer.responses, answer.measured)[0, 1] > 0.9
+    reader = ChunkReader(session.index)
+    batch = reader.batch(np.arange(session.index.n_chunks))
+    found = token_influence(session.model, session.operators, answer.responses, batch)
+    sums = np.array([values.sum() for values in found])
+    weights = np.zeros(session.index.n_chunks)
+    weights[answer.solution.indices] = answer.solution.values
+    assert int(sums.argmax()) == int(weights.argmax())
+    assert np.corrcoef(sums, weights)[0, 1] > 0.3
+    # to first order the steered difference is the inner product of gate gradients
+    from stride_cli.operators.gradients import gate_gradients
+
+    spaces = session.operators.spaces
+    gradients, _, _ = gate_gradients(session.model, spaces, session.operators.layer, batch)
+    centred = answer.responses - answer.responses.mean()
+    linear = sum(
+        gradient.numpy() @ (centred @ gates)
+        for gates, gradient in zip(session.operators.gates, gradients, strict=True)
+    )
+    assert np.corrcoef(linear * batch.scored.numpy(), sums)[0, 1] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("line", "stdin", "message"),
+    [
+        ("report --index {w}/run.stride --out {o}", "", "give prompts"),
+        ('report "x" --file {w}/corpus.jsonl --index {w}/run.stride --out {o}', "", "one of them"),
+        ('report "" --index {w}/run.stride --out {o}', "", "a prompt is empty"),
+        ('report - "x" --index {w}/run.stride --out {o}', "", "all prompts from stdin"),
+        ("report - --index {w}/run.stride --out {o}", "\n", "stdin holds no prompt"),
+        ("report --file {w}/none --index {w}/run.stride --out {o}", "", "there is no file"),
+        ('report "x" --index {w}/none --out {o}', "", "none"),
+        ('report "x" --index {w}/run.stride --out {w}/none/r.html', "", "there is no directory"),
+        ('report "x" --index {w}/run.stride --out {w}', "", "is a directory"),
+        ("report --row 3 --index {w}/run.stride --out {o}", "", "an example of a classifier"),
+        ("report --answers {w}/none.jsonl --out {o}", "", "there is no file"),
+        ("report --answers {w}/corpus.jsonl --out {o}", "", "corpus.jsonl:1 is no record of stride"),
+        ("report --answers {w}/run.stride/zarr.json --out {o}", "", "zarr.json:1 is no JSON"),
+        ("report --answers - --out {o}", "", "stdin holds no answer"),
+        (
+            "report - --index {w}/run.stride --out {o}",
+            'The French\n{{"prompt": "x", "response": " "}}',
+            "the response is empty",
+        ),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(
+    run, workspace: Path, tmp_path: Path, line: str, stdin: str, message: str
+) -> None:
+    out = tmp_path / "r.html"
+    result = run(line.format(w=workspace, o=out), stdin=stdin.replace("{{", "{").replace("}}", "}"))
+    assert result.code == 2, result.err
+    assert message in result.err and "fix: " in result.err
+    assert result.out == "" and list(tmp_path.iterdir()) == []

@@ -1,0 +1,66 @@
+"""Saved answers: what is read back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stride_cli.errors import QueryError, UsageError
+from stride_cli.report.answers import parse_answers, read_answers
+
+
+def test_answers_come_back_as_they_were_saved(record, tmp_path: Path) -> None:
+    saved = [record(), record([0.1], id="b", expected=["d0"], recovery__r_squared=None)]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, saved)) + "\n", encoding="utf-8")
+    assert read_answers(file) == saved
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "a:.* holds no answer|a holds no answer"),
+        ("{", "a:1 is no JSON"),
+        ("[1, 2]", "a:1 is no record of stride"),
+        ('{"prompt": "x"}', "a:1 is no record of stride"),
+        ('{"schema": "stride.train/1"}', "a:1 is a stride.train/1 record"),
+        ('{"schema": "stride.answer/1"}', "prompt is missing"),
+    ],
+)
+def test_what_is_no_answer_is_named(line: str, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        parse_answers([line], "a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": 3}, "prompt is 3"),
+        ({"scored_tokens": True}, "scored_tokens is True"),
+        ({"hits": {}}, "hits is dict"),
+        ({"hits": [{"rank": 1}]}, r"hits\[0\].document is missing"),
+        ({"recovery": 1}, "recovery is int"),
+        ({"measurement__coverage": "all"}, "measurement.coverage is 'all'"),
+        ({"loss": float("nan")}, "no JSON"),
+    ],
+)
+def test_damage_is_found(record, changes, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        parse_answers([json.dumps(record(**changes))], "a")
+
+
+def test_a_sign_is_one_of_two(record) -> None:
+    answer = record()
+    answer["hits"][0]["sign"] = '"><script>'
+    with pytest.raises(QueryError, match="expected supports or opposes"):
+        parse_answers([json.dumps(answer)], "a")
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no file"):
+        read_answers(tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(QueryError, match="not UTF-8"):
+        read_answers(tmp_path / "binary")

@@ -1,0 +1,81 @@
+"""The page in a real browser: loads without complaint or request, filters, unfolds, fits a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stride_cli.report.page import write_report
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def page(shown, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("page") / "report.html"
+    answers = [shown(prompt=f"prompt number {number}") for number in range(6)]
+    write_report(place, [*answers, shown(prompt="the odd <i>one</i>")], title="seven")
+    return place
+
+
+VISIBLE = "[...document.querySelectorAll('article')].filter(a => !a.hidden).map(a => a.id).join()"
+
+
+def test_loads_quietly_and_asks_for_nothing(browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.value("document.querySelectorAll('article').length") == 7
+    assert browser.value("document.querySelectorAll('script').length") == 1
+    assert browser.value("document.querySelectorAll('article i, article b > b').length") == 0
+    assert browser.troubles == []
+    outside = [url for url in browser.requests if not url.startswith(("file:", "data:"))]
+    assert outside == [] and sum(url.startswith("file:") for url in browser.requests) == 1
+
+
+def test_the_filter_and_the_folds_work(browser, page: Path) -> None:
+    browser.open(page)
+    typed = "const i = document.getElementById('filter'); i.value = {!r}; i.dispatchEvent(new Event('input'))"
+    browser.value("(() => {" + typed.format("ODD one") + "})()")
+    assert browser.value(VISIBLE) == "q7"
+    assert browser.value("document.getElementById('count').textContent") == "1 of 7"
+    assert browser.value("[...document.querySelectorAll('tr[data-for]')].filter(r => !r.hidden).length") == 1
+    browser.value("(() => {" + typed.format("") + "})()")
+    assert browser.value(VISIBLE) == "q1,q2,q3,q4,q5,q6,q7"
+    unfolded = "document.querySelectorAll('article > details[open]').length"
+    assert browser.value(unfolded) == 3
+    browser.value("document.getElementById('unfold').click()")
+    assert browser.value(unfolded) == 7
+    browser.value("document.getElementById('fold').click()")
+    assert browser.value(unfolded) == 0
+    browser.value("document.querySelector('a[href=\"#q5\"]').click()")
+    browser.value("new Promise(done => setTimeout(done, 100))")
+    assert browser.value("document.querySelector('#q5 > details').open") is True
+    assert browser.troubles == []
+
+
+def test_the_whole_chunk_unfolds(browser, page: Path) -> None:
+    browser.open(page)
+    chunk = "document.querySelector('details.chunk')"
+    height = f"{chunk}.getBoundingClientRect().height"
+    folded = browser.value(height)
+    browser.value(f"{chunk}.querySelector('summary').click()")
+    assert browser.value(height) > 2 * folded
+
+
+def test_fits_a_phone_and_follows_the_colour_scheme(browser, page: Path) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    try:
+        browser.call(
+            "Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True
+        )
+        browser.open(page)
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        colours = []
+        for scheme in ("light", "dark"):
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            browser.call("Emulation.setEmulatedMedia", features=[feature])
+            colours.append(browser.value(paper))
+        assert colours == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+        browser.call("Emulation.setEmulatedMedia", features=[])

@@ -1,0 +1,62 @@
+"""Where tokens stand in a text, and the sentence that carries most of their values."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stride_cli.report.carriers import carrying_span, token_spans
+
+
+class Pieces:
+    """A tokenizer whose tokens are byte strings; byte 0xff is a special token."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return b"".join(self.pieces[token].strip(b"\xff") for token in ids).decode("utf-8", errors="replace")
+
+
+def test_tokens_stand_where_they_are() -> None:
+    tokenizer = Pieces([b"\xff", b"The", b" cat", b"."])
+    assert token_spans(tokenizer, np.array([0, 1, 2, 3])) == ("The cat.", [(0, 0), (0, 3), (3, 7), (7, 8)])
+
+
+@given(st.text(min_size=1, max_size=30).filter(lambda text: "\ufffd" not in text), st.integers(1, 5))
+def test_spans_tile_the_text_whatever_the_bytes(text: str, size: int) -> None:
+    raw = text.encode("utf-8", errors="ignore")
+    pieces = [raw[start : start + size] for start in range(0, len(raw), size)]
+    if not pieces:
+        return
+    found, spans = token_spans(Pieces(pieces), np.arange(len(pieces)))
+    assert found == raw.decode()
+    assert "".join(found[start:stop] for start, stop in spans) == found
+    assert all(a[1] == b[0] for a, b in pairwise(spans))
+
+
+def spans_of(words: list[str]) -> tuple[str, list[tuple[int, int]]]:
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    return "".join(words), list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def test_the_sentence_with_the_largest_sum_carries() -> None:
+    text, spans = spans_of(["One", " two", ".", " Three", " four", ".", "\n", "Five"])
+    start, stop = carrying_span(text, spans, np.array([1.0, -3, 0, 0.5, 0.5, 0.2, 0, 0.9]))
+    assert text[start:stop] == "Three four."
+    start, stop = carrying_span(text, spans, np.array([0.0, 0, 0, 0, 0, 0, 0, 0.1]))
+    assert text[start:stop] == "Five"
+    assert carrying_span(text, spans, -np.ones(8)) == (0, 0)
+
+
+def test_of_a_long_sentence_the_strongest_part() -> None:
+    words = [f" word{number:03d}" for number in range(100)]
+    text, spans = spans_of(words)
+    values = np.zeros(100)
+    values[70:73] = 1.0
+    start, stop = carrying_span(text, spans, values, width=40)
+    assert text[start:stop] == "word069 word070 word071 word072 word073"

@@ -1,0 +1,146 @@
+"""The page of a report: well formed, self-contained, escaped, everything in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli.report.characters import printable
+from stride_cli.report.contents import Concentration, Responses, from_record
+from stride_cli.report.page import render_report, write_report
+from stride_cli.report.plots import concentration_plot, response_plot
+
+VOID = {"meta", "link", "input", "br", "line", "path", "circle"}
+
+
+class Page(HTMLParser):
+    """Elements in balance, their attributes, and the text outside style and script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.marked: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "mark":
+            self.marked.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "mark" in self.open:
+            self.marked[-1] += data
+        if not {"style", "script"} & set(self.open):
+            self.text += data
+
+
+def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
+    answers = [shown(prompt=f"prompt {number}", id=f"id-{number}") for number in range(5)]
+    text = render_report(answers, title="a <title>")
+    page = Page(text)
+    for number in range(5):
+        assert page.text.count(f"prompt {number}") == 2 and f"id-{number}: " in page.text
+    for part in (
+        "a <title>",
+        "d0",
+        "40% of all influence",
+        "62% of it",
+        "R²",
+        "relative 1e-07",
+        "unfold all",
+    ):
+        assert part in page.text, part
+    assert page.tags.count("svg") == 10 and page.tags.count("article") == 5
+    links = [value for name, value in page.attributes if name in ("href", "src", "action", "data", "srcset")]
+    assert all(link.startswith("#q") or link == "data:," for link in links)
+    assert "url(" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+def test_documents_cannot_write_html(shown) -> None:
+    nasty = "</mark></p><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x00 “quotes” & \ud800"
+    answer = shown(prompt=nasty, response=nasty, id=nasty)
+    answer.record["hits"][0].update(document=nasty, passage=nasty)
+    saved = from_record(answer.record)
+    page = Page(render_report([saved, saved], title=nasty))
+    assert page.tags.count("script") == 1 and "img" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+    assert "\x1b" not in page.text and "\x00" not in page.text and "\ufffd[2J" in page.text
+
+
+def test_the_highlighted_passage_is_in_the_chunk_with_its_words(shown) -> None:
+    answer = shown()
+    text = render_report([answer], title="x")
+    legend, first, *_ = Page(text).marked
+    hit = answer.supporters[0]
+    assert legend == "Highlighted"
+    assert first == hit.text[slice(*hit.span)] == "Paris is the capital of France."
+    assert "<u>capital</u>" in text and "<u>Paris</u>" in text and "<u>France</u>" in text
+    assert hit.text in Page(text).text  # the whole chunk, folded
+    assert Page(text).tags.count("mark") == 1 + 2 + 2  # legend; passage and whole chunk; two saved passages
+
+
+def test_scored_tokens_are_marked_one_by_one(shown) -> None:
+    text = render_report([shown()], title="x")
+    assert '<span class="token"> Paris</span><span class="token"> &amp; &lt;b&gt;</span>nothing' in text
+
+
+def test_a_saved_answer_lacks_plots_and_scored_tokens(record) -> None:
+    text = render_report([from_record(record())], title="x")
+    assert "<svg" not in text and 'class="token"' not in text
+    assert "Certificate" in text and "sentence of a chunk most like the query" in text
+    assert "<mark><u>Paris</u> is the <u>capital</u> of <u>France</u>. &lt;script" in text
+
+
+def test_an_answer_without_hits_has_a_page(record) -> None:
+    empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
+    page = Page(render_report([from_record(empty)] * 2, title="x"))
+    assert "No document moves this response" in page.text and "–" in page.text
+
+
+def test_marks_stay_on_the_paper(shown) -> None:
+    answer = shown()
+    small = Responses(np.full(3, 1e-30), np.zeros(3))
+    one = Concentration(np.array([1]), np.array([1.0]), 10)
+    plots = [response_plot(answer.responses), concentration_plot(answer.concentration)]
+    for svg in (*plots, response_plot(small), concentration_plot(one)):
+        width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups())
+        places = [*re.findall(r"(?:M|L)([-\d.]+) ([-\d.]+)", svg), *re.findall(r'x="(\S+)" y="(\S+)"', svg)]
+        places += re.findall(r'cx="(\S+)" cy="(\S+)"', svg)
+        assert len(places) > 3 and "nan" not in svg
+        assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
+
+
+def test_a_point_of_the_response_plot_is_where_it_should_be() -> None:
+    svg = response_plot(Responses(np.array([0.0, 2.0, 4.0]), np.array([0.0, 1.0, 4.0])))
+    points = np.array(re.findall(r"M([-\d.]+) ([-\d.]+)h0", svg), dtype=float)
+    assert points[:, 0] == pytest.approx(
+        points[0, 0] + np.array([0, 0.25, 1]) * np.ptp(points[:, 0]), abs=0.2
+    )
+    assert points[:, 1] == pytest.approx(points[0, 1] - np.array([0, 0.5, 1]) * np.ptp(points[:, 1]), abs=0.2)
+
+
+def test_the_page_is_written_whole(shown, tmp_path: Path) -> None:
+    write_report(tmp_path / "r.html", [shown()], title="x")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == render_report([shown()], title="x")
+
+
+def test_printable_keeps_text_and_drops_what_steers() -> None:
+    assert printable("a\tb\r\nc\x1b]0;x\x07 é 語 😀") == "a\tb\nc\ufffd]0;x\ufffd é 語 😀"
