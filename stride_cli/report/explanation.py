@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stride_cli.report.characters import power_of_ten
+
 STANDS_OUT = 0.1  # a document with this share of the total influence stands out …
 _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the solution
 _FELLOW = 0.5  # documents with this part of the strongest one's share stand out beside it
@@ -216,7 +218,10 @@ def _count(number: int, what: str) -> str:
 
 
 def _gap(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0e}"
+    if value is None:
+        return "an unknown part"
+    digits, _, power = f"{max(value, 0.0):.0e}".partition("e")
+    return f"{digits}×{power_of_ten(int(power))}" if value > 0 else "rounding"
 
 
 def _joined(clauses: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ _PAGE_STYLE = (
   --card: #161b22; --warn: #ffa657; } }
 body { max-width: 60rem; overflow-wrap: anywhere; }
 h1 { margin-bottom: .2rem; } h2 { margin: 1.6rem 0 .2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-td:nth-child(2), th:nth-child(2) { text-align: left; }
+td:nth-child(2), th:nth-child(2) { text-align: left; } .contents { white-space: normal; }
 a { color: var(--c0); } .tools { position: sticky; top: 0; background: var(--paper); padding: .6rem 0;
   display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; border-bottom: 1px solid var(--rule);
   z-index: 1; }
@@ -159,7 +159,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
             f'<tr data-for="q{number}"><td><a href="#q{number}">{_text(prompt)}</a></td>'
             f"<td>{strongest}</td><td>{share}</td></tr>"
         )
-    return '<div class="wide"><table>' + "".join(rows) + "</table></div>"
+    return '<div class="wide"><table class="contents">' + "".join(rows) + "</table></div>"
 
 
 def _card(number: int, answer: ShownAnswer) -> str:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from stride_cli.report.characters import power_of_ten
 from stride_cli.report.contents import Concentration, Responses
 from stride_cli.report.drawing import Scale, label, log_line, svg, ticks_for
 
@@ -18,8 +19,9 @@ def response_plot(responses: Responses) -> str:
     height = 320
     values = np.concatenate([responses.measured, responses.recovered])
     unit = float(np.abs(values).max(initial=0.0))
-    # plotted in a power of ten of nats, so that ticks are short whatever the scale
     power = math.floor(math.log10(unit)) if unit > _SMALL else 0
+    if -2 < power < 4:  # beyond, plotted in a power of ten of nats, so that ticks are short
+        power = 0
     factor = 10.0**power
     across_ticks = ticks_for(*_range(responses.recovered / factor))
     down_ticks = ticks_for(*_range(responses.measured / factor))
@@ -41,7 +43,7 @@ def response_plot(responses: Responses) -> str:
         for x, y in zip(responses.recovered, responses.measured, strict=True)
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
-    scale = "nats" if power == 0 else f"10^{power} nats"
+    scale = "nats" if power == 0 else f"{power_of_ten(power)} nats"
     marks.append(label((_LEFT + _WIDTH) / 2, height - 6, f"recovered, {scale}", "middle", faint=True))
     marks.append(label(4, 12, "measured", "start", faint=True))
     return svg(height, marks, "Measured over recovered responses of the subsets", width=_WIDTH)

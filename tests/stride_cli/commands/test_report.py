@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 
@@ -123,3 +127,30 @@ def test_bad_input_leaves_nothing_behind(
     assert result.code == 2, result.err
     assert message in result.err and "fix: " in result.err
     assert result.out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_the_example_script(run, workspace: Path, tmp_path: Path) -> None:
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    root = Path(__file__).parents[3]
+    stride = tmp_path / "stride"
+    stride.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
+    stride.chmod(0o755)
+    (tmp_path / "prompts.txt").write_text("The French Revolution began in\n")
+    asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 2")
+    (tmp_path / "answers.jsonl").write_text(asked.out)
+    done = subprocess.run(
+        ["bash", str(root / "examples/report.sh"), f"{workspace}/run.stride", "prompts.txt", "answers.jsonl"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(record["path"], record["queries"]) for record in records] == [
+        ("report.html", 1),
+        ("clear.html", 1),
+    ]
+    assert "Clear cases" in text_of(tmp_path / "clear.html")
