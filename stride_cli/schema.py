@@ -6,6 +6,7 @@ from typing import Any
 
 from stride_cli.audit.records import AUDIT_RECORDS
 from stride_cli.evaluation.records import EVALUATION_RECORDS
+from stride_cli.selection.records import SELECTION_RECORDS
 
 _HIT = {
     "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),
@@ -113,6 +114,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     },
     **AUDIT_RECORDS,
     **EVALUATION_RECORDS,
+    **SELECTION_RECORDS,
 }
 
 

@@ -31,47 +31,33 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
     return (1 + above + 0.5 * equal) / (1 + len(ordered))
 
 
-def combined_p_values(
+def joint_p_values(
     statistics: np.ndarray, controls: np.ndarray, *, zero_is_nothing: Sequence[bool]
-) -> np.ndarray:
-    """One p-value of each item from several statistics at once.
+) -> tuple[np.ndarray, np.ndarray]:
+    """One p-value of each item from statistics that all have to be unusual: the largest of theirs.
 
-    Within the item and the m controls every statistic is replaced by its rank from the top, r / (m + 1); the
-    combination is Fisher's, T = −Σ log(r / (m + 1)). No independence is assumed: T itself is ranked among the
-    T of the controls, which are computed from the same pool, so that p is exact where item and controls are
-    exchangeable.
+    The hypothesis that is rejected is "at least one of them is as among controls": an intersection-union test
+    (Berger 1982), valid whatever the dependence between the statistics. So an item that is merely easy, or a
+    copy whose influence is found although the loss is as it would be without it, is no discovery.
 
     Parameters
     ----------
     statistics : (N, S)      controls : (m, S)
     zero_is_nothing : (S,) bool
-        Where a value of this statistic that is not above zero says nothing: its rank is the last, whatever
+        Where a value of this statistic that is not above zero is no evidence: its p-value is 1, whatever
         share of the controls it ties with.
 
     Returns
     -------
-    (N,) float64
+    p : (N,) float64, each : (N, S) float64
     """
     statistics = np.asarray(statistics, np.float64)
-    controls = np.asarray(controls, np.float64)
-    m = len(controls)
-    # ranks of the controls among themselves, from the top, ties in the middle
-    among = np.stack([p_values(column, column) * (m + 1) - 0.5 for column in controls.T], axis=1)
-    found = np.empty(len(statistics))
-    for row, item in enumerate(statistics):
-        above = item > controls  # (m, S)
-        equal = item == controls
-        ranks = (among + above + 0.5 * equal) / (m + 1)
-        own = 1 - (above.sum(axis=0) + 0.5 * equal.sum(axis=0)) / (m + 1)
-        for column, nothing in enumerate(zero_is_nothing):
-            if nothing:
-                ranks[controls[:, column] <= 0, column] = 1.0
-                if item[column] <= 0:
-                    own[column] = 1.0
-        # to rounding: equal ranks in another order of addition must stay equal
-        total = np.round(-np.log(ranks).sum(axis=1), 12)
-        found[row] = p_values(np.round(-np.log(own).sum(keepdims=True), 12), total)[0]
-    return found
+    each = np.stack(
+        [p_values(ours, theirs) for ours, theirs in zip(statistics.T, np.asarray(controls).T, strict=True)],
+        axis=1,
+    )
+    each[(statistics <= 0) & np.asarray(zero_is_nothing, bool)] = 1.0
+    return each.max(axis=1), each
 
 
 def benjamini_hochberg(p: np.ndarray) -> np.ndarray:

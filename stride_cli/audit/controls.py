@@ -19,7 +19,7 @@ Where they are not exchangeable:
 - word order: a text of a few words has few places to disturb, so that the second step partly repeats the
   first. Long texts are safe.
 - an item that is present in the corpus has versions that are nearly present: their D is not a null one. They
-  are left out of the comparison as long as enough controls of other items remain (`audit.judge`).
+  are controls only where fewer than five items are absent from the corpus (`audit.judge`).
 
 `--controls FILE`, with items of the same kind that were written after the corpus, has none of these limits.
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.audit.bm25 import best_chunks
-from stride_cli.audit.calibration import benjamini_hochberg, combined_p_values
+from stride_cli.audit.calibration import benjamini_hochberg, joint_p_values
 from stride_cli.audit.controls import perturbed
 from stride_cli.audit.effect import Effect, measure_effects, measure_losses
 from stride_cli.audit.ngrams import Overlap, find_overlaps
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 LEAKED, PRESENT = "leaked and memorised", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
-ENOUGH_CONTROLS = 20  # below, no p-value reaches 0.05
 _REFERENCES = 2  # versions of each made control
+_FEWEST_SOURCES = 5  # items that controls are made from; below, of all items, also of those in the corpus
+_MOST_TIMES = 4  # so many times --controls-per-item, where few items give the controls of all
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
@@ -86,19 +87,21 @@ class _Controls:
 
     Attributes
     ----------
-    samples : list of Sample
-    owner : (m,) int64              the item each was made from; -1 from a file
-    references : list of Sample     further versions of made ones, `reference_owner` (r,) says of which
+    kind : "file" or "made"
+    samples : list of Sample        the m that items are ranked among
+    owner : (m,) int64              of made ones, the item each was made from
+    others : list of Sample         versions of items that are in the corpus: not controls, but what the loss
+                                    of those items is compared with; `other_owner` says of which
+    references : list of Sample     further versions of made controls; `reference_owner` says of which
     """
 
+    kind: str
     samples: list[Sample]
     owner: np.ndarray
+    others: list[Sample]
+    other_owner: np.ndarray
     references: list[Sample]
     reference_owner: np.ndarray
-
-    @property
-    def kind(self) -> str:
-        return "made" if (self.owner >= 0).any() else "file"
 
 
 def audit(
@@ -109,11 +112,11 @@ def audit(
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
-    Lexical evidence needs the index's tokens alone. The effect on the model is a statistic with two sides,
-    ranked together among controls (`calibration.combined_p_values`): the loss (of controls from a file, the
-    loss itself; of made ones, what one more step away from the text costs, see `audit.controls`), and the
-    share of all influence that comes from the chunks most like the item. Influence that is exactly zero is
-    never evidence.
+    Lexical evidence needs the index's tokens alone. The effect on the model has two sides, each ranked among
+    controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against controls from a
+    file, the loss itself; against made ones, what one more step away from the text costs, see
+    `audit.controls`), and the share of all influence that comes from the chunks most like the item. Influence
+    that is exactly zero is never evidence.
 
     Parameters
     ----------
@@ -136,17 +139,17 @@ def audit(
     block_size = int(session.index.attributes["block_size"])
     tokenizer = session.model.tokenizer
     items = tokenize_samples(tokenizer, documents, block_size=block_size)
+    found = find_overlaps(session.index, [sample.parts for sample in items])
+    present = np.array([overlap.share >= options.present for overlap in found])
     if controls is None:
-        against = _make_controls(session, documents, options, block_size)
+        against = _make_controls(session, documents, present, options, block_size)
     else:
-        against = _given_controls(session, documents, controls, block_size)
+        against = _given_controls(session, documents, controls, block_size, options.present)
     everything = [*items, *against.samples]
-    overlaps = find_overlaps(session.index, [sample.parts for sample in everything])
-    present = np.array([overlap.share >= options.present for overlap in overlaps])
-    if against.kind == "file":
-        _refuse_present(against.samples, overlaps[len(items) :], options.present)
-    pool = max(options.top, _POOL)
-    ranked = best_chunks(session.index, [np.concatenate(sample.parts) for sample in everything], pool)
+    overlaps = [*found, *find_overlaps(session.index, [sample.parts for sample in against.samples])]
+    ranked = best_chunks(
+        session.index, [np.concatenate(sample.parts) for sample in everything], max(options.top, _POOL)
+    )
     offsets = np.asarray(session.index.array("corpus/chunk_offsets"))
     candidates = [
         _candidates(overlap, chunks, scores, offsets, options.top)
@@ -157,31 +160,32 @@ def audit(
         for effect in measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio):
             effects.append(effect)
             bar.advance()
+    n = len(items)
     losses = np.array([effect.loss for effect in effects])
     share = np.array([effect.candidate_share for effect in effects])
-    steepness = -losses if against.kind == "file" else _steepness(session, losses, against, len(items))
-    statistics = np.stack([steepness, share], axis=1)
-    null = _null(against, present, len(items))
-    p = combined_p_values(
-        statistics[: len(items)], statistics[len(items) :][null], zero_is_nothing=(False, True)
-    )
+    if against.kind == "file":
+        knowledge, compared = -losses, np.full(n, losses[n:].mean())
+    else:
+        knowledge, compared = _steepness(session, losses, against, n)
+    statistics = np.stack([knowledge, share], axis=1)
+    p, each = joint_p_values(statistics[:n], statistics[n:], zero_is_nothing=(False, True))
     q = benjamini_hochberg(p)
-    findings = []
-    for row, item in enumerate(items):
-        own = against.owner == row if against.kind == "made" else null
-        reference = float(losses[len(items) :][own].mean()) if own.any() else float("nan")
-        findings.append(
-            Finding(
-                document=item.document,
-                verdict=verdict_of(bool(present[row]), float(q[row]), options.level),
-                p=float(p[row]),
-                q=float(q[row]),
-                lexical=_lexical(session, item, overlaps[row], bool(present[row]), *ranked[row]),
-                effect=_effect(session, effects[row], len(candidates[row]), reference),
-                controls={"kind": against.kind, "count": int(null.sum())},
-            )
+    return [
+        Finding(
+            document=item.document,
+            verdict=verdict_of(bool(present[row]), float(q[row]), options.level),
+            p=float(p[row]),
+            q=float(q[row]),
+            lexical=_lexical(session, item, overlaps[row], bool(present[row]), *ranked[row]),
+            effect={
+                "p_loss": float(each[row, 0]),
+                "p_influence": float(each[row, 1]),
+                **_effect(session, effects[row], len(candidates[row]), float(compared[row])),
+            },
+            controls={"kind": against.kind, "count": len(against.samples)},
         )
-    return findings
+        for row, item in enumerate(items)
+    ]
 
 
 def verdict_of(present: bool, q: float, level: float) -> str:
@@ -208,49 +212,71 @@ def _check(session: Session, documents: Sequence[Document], options: AuditOption
 
 
 def _make_controls(
-    session: Session, documents: Sequence[Document], options: AuditOptions, block_size: int
+    session: Session,
+    documents: Sequence[Document],
+    present: np.ndarray,
+    options: AuditOptions,
+    block_size: int,
 ) -> _Controls:
-    """C versions of each item, and R versions of each version."""
-    seed = session.index.seed
-    made, owner, references, reference_owner = [], [], [], []
+    """Versions of each item. Controls are those of items without a copy, where there are such items enough.
+
+    As many controls in all as if every item gave its own, so that few items without a copy give more each.
+    """
+    sources = np.flatnonzero(~present)
+    if len(sources) < _FEWEST_SOURCES:
+        sources = np.arange(len(documents))
+    wanted = options.controls_per_item
+    a_source = min(_MOST_TIMES * wanted, -(-wanted * len(documents) // len(sources)))
+    made: list[tuple[int, Document, list[Document]]] = []
+    others: list[tuple[int, Document]] = []
     for row, document in enumerate(documents):
+        is_source = bool(np.isin(row, sources))
         seen = {document.plain_text}
-        for number in range(options.controls_per_item):
-            version = perturbed(
-                document, f"{document.id} (control {number + 1})", stream(seed, "audit control", row, number)
-            )
+        for number in range(a_source if is_source else wanted):
+            name = f"{document.id} (control {number + 1})"
+            version = perturbed(document, name, stream(session.index.seed, "audit control", row, number))
             if version is None or version.plain_text in seen:
                 continue
-            further = [
-                perturbed(version, version.id, stream(seed, "audit reference", row, number, again))
-                for again in range(_REFERENCES)
-            ]
-            if any(each is None for each in further):
-                continue
             seen.add(version.plain_text)
-            references += [each for each in further if each is not None]
-            reference_owner += [len(made)] * _REFERENCES
-            made.append(version)
-            owner.append(row)
+            if not is_source:
+                others.append((row, version))
+                continue
+            streams = (
+                stream(session.index.seed, "audit reference", row, number, again)
+                for again in range(_REFERENCES)
+            )
+            further = [each for each in (perturbed(version, name, s) for s in streams) if each is not None]
+            if further:
+                made.append((row, version, further))
     if not made:
         raise UsageError(
             "no control can be made from these items: they are single words without a number",
             fix="give --controls FILE, items of the same kind that cannot be in the corpus",
         )
-    tokenizer = session.model.tokenizer
+
+    def tokenized(versions: Sequence[Document]) -> list[Sample]:
+        return tokenize_samples(session.model.tokenizer, versions, block_size=block_size)
+
+    references = [(number, each) for number, (_, _, further) in enumerate(made) for each in further]
     return _Controls(
-        tokenize_samples(tokenizer, made, block_size=block_size),
-        np.array(owner, np.int64),
-        tokenize_samples(tokenizer, references, block_size=block_size),
-        np.array(reference_owner, np.int64),
+        kind="made",
+        samples=tokenized([version for _, version, _ in made]),
+        owner=np.array([row for row, _, _ in made], np.int64),
+        others=tokenized([version for _, version in others]),
+        other_owner=np.array([row for row, _ in others], np.int64),
+        references=tokenized([version for _, version in references]),
+        reference_owner=np.array([number for number, _ in references], np.int64),
     )
 
 
 def _given_controls(
-    session: Session, documents: Sequence[Document], controls: Sequence[Document], block_size: int
+    session: Session,
+    documents: Sequence[Document],
+    controls: Sequence[Document],
+    block_size: int,
+    present: float,
 ) -> _Controls:
-    if not controls:
-        raise UsageError("the file of controls is empty", fix="leave --controls out: they are then made")
+    """Controls of a file, refused where one is in the corpus or in the benchmark."""
     items = {document.plain_text: document.id for document in documents}
     for control in controls:
         if control.plain_text in items:
@@ -259,24 +285,18 @@ def _given_controls(
                 fix="give controls that are not in the benchmark",
             )
     samples = tokenize_samples(session.model.tokenizer, controls, block_size=block_size)
-    return _Controls(samples, np.full(len(samples), -1, np.int64), [], np.zeros(0, np.int64))
-
-
-def _refuse_present(controls: Sequence[Sample], overlaps: Sequence[Overlap], present: float) -> None:
-    found = [
-        (sample.name, overlap)
-        for sample, overlap in zip(controls, overlaps, strict=True)
-        if overlap.share >= present
-    ]
-    if not found:
-        return
-    name, overlap = found[0]
-    others = f", and {len(found) - 1} more: " + ", ".join(f"'{each}'" for each, _ in found[1:4])
-    raise UsageError(
-        f"control '{name}' is in the corpus ({overlap.share:.0%} of its {overlap.ngram}-grams, expected less "
-        f"than {present:.0%}{others if len(found) > 1 else ''})",
-        fix="leave such controls out: they must be items that cannot have been trained on",
-    )
+    overlaps = find_overlaps(session.index, [sample.parts for sample in samples])
+    there = [(s.name, o) for s, o in zip(samples, overlaps, strict=True) if o.share >= present]
+    if there:
+        name, overlap = there[0]
+        others = f", and so are {len(there) - 1} more: " + ", ".join(f"'{each}'" for each, _ in there[1:4])
+        raise UsageError(
+            f"control '{name}' is in the corpus ({overlap.share:.0%} of its {overlap.ngram}-grams are there, "
+            f"expected less than {present:.0%}){others if len(there) > 1 else ''}",
+            fix="leave such controls out: they must be items that cannot have been trained on",
+        )
+    none = np.zeros(0, np.int64)
+    return _Controls("file", samples, np.full(len(samples), -1, np.int64), [], none, [], none)
 
 
 def _candidates(
@@ -293,37 +313,39 @@ def _chunk_of(token: int, offsets: np.ndarray) -> int:
     return int(np.searchsorted(offsets, token, side="right")) - 1
 
 
-def _steepness(session: Session, losses: np.ndarray, against: _Controls, n_items: int) -> np.ndarray:
-    """D of items and made controls: mean log loss of the versions one step away, minus the own log loss.
+def _steepness(
+    session: Session, losses: np.ndarray, against: _Controls, n_items: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """D of items and made controls (see `audit.controls`), and the mean loss of each item's versions (N,).
 
-    0 for an item that no control could be made of: nothing is known.
+    0 and NaN for an item that no version could be made of: nothing is known.
     """
-    log = np.log(np.maximum(losses, 1e-9))
-    further = np.empty(len(against.references))
-    with progress("losses of controls", len(further), unit="texts") as bar:
-        for row, loss in enumerate(measure_losses(session, against.references)):
-            further[row] = np.log(max(loss, 1e-9))
+    extra = [*against.others, *against.references]
+    found = np.empty(len(extra))
+    with progress("losses of controls", len(extra), unit="texts") as bar:
+        for row, loss in enumerate(measure_losses(session, extra)):
+            found[row] = loss
             bar.advance()
-    found = np.zeros(len(losses))
-    counts = np.bincount(against.owner, minlength=n_items)
-    sums = np.bincount(against.owner, weights=log[n_items:], minlength=n_items)
-    made = counts > 0
-    found[:n_items][made] = sums[made] / counts[made] - log[:n_items][made]
-    m = len(against.samples)
-    found[n_items:] = (
-        np.bincount(against.reference_owner, weights=further, minlength=m)
-        / np.bincount(against.reference_owner, minlength=m)
-        - log[n_items:]
-    )
-    return found
+    versions = np.concatenate([losses[n_items:], found[: len(against.others)]])
+    owner = np.concatenate([against.owner, against.other_owner])
+    steepness = np.concatenate(
+        [
+            _mean_by(owner, _log(versions), n_items),
+            _mean_by(against.reference_owner, _log(found[len(against.others) :]), len(against.samples)),
+        ]
+    ) - _log(losses)
+    return np.nan_to_num(steepness, nan=0.0), _mean_by(owner, versions, n_items)
 
 
-def _null(against: _Controls, present: np.ndarray, n_items: int) -> np.ndarray:
-    """Which controls items are ranked among, (m,) bool: of made ones, those of items without a copy."""
-    if against.kind == "file":
-        return np.ones(len(against.samples), bool)
-    absent = ~present[:n_items][against.owner] & ~present[n_items:]
-    return absent if absent.sum() >= ENOUGH_CONTROLS else np.ones(len(absent), bool)
+def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Mean of the values of each owner, (count,); NaN for one without any."""
+    sizes = np.bincount(owner, minlength=count)
+    sums = np.bincount(owner, weights=values, minlength=count)
+    return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)
+
+
+def _log(losses: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(losses, 1e-9))
 
 
 def _lexical(

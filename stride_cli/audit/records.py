@@ -13,7 +13,7 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
             "string",
             '"leaked and memorised", "present, no effect", "effect without a copy" or "no evidence"',
         ),
-        "p": ("number", "share of controls at least as unusual, the item among them; ties at their middle"),
+        "p": ("number", "the larger of p_loss and p_influence: both have to be unusual"),
         "q": ("number", "false-discovery rate at which the item would just be reported"),
         "lexical": {
             "present": ("boolean", "whether enough of the item's n-grams are in the corpus"),
@@ -29,6 +29,8 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
             "bm25_passage": ("string", "its sentence most like the item"),
         },
         "effect": {
+            "p_loss": ("number", "rank of the loss among controls / (controls + 1), ties at their middle"),
+            "p_influence": ("number", "the same of candidate_share; 1 where it is 0"),
             "loss": ("number", "mean nats per scored token"),
             "control_loss": ("number", "mean loss of its controls: all of a file, or those made of the item"),
             "loss_gap": ("number", "control_loss − loss; > 0: the model knows the item better"),

@@ -21,6 +21,7 @@ from stride_cli.commands import (
     query,
     report,
     schema,
+    select,
     train,
 )
 
@@ -39,6 +40,7 @@ app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=report.EXAMPLE)(report.report)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
+app.command(epilog=select.EXAMPLE)(select.select)
 app.add_typer(evaluate.app, name="evaluate")
 app.command(epilog=baseline.EXAMPLE)(baseline.baseline)
 app.command(epilog=schema.EXAMPLE)(schema.schema)

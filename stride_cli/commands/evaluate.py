@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stride_cli.commands import evaluate_retraining, evaluate_truth
+from stride_cli.commands import evaluate_retraining, evaluate_selection, evaluate_truth
 from stride_cli.commands.evaluate_options import Alpha, Methods, Queries, Resamples, Response, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
 from stride_cli.errors import EXIT_USAGE
@@ -244,3 +244,4 @@ app.command(epilog=evaluate_retraining.REMOVAL_EXAMPLE)(evaluate_retraining.remo
 app.command(epilog=evaluate_retraining.LOO_EXAMPLE)(evaluate_retraining.loo)
 app.command(epilog=DISTRIBUTION_EXAMPLE)(distribution)
 app.command(epilog=COMPARE_EXAMPLE)(compare)
+app.command(epilog=evaluate_selection.EXAMPLE)(evaluate_selection.selection)

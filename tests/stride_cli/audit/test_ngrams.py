@@ -46,11 +46,8 @@ def brute_force(documents: list[list[int]], parts: list[list[int]], n: int) -> O
 )
 @settings(max_examples=150, deadline=None)
 def test_as_brute_force(token_index, documents, items, n, block_size) -> None:
-    found = find_overlaps(
-        token_index(documents, block_size),
-        [[np.array(p, np.int64) for p in parts] for parts in items],
-        ngram=n,
-    )
+    arrays = [[np.array(part, np.int64) for part in parts] for parts in items]
+    found = find_overlaps(token_index(documents, block_size), arrays, ngram=n)
     assert found == [brute_force(documents, parts, n) for parts in items]
 
 

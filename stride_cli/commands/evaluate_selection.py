@@ -1,0 +1,77 @@
+"""`stride evaluate selection`: what the documents of `stride select` are worth, fine-tuned on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.options import Device, Json
+
+EXAMPLE = """\b
+Examples:
+  stride evaluate selection selection --model base --queries heldout.jsonl
+  stride evaluate selection selection --model base --queries heldout.jsonl --seeds 5 --epochs 2 --lr 2e-5
+"""
+
+
+def selection(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What stride select wrote.")],
+    model: Annotated[str, typer.Option("--model", metavar="BASE", help="The model to fine-tune.")],
+    queries: Annotated[Path, typer.Option("--queries", help="Held-out queries, with responses for F1.")],
+    seeds: Annotated[int, typer.Option("--seeds", help="Models fine-tuned on each file.")] = 3,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over each file. [3]")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", help="Most tokens of a batch. [2048]")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Peak learning rate; default: as stride model finetune.")
+    ] = None,
+    lora: Annotated[int, typer.Option("--lora", help="Rank of low-rank matrices; 0 trains all.")] = 0,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Longest greedy answer.")
+    ] = 64,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Fine-tune a base model on chosen, random and BM25 documents alike; loss and unigram F1 on held-out
+    queries.
+    """
+    from stride_cli.commands.tables import number, print_table
+    from stride_cli.errors import CorpusError
+    from stride_cli.models.finetuning import FinetuneOptions
+    from stride_cli.output import emit, wants_json
+    from stride_cli.selection.finetuned import evaluate_selection, score_record
+    from stride_cli.selection.select import read_tasks
+
+    options = FinetuneOptions(
+        lora_rank=lora, epochs=epochs, batch_tokens=batch_tokens, lr=lr, device=device or "auto"
+    )
+    rows = []
+    tasks: list[str] | None = None
+    for name, scores in evaluate_selection(
+        directory, model, queries, seeds=seeds, options=options, max_new_tokens=max_new_tokens
+    ):
+        if name == "base":
+            try:
+                tasks = read_tasks(queries)
+            except (CorpusError, ValueError):
+                tasks = None  # queries without tasks: no spread over them
+        record = score_record(name, scores, tasks)
+        if wants_json(json):
+            emit(record)
+        cells = [(record["loss"], ".4f"), (record["f1"], ".4f"), (record["f1_over_tasks"], ".4f")]
+        rows.append(
+            [name] + [f"{number(_finite(c['mean']), f)} ± {number(_finite(c['sd']), f)}" for c, f in cells]
+        )
+    if not wants_json(json):
+        print_table(
+            f"{directory}, {seeds} seeds",
+            ["trained on", "loss (± seeds)", "unigram F1 (± seeds)", "F1 (± tasks)"],
+            rows,
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value else None

@@ -1,0 +1,115 @@
+"""`stride select`: the documents of a corpus that a task is best trained on."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+
+EXAMPLE = """\b
+Examples:
+  stride select task.jsonl --index run.stride --size 1000 --out selection
+  stride select task.jsonl --size 500 --by sum --method tfidf:ngrams=1 --out by-words
+  stride evaluate selection selection --model base --queries heldout.jsonl
+"""
+
+
+class By(StrEnum):
+    """How the scores of many queries become one order."""
+
+    greedy = "greedy"
+    sum = "sum"
+    quota = "quota"
+
+
+def select(
+    task: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TASK", help='Queries: {"id", "prompt", "response"} a line, or {"id", "text"}.'
+        ),
+    ],
+    size: Annotated[int, typer.Option("--size", help="Documents to choose.")] = 1000,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the three files go.")] = Path(
+        "selection"
+    ),
+    by: Annotated[
+        By,
+        typer.Option(
+            "--by",
+            help='greedy: best rank over queries; sum: of scores; quota: tasks in turn (by "task").',
+        ),
+    ] = By.greedy,
+    method: Annotated[
+        str, typer.Option("--method", help="Whose scores: a method of stride baseline --list, with options.")
+    ] = "stride",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a selection at DIR.")] = False,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Choose training documents for a task, with equally many at random and by BM25 beside them."""
+    import numpy as np
+
+    from index_format.reader import Index
+    from stride_cli.commands.tables import print_table
+    from stride_cli.config import resolve
+    from stride_cli.errors import UsageError
+    from stride_cli.evaluation.bench import check_method, read_queries
+    from stride_cli.evaluation.scoring import TaskPath, open_task
+    from stride_cli.output import emit, note, wants_json
+    from stride_cli.selection import select as selecting
+
+    started = time.perf_counter()
+    path = find_index(index)
+    selecting.refuse_existing(out, overwrite=overwrite)
+    selecting.check_selection(Index.open(path), size)
+    check_method(method)
+    if not task.is_file():
+        raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
+    general = resolve("general", {"model": model})
+    opened = open_task(TaskPath(path, general.model, device or "auto", dtype or "auto"))
+    queries = read_queries(opened, task)
+    tasks = selecting.read_tasks(task) if by is By.quota else None
+    found = selecting.select(opened, queries, size=size, method=method, by=by.value, tasks=tasks)
+    selecting.write_selection(out, opened, found, queries, method=method, by=by.value, overwrite=overwrite)
+    lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
+    if lots:
+        note(
+            f"{lots:,} of the {size:,} documents have no score above zero for any query and were drawn by "
+            "lot: more queries, or a smaller --size, would do without"
+        )
+    theirs = {choice.document for choice in found.bm25}
+    shared = sum(choice.document in theirs for choice in found.chosen) / size
+    record = {
+        "schema": "stride.selection/1",
+        "out": str(out),
+        "size": size,
+        "documents": opened.index.n_documents,
+        "queries": len(queries),
+        "method": method,
+        "by": by.value,
+        "lots": lots,
+        "shared_with_bm25": shared,
+        "seconds": time.perf_counter() - started,
+    }
+    if wants_json(json):
+        emit(record)
+        return
+    rows = [
+        [
+            opened.index.document_id(choice.document),
+            f"{choice.rank:g}",
+            f"{choice.score:.4g}",
+            queries.names[choice.query] if choice.query >= 0 else "–",
+        ]
+        for choice in found.chosen[:10]
+    ]
+    print_table(f"the first of {size:,} documents in {out}", ["document", "rank", "score", "query"], rows)

@@ -1,0 +1,201 @@
+"""Which documents of a corpus to train on for a task, and equally many at random and by BM25 beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.audit.bm25 import best_chunks
+from stride_cli.errors import CorpusError, UsageError
+from stride_cli.output import to_json
+from stride_cli.randomness import stream
+from stride_cli.selection.aggregation import Choice, check_size, choose, collect
+from stride_cli.selection.stored import require_stored_text, stored_documents
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+
+SETS = ("chosen", "random", "bm25")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Three selections of the same size.
+
+    Attributes
+    ----------
+    chosen, bm25 : list of Choice      in the order in which they were chosen
+    random : (size,) int64             document numbers
+    """
+
+    chosen: list[Choice]
+    bm25: list[Choice]
+    random: np.ndarray
+
+
+def check_selection(index: Index, size: int) -> None:
+    """Refuse what cannot work before anything is scored.
+
+    Raises
+    ------
+    UsageError      size out of range, an index without text, a classifier's index
+    """
+    from stride_cli.classifiers.kind import is_classifier_index
+
+    if is_classifier_index(index):
+        raise UsageError(
+            f"index '{index.path}' is of a classifier, and documents are selected from text",
+            fix="give the index of a language model",
+        )
+    check_size(size, index.n_documents)
+    require_stored_text(index)
+
+
+def method_spec(method: str) -> str:
+    """`stride` alone means the operators that the index has."""
+    return "stride:stored=true" if method == "stride" else method
+
+
+def select(
+    task: Task,
+    queries: QuerySet,
+    *,
+    size: int,
+    method: str = "stride",
+    by: str = "greedy",
+    tasks: Sequence[str] | None = None,
+) -> Selection:
+    """Choose documents by a method's scores, by BM25 in the same way, and at random.
+
+    A document's score for a query is the sum over its chunks (for BM25: its best chunk's).
+
+    Parameters
+    ----------
+    task : Task                      index and model
+    queries : QuerySet               what should become better
+    method : str                     a spec of `stride_cli.baselines.registry`
+    by : "greedy", "sum" or "quota"
+    tasks : Q names, for quota
+
+    Raises
+    ------
+    UsageError      as `check_selection`, or an unknown method
+    StageMissing    the method is stride, and the index has no operators
+    """
+    from stride_cli.baselines.registry import open_method
+    from stride_cli.evaluation.ranking import document_scores
+    from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.output import progress
+
+    index = task.index
+    check_selection(index, size)
+    opened = open_method(method_spec(method))
+    owner = np.asarray(index.array("corpus/chunk_document"))
+    opened.fit(task)
+
+    def rows() -> Iterator[np.ndarray]:
+        with progress("scoring", len(queries), unit="queries") as bar:
+            for block in score_blocks(opened, queries, task.n_chunks):
+                for scores in document_scores(block, owner, index.n_documents):
+                    yield scores
+                    bar.advance()
+
+    grouping = tasks if by == "quota" else None
+    chosen = choose(collect(rows(), index.n_documents, grouping), size, by, seed=task.seed)
+    lexical = collect(_bm25_rows(index, owner, queries, size), index.n_documents, grouping)
+    random = stream(task.seed, "random selection").permutation(index.n_documents)[:size]
+    return Selection(chosen, choose(lexical, size, by, seed=task.seed), random.astype(np.int64))
+
+
+def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:
+    found = best_chunks(index, queries.ids, min(index.n_chunks, max(1000, 4 * size)))
+    for chunks, values in found:
+        scores = np.zeros(index.n_documents)
+        np.maximum.at(scores, owner[chunks], values)
+        yield scores
+
+
+def write_selection(
+    out: Path,
+    task: Task,
+    selection: Selection,
+    queries: QuerySet,
+    *,
+    method: str,
+    by: str,
+    overwrite: bool = False,
+) -> None:
+    """`chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
+
+    Every line is a document of the corpus with its provenance under "selection", which a reader of corpora
+    passes over.
+    """
+    refuse_existing(out, overwrite=overwrite)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        lists: dict[str, tuple[str, list[Choice]]] = {
+            "chosen": (method, selection.chosen),
+            "bm25": ("bm25", selection.bm25),
+            "random": ("random", [Choice(int(number), np.nan, 0.0, -1) for number in selection.random]),
+        }
+        for name in SETS:
+            source, choices = lists[name]
+            documents = stored_documents(
+                task.index, task.model.tokenizer, [choice.document for choice in choices]
+            )
+            with (partial / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                for place, (choice, document) in enumerate(zip(choices, documents, strict=True), 1):
+                    provenance = {
+                        "place": place,
+                        "method": source,
+                        "by": "random" if source == "random" else by,
+                        "rank": choice.rank,
+                        "score": choice.score,
+                        "query": queries.names[choice.query] if choice.query >= 0 else None,
+                    }
+                    file.write(to_json({**document, "selection": provenance}) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+        partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """UsageError where there is something at `out` already."""
+    if out.exists() and not overwrite:
+        raise UsageError(f"'{out}' exists already", fix="give another --out, or --overwrite")
+    if out.exists() and not (out / "chosen.jsonl").is_file():
+        raise UsageError(f"'{out}' is no selection, and is not replaced", fix="give another --out")
+
+
+def read_tasks(path: Path) -> list[str]:
+    """The "task" of every query of a plain JSON Lines file, in the file's order.
+
+    Raises
+    ------
+    CorpusError      a query without a task; names it
+    """
+    found: list[str] = []
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
+        if not line.strip():
+            continue
+        record = json.loads(line)
+        task = record.get("task")
+        if not isinstance(task, str) or not task:
+            raise CorpusError(
+                f"{path}: query '{record.get('id')}' has no 'task', which quotas are by",
+                fix='{"id": …, "task": "translation", "prompt": …, "response": …}, or --by greedy',
+            )
+        found.append(task)
+    return found

@@ -1,0 +1,123 @@
+"""Documents of an index as they stood in their source, from the text and the tokens that the index keeps.
+
+The index stores the plain text of a document: of a prompt with its response, the two joined by a line break.
+Which line break that was is found by trying: the right one gives the index's own tokens and scored positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.documents import Document
+from stride_cli.errors import CorpusError, UsageError
+from stride_cli.operators.batches import ChunkReader
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+_TRIES = 64
+
+
+def require_stored_text(index: Index) -> None:
+    """UsageError where the index was built without texts."""
+    if not index.has("corpus/text_bytes"):
+        raise UsageError(
+            f"index '{index.path}' holds no text, so documents cannot be written",
+            fix="build it again without --no-text",
+        )
+
+
+def stored_documents(index: Index, tokenizer: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The given documents as a corpus has them: a text, a prompt with its response, or messages.
+
+    Conversations are read again from the index's sources, whose roles the index does not keep.
+
+    Parameters
+    ----------
+    numbers : document numbers
+
+    Raises
+    ------
+    UsageError       the index holds no text
+    CorpusError      a conversation whose source is no longer there, or has changed
+    """
+    require_stored_text(index)
+    chunks = ChunkReader(index)
+    cutter = DocumentTokenizer(tokenizer, block_size=int(index.attributes["block_size"]))
+    turns: dict[str, Document] | None = None
+    for number in numbers:
+        name, text = index.document_id(number), index.document_text(number)
+        assert text is not None
+        found = _as_written(Document(id=name, text=text), index.document_chunks(number), chunks, cutter)
+        if found is None:
+            if turns is None:
+                turns = _from_sources(index)
+            found = turns.get(name)
+            if found is None or found.plain_text != text:
+                raise CorpusError(
+                    f"document '{name}' is a conversation, and its roles are not in the index '{index.path}'",
+                    fix="put the corpus back where the index was built from (stride index info)",
+                )
+        yield record_of(found)
+
+
+def record_of(document: Document) -> dict[str, Any]:
+    """A document as an object of a JSON Lines corpus."""
+    if document.text is not None:
+        return {"id": document.id, "text": document.text}
+    if document.messages is not None:
+        return {"id": document.id, "messages": list(document.messages)}
+    return {"id": document.id, "prompt": document.prompt, "response": document.response}
+
+
+def _as_written(
+    document: Document, rows: range, chunks: ChunkReader, cutter: DocumentTokenizer
+) -> Document | None:
+    """The document as a text, or as a prompt with its response, whichever gives the index's tokens."""
+    wanted = [chunks.chunk(row) for row in rows]
+    if _gives(document, wanted, cutter):
+        return document
+    text = document.plain_text
+    answer = "".join(
+        str(cutter.tokenizer.decode(tokens[weights > 0], skip_special_tokens=True))
+        for tokens, weights in wanted
+    )
+    breaks = np.array([at for at, mark in enumerate(text) if mark == "\n"], np.int64)
+    expected = len(text) - len(answer) - 1
+    for at in breaks[np.argsort(np.abs(breaks - expected), kind="stable")][:_TRIES]:
+        split = Document(id=document.id, prompt=text[:at], response=text[at + 1 :])
+        if split.response and _gives(split, wanted, cutter):
+            return split
+    return None
+
+
+def _gives(
+    document: Document, wanted: Sequence[tuple[np.ndarray, np.ndarray]], cutter: DocumentTokenizer
+) -> bool:
+    """Whether a document has these tokens and scored positions."""
+    (encoded,) = cutter.encode_batch([document])
+    tokens = np.concatenate([np.zeros(0, np.int64), *(tokens for tokens, _ in wanted)])
+    if not np.array_equal(encoded.tokens, tokens):
+        return False
+    scored = np.concatenate([np.zeros(0, bool), *(weights > 0 for _, weights in wanted)])
+    expected = encoded.scored.copy()
+    expected[:: cutter.block_size] = False  # a chunk's first token has nothing before it
+    return np.array_equal(expected, scored)
+
+
+def _from_sources(index: Index) -> dict[str, Document]:
+    """The conversations of the corpus by id, read again; empty where a source is gone."""
+    from stride_cli.corpus.readers import Fields, ReadOptions, open_documents
+
+    config = index.attributes.get("config") or {}
+    reading = dict(config.get("reading") or {})
+    options = ReadOptions(**{**reading, "fields": Fields(**reading.get("fields", {})), "on_bad": "skip"})
+    try:
+        documents, _ = open_documents(list(config.get("sources") or []), options)
+        return {document.id: document for document in documents if document.messages is not None}
+    except (CorpusError, OSError):
+        return {}

@@ -1,0 +1,112 @@
+"""An audit of a small real model: items injected many times are found, the others are not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from stride_cli.audit.judge import (
+    EFFECT,
+    LEAKED,
+    NOTHING,
+    PRESENT,
+    AuditOptions,
+    audit,
+    verdict_of,
+)
+from stride_cli.corpus.documents import Document
+from stride_cli.errors import UsageError
+
+_NOUNS = ["farmer", "baker", "river", "stone", "teacher", "engine", "lamp", "garden", "letter", "sailor"]
+_VERBS = ["carries", "paints", "counts", "follows", "repairs", "forgets", "measures", "sells", "hides"]
+_PLACES = ["mill", "harbour", "valley", "school", "tower", "island", "station", "meadow", "village"]
+
+
+def problem(number: int) -> str:
+    """A sum in words about things drawn at random: no two alike, and none to be guessed."""
+    generator = np.random.default_rng(number)
+
+    def one(words: list[str]) -> str:
+        return str(words[int(generator.integers(len(words)))])
+
+    sentences = [
+        f"the {one(_NOUNS)} {one(_VERBS)} {generator.integers(10, 99)} {one(_NOUNS)}s near the {one(_PLACES)}"
+        for _ in range(4)
+    ]
+    return ". ".join(sentences) + "."
+
+
+def documents(numbers: range, source: str = "benchmark.jsonl") -> list[Document]:
+    return [
+        Document(id=f"{source}/{n}", text=problem(n), source=source, line=row + 1)
+        for row, n in enumerate(numbers)
+    ]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory):
+    """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
+    from stride_cli import api
+    from stride_cli.models.pretraining import TrainOptions, train_model
+
+    folder = tmp_path_factory.mktemp("audited")
+    texts = {f"own/{n}": problem(n) for n in range(1000, 1100)}
+    texts |= {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
+    texts |= {"own/quoted": problem(6)}
+    lines = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
+    order = np.random.default_rng(0).permutation(len(lines))
+    corpus, model, index = folder / "corpus.jsonl", folder / "model", folder / "run.stride"
+    corpus.write_text("\n".join(lines[row] for row in order) + "\n", encoding="utf-8")
+    train_model(
+        [str(corpus)], model, TrainOptions(epochs=8, width=64, layers=2, vocab=400, batch_tokens=1024)
+    )
+    api.build_index([str(corpus)], model_path=str(model), out=index, n_subsets=60)
+    api.train(index, api.TrainOptions(space="logit"))
+    return api.Session.open(index)
+
+
+@pytest.mark.slow
+def test_leaked_items_are_found_and_the_others_not(session) -> None:
+    found = audit(session, documents(range(12)), documents(range(3000, 3080), "controls"))
+    assert [finding.verdict for finding in found] == [LEAKED] * 6 + [PRESENT] + [NOTHING] * 5
+    for number, finding in enumerate(found[:6]):
+        assert finding.lexical["document"].startswith(f"leak/{number}/")
+        assert finding.lexical["bm25_document"].startswith(f"leak/{number}/")
+        assert finding.lexical["ngram_share"] == 1 and finding.effect["loss_gap"] > 0
+        assert problem(number)[10:60] in finding.lexical["passage"]
+        assert finding.effect["strongest_document"].startswith(f"leak/{number}/")
+        assert finding.effect["strongest_is_candidate"] and finding.effect["candidate_share"] > 0.3
+        assert finding.q <= 0.05 and finding.controls == {"kind": "file", "count": 80}
+    # the copy's influence is found, but the loss is as it would be without it
+    assert found[6].effect["p_influence"] < 0.05 < found[6].effect["p_loss"]
+
+
+@pytest.mark.slow
+def test_controls_made_from_the_items(session) -> None:
+    found = audit(session, documents(range(12)), options=AuditOptions(controls_per_item=10))
+    # weaker than controls from a file: the versions of a text differ in how natural they are
+    assert sum(finding.verdict == LEAKED for finding in found[:6]) >= 2
+    assert max(finding.p for finding in found[:6]) < min(finding.p for finding in found[7:])
+    assert not any(finding.verdict in (LEAKED, EFFECT) for finding in found[6:])
+    assert found[0].controls["kind"] == "made" and found[0].controls["count"] >= 100
+    again = audit(session, documents(range(12)), options=AuditOptions(controls_per_item=10))
+    assert [finding.p for finding in again] == [finding.p for finding in found]
+
+
+@pytest.mark.slow
+def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
+    with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(100% of"):
+        audit(session, documents(range(3)), documents(range(1040, 1041), "controls"))
+    with pytest.raises(UsageError, match=r"control 'controls/2' is the benchmark's item"):
+        audit(session, documents(range(3)), documents(range(2, 3), "controls"))
+    with pytest.raises(UsageError, match="empty"):
+        audit(session, [])
+    with pytest.raises(UsageError, match="no control can be made"):
+        audit(session, [Document(id="a", text="unrepeatable", source="x", line=1)])
+
+
+def test_verdicts() -> None:
+    assert verdict_of(True, 0.049, 0.05) == LEAKED and verdict_of(True, 0.05, 0.05) == PRESENT
+    assert verdict_of(False, 0.01, 0.05) == EFFECT and verdict_of(False, 0.5, 0.05) == NOTHING
