@@ -148,7 +148,6 @@ def _read_options(
     epilog=_example(
         "stride index build corpus.jsonl --model model --out run.stride",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
-        "stride index build mnist.npz --model classifier --out run.stride",
     )
 )
 @_with_reading
