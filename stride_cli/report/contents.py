@@ -103,7 +103,8 @@ def from_record(record: Mapping[str, Any]) -> ShownAnswer:
 
     def shown(hit: Mapping[str, Any]) -> ShownHit:
         passage = hit["passage"]
-        return _shown_hit(hit, text=passage, span=(0, len(passage)), held=None, whole=False)
+        stop = 0 if "label" in hit else len(passage)  # a classifier's row has no passage, only its label
+        return _shown_hit(hit, text=passage, span=(0, stop), held=None, whole=False)
 
     return ShownAnswer(
         record=record,

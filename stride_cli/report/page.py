@@ -134,7 +134,8 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
     parts = []
     if any(scored for answer in answers for _, scored in answer.pieces):
         parts.append('<span class="token">Scored tokens</span> are those whose loss is attributed.')
-    measured = [hit.held is not None for answer in answers for hit in (*answer.supporters, *answer.opposers)]
+    hits = [hit for answer in answers for hit in (*answer.supporters, *answer.opposers)]
+    measured = [hit.held is not None for hit in hits if hit.span[1]]
     if any(measured):
         parts.append(
             "<mark>Highlighted</mark> is the sentence that carries more of a chunk’s influence than any "
@@ -221,7 +222,7 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
 def _passage(hit: ShownHit, query: str) -> str:
     """The passage with what is around it; the whole chunk, if longer, unfolds."""
     start, stop = hit.span
-    words = matching_spans(hit.text, query)
+    words = matching_spans(hit.text, query) if hit.whole or stop else []
     left, right = max(0, start - _CONTEXT), min(len(hit.text), stop + _CONTEXT)
     if hit.span == (0, 0):
         right = min(len(hit.text), 2 * _CONTEXT)

@@ -108,6 +108,14 @@ def test_a_saved_answer_lacks_plots_and_scored_tokens(record) -> None:
     assert "<mark><u>Paris</u> is the <u>capital</u> of <u>France</u>. &lt;script" in text
 
 
+def test_rows_of_a_classifier_have_labels_and_no_passages(record) -> None:
+    answer = record(prompt="row 3 → ", response="3")
+    for hit in (*answer["hits"], *answer["opposers"]):
+        hit.update(label="3", passage="label 3")
+    text = render_report([from_record(answer)], title="x")
+    assert "<mark>" not in text and "<u>" not in text and '<p class="text">label 3</p>' in text
+
+
 def test_an_answer_without_hits_has_a_page(record) -> None:
     empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
     page = Page(render_report([from_record(empty)] * 2, title="x"))
