@@ -184,11 +184,17 @@ def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None
         rows = rows & answered
         return [float(row[rows].mean()) for row in f1] if rows.any() else [float("nan")] * len(f1)
 
-    groups = []
+    groups: list[dict[str, Any]] = []
     for task in dict.fromkeys(tasks or ()):
         rows = np.array([each == task for each in tasks or ()])
-        group = {"task": task, "queries": int(rows.sum()), "loss": float(losses[:, rows].mean())}
-        groups.append({**group, "f1": float(np.mean(mean_f1(rows)))})
+        groups.append(
+            {
+                "task": task,
+                "queries": int(rows.sum()),
+                "loss": float(losses[:, rows].mean()),
+                "f1": float(np.mean(mean_f1(rows))),
+            }
+        )
     return {
         "schema": "stride.selection_score/1",
         "set": name,

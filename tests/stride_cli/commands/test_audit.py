@@ -1,0 +1,118 @@
+"""`stride audit` on a small real run: formats, exit codes, bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def files(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """benchmark.jsonl: three documents of the corpus and three texts that are not in it; controls.jsonl."""
+    folder = tmp_path_factory.mktemp("audit")
+    corpus = [json.loads(line) for line in (workspace / "corpus.jsonl").read_text().splitlines()]
+    others = [
+        f"Report {n}: the {a} of the northern {b} was closed for {n + 3} weeks after a {c} damaged its roof."
+        for n, (a, b, c) in enumerate(
+            [("library", "town", "storm"), ("bakery", "suburb", "flood"), ("stadium", "island", "fire")] * 9
+        )
+    ]
+    items = [{"id": f"in/{n}", "text": corpus[n]["text"][:300]} for n in range(3)]
+    items += [{"id": f"out/{n}", "text": text} for n, text in enumerate(others[:3])]
+    controls = [{"id": f"control/{n}", "text": text} for n, text in enumerate(others[3:])]
+    _write(folder / "benchmark.jsonl", items)
+    _write(folder / "controls.jsonl", controls)
+    _write(folder / "leaked-controls.jsonl", [*controls[:2], {"id": "oops", "text": corpus[7]["text"]}])
+    return folder
+
+
+def _write(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def line(workspace: Path, files: Path) -> str:
+    return f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls {files}/controls.jsonl"
+
+
+def test_records_and_summary(run, line: str) -> None:
+    from stride_cli.schema import json_schema
+
+    jsonschema = pytest.importorskip("jsonschema")
+    result = run(line)
+    assert result.code == 0, result.err
+    assert [record["item"] for record in result.records] == [
+        "in/0",
+        "in/1",
+        "in/2",
+        "out/0",
+        "out/1",
+        "out/2",
+    ]
+    for record in result.records:
+        jsonschema.validate(record, json_schema("stride.audit/1"))
+        assert record["lexical"]["present"] == record["item"].startswith("in/")
+        assert 0 < record["p"] <= record["q"] <= 1 and record["controls"]["count"] == 24
+    assert all(record["verdict"] == "no evidence" for record in result.records[3:])
+    assert "6 items" in result.err and "24 controls from a file" in result.err
+    assert "cannot reach q < 0.05" in result.err
+
+
+def test_fail_on_leak_is_an_exit_code(run, line: str) -> None:
+    result = run(f"{line} --fail-on-leak 1")
+    assert result.code == 1 and len(result.records) == 6
+    assert run(f"{line} --fail-on-leak 0").code == 0
+    assert run(f"{line} --fail-on-leak 2").code == 2
+
+
+def test_csv_sarif_and_html(run, line: str, files: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(run(f"{line} --format csv").out)))
+    assert len(rows) == 6 and rows[0]["lexical.document"] and float(rows[0]["effect.loss"]) > 0
+    sarif = json.loads(run(f"{line} --format sarif").out)
+    assert sarif["version"] == "2.1.0" and sarif["$schema"].endswith("sarif-schema-2.1.0.json")
+    (done,) = sarif["runs"]
+    rules = {rule["id"] for rule in done["tool"]["driver"]["rules"]}
+    assert len(done["results"]) == 3
+    for number, result in enumerate(done["results"]):
+        assert (
+            result["ruleId"] in rules
+            and result["level"] in ("warning", "error")
+            and result["message"]["text"]
+        )
+        place = result["locations"][0]["physicalLocation"]
+        assert place["region"]["startLine"] == number + 1
+        assert place["artifactLocation"]["uri"].endswith("benchmark.jsonl")
+    page = run(f"{line} --format html").out
+    assert page.startswith("<!doctype html>") and page.count("<details>") == 6
+    assert "<script" not in page and "http" not in page and "in/0" in page
+
+
+def test_controls_are_made_where_none_are_given(run, workspace: Path, files: Path) -> None:
+    result = run(f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls-per-item 2")
+    assert result.code == 0, result.err
+    assert {record["controls"]["kind"] for record in result.records} == {"made"}
+    assert "exchangeable" in result.err
+
+
+def test_bad_input(run, line: str, workspace: Path, files: Path, tmp_path: Path) -> None:
+    index = f"--index {workspace}/run.stride"
+    bad = run(f"audit {files}/benchmark.jsonl {index} --controls {files}/leaked-controls.jsonl")
+    assert bad.code == 2 and "control 'oops' is in the corpus" in bad.err and not bad.out
+    (tmp_path / "empty.jsonl").write_text("")
+    empty = run(f"audit {tmp_path}/empty.jsonl {index}")
+    assert empty.code == 2 and "expected at least one document" in empty.err
+    _write(tmp_path / "bare.jsonl", [{"id": "a", "answer": "x"}])
+    bare = run(f"audit {tmp_path}/bare.jsonl {index}")
+    assert bare.code == 2 and "bare.jsonl:1" in bare.err and "'prompt' and 'response'" in bare.err
+    shutil.copytree(workspace / "run.stride", tmp_path / "bare.stride")
+    shutil.rmtree(tmp_path / "bare.stride/operators")
+    missing = run(f"audit {files}/benchmark.jsonl --index {tmp_path}/bare.stride")
+    assert missing.code == 2 and "has no operators" in missing.err and "stride train" in missing.err
+    assert run(f"{line} --top 0").code == 2 and run(f"{line} --level 0").code == 2
