@@ -83,8 +83,8 @@ def audit(
     compared with controls, and both have to be unusual; p-values by rank, q-values by Benjamini and Hochberg.
 
     Controls made from the items (other numbers, words exchanged) stand for untrained items only roughly: not
-    where the model can work out the right number, nor for texts of a few words, nor where nearly all items are
-    in the corpus. Prefer --controls FILE: items of the same kind, written after the corpus.
+    where the model can work out the right number, nor for texts of a few words, nor where nearly all items
+    are in the corpus. Prefer --controls FILE: items of the same kind, written after the corpus.
     """
     from stride_cli import api
     from stride_cli.audit.judge import AuditOptions
