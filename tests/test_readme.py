@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-INSTALL, TESTS, WALK = BLOCKS
+INSTALL, TESTS, WALK, EVALUATE = BLOCKS
 
 
 @pytest.fixture
@@ -82,6 +82,17 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     )
     documents = [hit["document"] for hit in answer["hits"]]
     assert len(documents) == 10 and "history/french-revolution" in documents
+    # the same index, evaluated: fewer subsets than the block asks for, everything else as written
+    questions = [json.loads(line) for line in chosen[1:7]]
+    lines = [json.dumps({"id": q["id"], "text": q["text"][-200:]}) for q in questions]
+    (shell.directory / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert "--subsets 64 " in EVALUATE
+    records = [
+        json.loads(line) for line in shell(EVALUATE.replace("--subsets 64 ", "--subsets 4 ")).splitlines()
+    ]
+    assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
+    assert all("error" not in record for record in records)
+    assert (shell.directory / "comparison.html").stat().st_size > 10_000
 
 
 def test_the_test_command_is_what_ci_runs() -> None:

@@ -411,12 +411,18 @@ def test_a_full_disk(here: Path, stride: Callable[..., Result]) -> None:
 
 @pytest.mark.slow
 def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path) -> None:
-    Path("corpus.jsonl").write_text(corpus(30_000))
+    Path("corpus.jsonl").write_text(corpus(20_000))
     line = "index build corpus.jsonl --model model --commit-seconds 0"
     command = [sys.executable, "-m", "stride_cli", *line.split()]
     journal = Path("run.stride.partial/journal.jsonl")
-    for _ in range(6):  # on a busy machine the signal may come too late, or while a library swallows it
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(3):  # on a busy machine the signal may come too late, or while a library swallows it
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # a test run in the background of a script ignores interrupts, and so would its children
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

@@ -233,7 +233,13 @@ build_truth(Task(index, model, ChunkReader(index), index.seed), queries, n_subse
 def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how):
     task, queries = open_task()
     line = [sys.executable, "-c", RUN, str(task.index.path), str(trained / "queries.jsonl")]
-    process = subprocess.Popen(line, start_new_session=True, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        line,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        # a test run in the background of a script ignores interrupts, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while len(_outcomes(task.index)) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -244,10 +250,11 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
     assert 3 <= len(left) < 12
     workers = subprocess.run(["pgrep", "-r", "D,R,S", "-g", str(process.pid)], capture_output=True, text=True)
     assert workers.stdout == ""  # its workers went with it
-    times = {path: path.stat().st_mtime_ns for path in store_of(task.index).glob("*.outcome")}
+    kept = {path: path.read_bytes() for path in store_of(task.index).glob("*.outcome")}
     resumed = build_truth(task, queries, n_subsets=12, alpha=0.5, workers=1)
-    assert resumed.trained == 12 - len(left)
-    assert {path: path.stat().st_mtime_ns for path in times} == times
+    # a group of models that train side by side is written whole, then split: the kill may fall between
+    assert 0 <= 12 - len(left) - resumed.trained < 4
+    assert {path: path.read_bytes() for path in kept} == kept
     shutil.rmtree(store_of(task.index))
     whole = build_truth(task, queries, n_subsets=12, alpha=0.5, workers=2, overwrite=True)
     assert whole.trained == 12
