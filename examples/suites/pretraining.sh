@@ -10,7 +10,7 @@ articles=$1 work=$2 subsets=${3:-64}
 here=$(cd "$(dirname "$0")" && pwd)
 
 [ -e "$work/corpus.jsonl" ] || python "$here/passages.py" "$articles" --out "$work" \
-    ${PASSAGES:+--passages "$PASSAGES"} ${QUERIES:+--queries "$QUERIES"}
+    ${PASSAGES:+--passages "$PASSAGES"} ${QUERIES:+--queries "$QUERIES"} ${QUERY_WORDS:+--query-words "$QUERY_WORDS"}
 [ -e "$work/model" ] || stride model train "$work/corpus.jsonl" --out "$work/model" \
     --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 128 --epochs 4 --checkpoints 3
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
