@@ -156,10 +156,8 @@ def _rows(sample: Sample) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _of_bounded_tokens(lengths: Sequence[int]) -> list[np.ndarray]:
     """Row numbers in groups of like lengths, at most `_TOKENS` padded tokens each."""
-    groups: list[list[int]] = []
-    for row in np.argsort(-np.asarray(lengths), kind="stable"):
-        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= _TOKENS:
-            groups[-1].append(int(row))
-        else:
-            groups.append([int(row)])
-    return [np.asarray(group) for group in groups]
+    from stride_cli.operators.batches import consecutive_groups
+
+    counted = np.asarray(lengths)
+    order = np.argsort(-counted, kind="stable")
+    return [order[group] for group in consecutive_groups(counted[order], _TOKENS)]

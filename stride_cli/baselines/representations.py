@@ -77,10 +77,10 @@ class RDS:
             if self._table is None:  # a corpus of no chunks
                 yield np.zeros((len(rows), self._n_chunks), np.float32)
                 continue
-            lengths = np.array([len(queries.ids[row]) for row in rows])
             parts = []
-            for group in _groups(lengths, self.batch_tokens):
-                parts.append(self._states(queries.batch(rows[group]), lengths[group]))
+            for group in queries.groups(self.batch_tokens, rows):
+                lengths = np.array([len(queries.ids[row]) for row in group])
+                parts.append(self._states(queries.batch(group), lengths))
             yield self._table.products(np.concatenate(parts))
 
     def _states(self, batch: Batch, lengths: np.ndarray) -> np.ndarray:
@@ -133,13 +133,3 @@ def pooled_states(
             share = torch.nn.functional.pad(batch.weights[:, 1:], (0, 1))
         share = share / share.sum(1, keepdim=True).clamp_min(1e-9)
         return torch.einsum("bt,btd->bd", share.to(states.device), states.float())
-
-
-def _groups(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Positions 0 … len-1 in order, in groups of at most ``batch_tokens`` padded tokens."""
-    first = 0
-    for position in range(1, len(lengths) + 1):
-        longest = lengths[first : position + 1].max() if position < len(lengths) else 0
-        if position == len(lengths) or longest * (position + 1 - first) > batch_tokens:
-            yield np.arange(first, position)
-            first = position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
+_QUERY_TOKENS = 4096  # padded tokens of queries measured at once
 
 
 class StrideMethod:
@@ -168,7 +169,7 @@ class StrideMethod:
 
         method = self._defaults["measure"] if self._measure == "auto" else self._measure
         found = []
-        for group in _of_bounded_tokens(queries, rows):
+        for group in queries.groups(_QUERY_TOKENS, rows):
             batch = queries.batch(group)
             measure = measure_linear if method == "linear" else measure_exact
             found.append(measure(model, operators, batch))
@@ -220,35 +221,24 @@ class DirectReadout:
         UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
         """
         from stride_cli.api import resolve_settings
-        from stride_cli.operators.bases import fit_bases
-        from stride_cli.operators.closed import fit_closed
+        from stride_cli.operators.closed import fit_closed, fit_spaces
 
         self._task = task
         self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
         for model in _models(task, self._checkpoints):
             settings = resolve_settings(self._options, model, task.index)
+            spaces = fit_spaces(model, task.chunks, settings)
             if settings.curvature == "kronecker" and "residual" not in settings.spaces:
-                spaces = fit_bases(
-                    model,
-                    task.chunks,
-                    settings.spaces,
-                    settings.layer,
-                    ranks=settings.ranks,
-                    n_buckets=settings.n_buckets,
-                    seed=settings.seed,
-                    batch_tokens=settings.batch_tokens,
-                    damping=settings.damping,
-                )
                 self._parts.append((model, settings, spaces))
                 continue
-            probe = fit_closed(model, task.chunks, np.zeros((task.n_chunks, 1), np.uint16), 1, settings)
-            if probe.gate_size * task.n_chunks * 4 > _DIRECT_BYTES:
+            gate_size = sum(space.gate_size for space in spaces)
+            if gate_size * task.n_chunks * 4 > _DIRECT_BYTES:
                 raise UsageError(
-                    f"gradients of {task.n_chunks} chunks in {probe.gate_size} gates do not fit in memory",
+                    f"gradients of {task.n_chunks} chunks in {gate_size} gates do not fit in memory",
                     fix="use curvature=kronecker, or a smaller rank",
                 )
             alone = np.arange(task.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
-            operators = fit_closed(model, task.chunks, alone, task.n_chunks, replace(settings))
+            operators = fit_closed(model, task.chunks, alone, task.n_chunks, settings)
             self._parts.append((model, settings, operators))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -260,7 +250,7 @@ class DirectReadout:
             if isinstance(fitted, Operators):
                 from stride_cli.measurement.linear import measure_linear
 
-                groups = _of_bounded_tokens(queries, np.arange(len(queries)))
+                groups = queries.groups(_QUERY_TOKENS)
                 scores = np.concatenate([measure_linear(model, fitted, queries.batch(g)) for g in groups])
             else:
                 scores = self._pass(model, settings, fitted, queries)
@@ -277,7 +267,7 @@ class DirectReadout:
         from stride_cli.operators.gradients import gate_gradients
 
         wanted: list[list[Any]] = [[] for _ in spaces]
-        for group in _of_bounded_tokens(queries, np.arange(len(queries))):
+        for group in queries.groups(_QUERY_TOKENS):
             found = gate_gradients(model, spaces, settings.layer, queries.batch(group))[0]
             for kept, gradient in zip(wanted, found, strict=True):
                 kept.append(gradient.cpu())
@@ -300,30 +290,8 @@ class DirectReadout:
 
 def _models(task: Task, checkpoints: str | None) -> list[CausalLM]:
     """The task's model, or those of the checkpoints."""
-    from stride_cli.models.loading import load_model
-
     if checkpoints is None:
         return [task.model]
-    device = str(task.model.device)
-    dtype = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(str(task.model.dtype), "auto")
-    models = [load_model(path, device=device, dtype=dtype) for path in checkpoints.split("|")]
-    for model in models:
-        for name in ("table", "row_ids", "row_labels", "held_out"):  # a classifier's inputs, queries' too
-            if hasattr(task.model, name):
-                setattr(model, name, getattr(task.model, name))
-    return models
+    from stride_cli.baselines.gradients.passes import load_checkpoint
 
-
-def _of_bounded_tokens(queries: QuerySet, rows: np.ndarray, limit: int = 4096) -> list[np.ndarray]:
-    """Consecutive queries in groups of at most that many padded tokens."""
-    groups: list[list[int]] = []
-    longest = 0
-    for row in rows:
-        length = len(queries.ids[int(row)])
-        longest = max(longest, length)
-        if groups and longest * (len(groups[-1]) + 1) <= limit:
-            groups[-1].append(int(row))
-        else:
-            groups.append([int(row)])
-            longest = length
-    return [np.asarray(group) for group in groups]
+    return [load_checkpoint(task, Path(path)) for path in checkpoints.split("|")]

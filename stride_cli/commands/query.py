@@ -60,7 +60,10 @@ def query(
     chat: Annotated[bool, typer.Option("--chat", help="Format the prompt with the chat template.")] = False,
     lambda_ratio: Annotated[
         float | None,
-        typer.Option("--lambda-ratio", help="λ as a share of λ_max. [0.1 closed, 0.2 sgd, 0.8 paper]"),
+        typer.Option(
+            "--lambda-ratio",
+            help="λ as a share of λ_max. [0.03 closed (classifiers: 0.01), 0.2 sgd, 0.8 paper]",
+        ),
     ] = None,
     measure: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace
+from stride_cli.operators.spaces import LogitSpace, reads_input
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -58,7 +59,6 @@ def measure_exact(
     chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
     spaces = [space.to(model.device) for space in operators.spaces]
     central = operators.fit == "closed"
-    reads_input = any(isinstance(space, LogitSpace) and space.source == "input" for space in spaces)
     responses = np.zeros((len(batch.ids), len(chosen)))
     with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
         for row in range(len(batch.ids)):
@@ -75,12 +75,19 @@ def measure_exact(
             scored = scored.to(model.device)
             targets = ids[0, scored + 1]
             hidden = model.hidden(ids, operators.layer)
-            inputs = model.hidden(ids, 0)[:, scored] if reads_input else None
-            base = None
-            if not central:
-                base = _losses(model, spaces, operators.layer, hidden, inputs, None, scored, targets, share)[
-                    0
-                ]
+            inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
+            losses = partial(
+                _losses,
+                model,
+                spaces,
+                operators.layer,
+                hidden,
+                inputs,
+                scored=scored,
+                targets=targets,
+                share=share,
+            )
+            base = None if central else losses(None)[0]
             limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
             size = max(1, min(batch_size, limit))
             for start in range(0, len(chosen), size):
@@ -90,19 +97,10 @@ def measure_exact(
                 ]
                 if central:
                     scaled = [gate * operators.step for gate in gates]
-                    up = _losses(
-                        model, spaces, operators.layer, hidden, inputs, scaled, scored, targets, share
-                    )
-                    flipped = [-gate for gate in scaled]
-                    down = _losses(
-                        model, spaces, operators.layer, hidden, inputs, flipped, scored, targets, share
-                    )
-                    change = (down - up) / (2 * operators.step)
+                    change = (losses([-gate for gate in scaled]) - losses(scaled)) / (2 * operators.step)
                 else:
                     assert base is not None
-                    change = base - _losses(
-                        model, spaces, operators.layer, hidden, inputs, gates, scored, targets, share
-                    )
+                    change = base - losses(gates)
                 responses[row, start : start + len(picked)] = change.cpu().numpy()
                 bar.advance(len(picked))
     return responses
@@ -189,11 +187,7 @@ def token_losses(
     logits = model.logits(final).float()  # (B, S, V)
     for space, gate in pairs:
         if isinstance(space, LogitSpace):
-            read = final
-            if space.source == "input":
-                assert inputs is not None
-                read = inputs.expand(count, -1, -1)
-            logits = logits + space(read, gate)
+            logits = logits + space(space.reads(final, inputs).expand(count, -1, -1), gate)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.repeat(count), reduction="none"
     ).reshape(count, -1)

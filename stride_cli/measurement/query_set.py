@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import CorpusError, QueryError
-from stride_cli.operators.batches import Batch, pad_batch
+from stride_cli.operators.batches import Batch, consecutive_groups, pad_batch
 
 if TYPE_CHECKING:
     from stride_cli.measurement.queries import Query
@@ -72,6 +72,12 @@ class QuerySet:
         """All queries in order, ``size`` at a time."""
         for start in range(0, len(self), size):
             yield self.batch(np.arange(start, min(start + size, len(self))))
+
+    def groups(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
+        """All queries (or the given ones) in order, in groups of at most ``batch_tokens`` padded tokens."""
+        rows = np.arange(len(self)) if rows is None else np.asarray(rows, np.int64)
+        lengths = [len(self.ids[row]) for row in rows]
+        return [rows[group] for group in consecutive_groups(lengths, batch_tokens)]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> QuerySet:
         """The given queries only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,25 @@ class Batch:
     def scored(self) -> torch.Tensor:
         """Scored tokens of each row, (B,) float32."""
         return self.weights.sum(dim=1)
+
+
+def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+    """Positions 0 … len − 1 in order, in groups of at most ``batch_tokens`` padded tokens, one at least.
+
+    Parameters
+    ----------
+    lengths : tokens of each sequence
+    """
+    groups: list[np.ndarray] = []
+    first, longest = 0, 0
+    for position, length in enumerate(lengths):
+        longest = max(longest, int(length))
+        if position > first and longest * (position + 1 - first) > batch_tokens:
+            groups.append(np.arange(first, position))
+            first, longest = position, int(length)
+    if len(lengths):
+        groups.append(np.arange(first, len(lengths)))
+    return groups
 
 
 def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarray]) -> Batch:

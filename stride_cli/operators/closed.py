@@ -78,6 +78,21 @@ class ClosedSettings:
     seed: int = 0
 
 
+def fit_spaces(model: CausalLM, chunks: ChunkReader, settings: ClosedSettings) -> list[OperatorSpace]:
+    """The operator spaces that these settings ask for, with bases of this model and corpus."""
+    return fit_bases(
+        model,
+        chunks,
+        settings.spaces,
+        settings.layer,
+        ranks=settings.ranks,
+        n_buckets=settings.n_buckets,
+        seed=settings.seed,
+        batch_tokens=settings.batch_tokens,
+        damping=settings.damping if settings.curvature == "kronecker" else None,
+    )
+
+
 def fit_closed(
     model: CausalLM,
     chunks: ChunkReader,
@@ -108,17 +123,7 @@ def fit_closed(
     ------
     NumericalError   a loss, gradient or Fisher matrix is not finite
     """
-    spaces = fit_bases(
-        model,
-        chunks,
-        settings.spaces,
-        settings.layer,
-        ranks=settings.ranks,
-        n_buckets=settings.n_buckets,
-        seed=settings.seed,
-        batch_tokens=settings.batch_tokens,
-        damping=settings.damping if settings.curvature == "kronecker" else None,
-    )
+    spaces = fit_spaces(model, chunks, settings)
     sums, fisher, probes, loss = _accumulate(
         model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
     )

@@ -11,7 +11,7 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, reads_input
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -100,8 +100,7 @@ def signals(
     logit_spaces = [space for space in spaces if isinstance(space, LogitSpace)]
     with torch.no_grad():
         hidden = model.hidden(ids, layer)
-        reads_input = with_inputs or any(space.source == "input" for space in logit_spaces)
-        inputs = model.hidden(ids, 0) if reads_input else None
+        inputs = model.hidden(ids, 0) if with_inputs or reads_input(logit_spaces) else None
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
     with torch.set_grad_enabled(residual):
         if residual:
@@ -149,10 +148,7 @@ def signals(
             surprise = _surprise(picked.double(), doubt.double(), weight.double())
             (losses_drawn if number else losses).append((surprise * weight).sum(dim=1))
             for position, space in enumerate(logit_spaces):
-                read = state.detach()
-                if space.source == "input":
-                    assert inputs is not None
-                    read = inputs[rows, stretch]
+                read = space.reads(state.detach(), None if inputs is None else inputs[rows, stretch])
                 (logit_drawn if number else logit)[position].append(space.gate_gradient(read, error))
             if residual:
                 (d_state,) = torch.autograd.grad(

@@ -15,7 +15,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.closed import save_atomically
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space, reads_input
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -317,7 +317,7 @@ def _continue(
     with torch.no_grad():
         hidden = model.hidden(ids, layer)
         base = model.logits(model.continue_from(hidden, layer)[:, :-1]).float()
-        inputs = model.hidden(ids, 0)[:, :-1]
+        inputs = model.hidden(ids, 0)[:, :-1] if reads_input(spaces) else None
     pairs = list(zip(spaces, gates, strict=True))
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
@@ -325,7 +325,7 @@ def _continue(
     steered = model.logits(final).float()
     for space, gate in pairs:
         if isinstance(space, LogitSpace):
-            shifts.append(space(inputs if space.source == "input" else final, gate))
+            shifts.append(space(space.reads(final, inputs), gate))
             steered = steered + shifts[-1]
     shift = shifts[0][:, : base.shape[1]]
     return base, steered, shift, ids[:, 1:], piece.weights[:, 1:].to(model.device)

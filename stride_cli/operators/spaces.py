@@ -18,7 +18,7 @@ A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shift
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -182,6 +182,13 @@ class LogitSpace(OperatorSpace):
     site = "logit"
     source: ClassVar[str] = "final"  # which activations are read: "final", or "input" of the first block
 
+    def reads(self, final: torch.Tensor, inputs: torch.Tensor | None) -> torch.Tensor:
+        """The one of the two that this space reads; `inputs` may be missing where no space `reads_input`."""
+        if self.source == "final":
+            return final
+        assert inputs is not None
+        return inputs
+
     def __init__(self, B: torch.Tensor, bucket: torch.Tensor, sign: torch.Tensor) -> None:
         super().__init__()
         self.B = torch.nn.Parameter(B.float().clone())
@@ -221,6 +228,11 @@ class TokenLogitSpace(LogitSpace):
 
     name = "token-logit"
     source = "input"
+
+
+def reads_input(spaces: Iterable[OperatorSpace]) -> bool:
+    """Whether any of the spaces reads the input of the first block."""
+    return any(isinstance(space, LogitSpace) and space.source == "input" for space in spaces)
 
 
 _CLASSES: dict[str, type[OperatorSpace]] = {

@@ -41,7 +41,7 @@ def token_influence(
     import torch
 
     from stride_cli.measurement.exact import token_losses
-    from stride_cli.operators.spaces import LogitSpace
+    from stride_cli.operators.spaces import reads_input
 
     centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
     direction = [centred @ gate for gate in operators.gates]
@@ -53,7 +53,6 @@ def token_influence(
     both_ways = [
         torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device) for part in direction
     ]
-    reads_input = any(isinstance(space, LogitSpace) and space.source == "input" for space in spaces)
     found = []
     with torch.no_grad():
         for tokens, weights in zip(batch.ids, batch.weights, strict=True):
@@ -63,7 +62,7 @@ def token_influence(
                 ids = tokens[None, : int(scored[-1]) + 2].to(model.device)
                 scored = scored.to(model.device)
                 hidden = model.hidden(ids, operators.layer)
-                inputs = model.hidden(ids, 0)[:, scored] if reads_input else None
+                inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
                 towards, away = token_losses(
                     model, spaces, operators.layer, hidden, inputs, both_ways, scored, ids[0, scored + 1]
                 )

@@ -112,16 +112,8 @@ class Passes:
 
     def query_batches(self, queries: QuerySet, start: int, stop: int) -> Iterator[tuple[slice, Batch]]:
         """Queries start … stop − 1 in order, in batches of at most `batch_tokens` padded tokens."""
-        first = start
-        while first < stop:
-            last, longest = first, 0
-            while last < stop:
-                longest = max(longest, len(queries.ids[last]))
-                if last > first and longest * (last + 1 - first) > self.batch_tokens:
-                    break
-                last += 1
-            yield slice(first, last), queries.batch(np.arange(first, last))
-            first = last
+        for group in queries.groups(self.batch_tokens, np.arange(start, stop)):
+            yield slice(int(group[0]), int(group[-1]) + 1), queries.batch(group)
 
 
 def label_uniforms(seed: int, batch: Batch, draw: int) -> Tensor:
