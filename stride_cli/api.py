@@ -405,6 +405,8 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         )
     if options.rank is not None and options.rank < 1:
         raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
+    if options.buckets is not None and options.buckets < 1:
+        raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
     # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
     default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK} if classifier else DEFAULT_RANKS
     ranks = {name: options.rank or default_ranks[name] for name in names}

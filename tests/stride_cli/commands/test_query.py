@@ -148,6 +148,8 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
         ),
         ("train --index {w}/run.stride --overwrite --layer 40", "", "layer 40 is not in the model"),
         ("train --index {w}/run.stride --overwrite --fit guess", "", "unknown fit 'guess'"),
+        ("train --index {w}/run.stride --overwrite --curvature guess", "", "unknown curvature 'guess'"),
+        ("train --index {w}/run.stride --overwrite --buckets -5", "", "-5 buckets are too few"),
         ("train --index {w}/run.stride --overwrite --recipe mine", "", "unknown recipe 'mine'"),
         ("train --index {w}/run.stride --overwrite --damping 0", "", "damping 0.0 is not positive"),
         ("train --index {w}/run.stride --overwrite --fit sgd --steps 0", "", "0 steps are too few"),
