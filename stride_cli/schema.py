@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stride_cli.audit.records import AUDIT_RECORDS
+from stride_cli.corpus.records import INDEX_RECORDS
 from stride_cli.evaluation.records import EVALUATION_RECORDS
+from stride_cli.models.records import MODEL_RECORDS
 from stride_cli.selection.records import SELECTION_RECORDS
 
 _HIT = {
@@ -67,6 +69,14 @@ RECORDS: dict[str, dict[str, Any]] = {
             "recover": ("number", "seconds"),
             "rank": ("number", "seconds"),
         },
+        "expected": [("string", "stride demo: a document that states the fact"), "optional"],
+        "found": ("boolean", "stride demo: whether such a document is on top", "optional"),
+    },
+    "stride.setting/1": {
+        "schema": ("string", "stride.setting/1"),
+        "key": ("string", "section and name, such as query.top"),
+        "value": ("string or number or boolean or null", "null: what fits the index and model"),
+        "source": ("string", '"default", "stride.yaml" or the name of a variable'),
     },
     "stride.report/1": {
         "schema": ("string", "stride.report/1"),
@@ -112,6 +122,8 @@ RECORDS: dict[str, dict[str, Any]] = {
         "base_loss": ("number", "mean over queries of the index's own model, nats per scored token"),
         "seconds": ("number", "seconds of the whole command"),
     },
+    **INDEX_RECORDS,
+    **MODEL_RECORDS,
     **AUDIT_RECORDS,
     **EVALUATION_RECORDS,
     **SELECTION_RECORDS,
@@ -125,24 +137,31 @@ def json_schema(name: str) -> dict[str, Any]:
     ------
     KeyError      no such record
     """
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": name,
-        **_object(RECORDS[name]),
-    }
+    schema = _object(RECORDS[name])
+    schema["properties"]["schema"]["const"] = name
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}
+
+
+def is_optional(field: Any) -> bool:
+    """Whether a record may lack this key: its field ends in "optional"."""
+    return isinstance(field, tuple | list) and field[-1] == "optional"
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:
-    properties: dict[str, Any] = {}
-    required = []
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            properties[key] = _object(value)
-        elif isinstance(value, list):
-            properties[key] = {"type": "array", "items": _object(value[0])}
-        else:
-            kind = value[0] if value[0] != "number" else ["number", "null"]
-            properties[key] = {"type": kind, "description": value[1]}
-        if not (isinstance(value, tuple) and len(value) == 3):
-            required.append(key)
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {key: _value(field) for key, field in fields.items()},
+        "required": [key for key, field in fields.items() if not is_optional(field)],
+        "additionalProperties": False,
+    }
+
+
+def _value(field: Any) -> dict[str, Any]:
+    if isinstance(field, dict):
+        return _object(field)
+    if isinstance(field, list):
+        return {"type": "array", "items": _value(field[0])}
+    kinds = field[0].split(" or ")
+    if kinds == ["number"]:  # one that is not finite is written as null
+        kinds = ["number", "null"]
+    return {"type": kinds if len(kinds) > 1 else kinds[0], "description": field[1]}

@@ -73,6 +73,7 @@ def train_classifier(
         overwrite=overwrite,
     )
     record = {
+        "schema": "stride.classifier/1",
         "path": str(trained.path),
         "network": trained.recipe.network.name,
         "parameters": trained.parameters,

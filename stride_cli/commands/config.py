@@ -31,7 +31,7 @@ def show(json: Json = False) -> None:
     found = settings()
     if wants_json(json):
         for setting in found:
-            emit(asdict(setting))
+            emit({"schema": "stride.setting/1", **asdict(setting)})
         return
     from rich.console import Console
     from rich.table import Table

@@ -321,7 +321,7 @@ def plan(
         vocabulary=vocabulary,
         store_text=not no_text,
     )
-    _show(asdict(made), json, title="plan")
+    _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
 
 
 @app.command(epilog=_example("stride index info run.stride"))
@@ -333,6 +333,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
     path = _named_index(index, index_option)
     opened = Index.open(path)
     record: dict[str, Any] = {
+        "schema": "stride.index_info/1",
         **_summary(opened, path),
         "seed": opened.seed,
         "chunks_per_subset": opened.n_chunks * opened.degree / opened.n_subsets,
@@ -364,14 +365,14 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
 
         problems = find_problems(path, progress=tell)
     as_json = output.wants_json(json)
+    record = {"schema": "stride.index_verify/1", "index": str(path), "whole": not problems}
     if not problems:
-        output.emit({"index": str(path), "whole": True}) if as_json else print(f"{path} is whole")
+        output.emit(record) if as_json else print(f"{path} is whole")
         return
     for problem in problems:
         if as_json:
-            output.emit(
-                {"index": str(path), "path": problem.path, "kind": problem.kind, "message": problem.message}
-            )
+            about = {"path": problem.path, "kind": problem.kind, "message": problem.message}
+            output.emit({**record, **about})
         else:
             print(f"{problem.path}: {problem.kind}: {problem.message}")
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
@@ -410,7 +411,12 @@ def _summary(index: Any, path: Path) -> dict[str, Any]:
 
 
 def _report(index: Any, path: Path, seconds: float, json: bool) -> None:
-    record = {**_summary(index, path), "bytes": _disk_bytes(path), "seconds": round(seconds, 3)}
+    record = {
+        "schema": "stride.index/1",
+        **_summary(index, path),
+        "bytes": _disk_bytes(path),
+        "seconds": round(seconds, 3),
+    }
     unscored = record["unscored_documents"]
     if unscored:
         output.note(
@@ -444,6 +450,8 @@ def _show(record: Mapping[str, Any], json: bool, *, title: str) -> None:
 def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in record.items():
+        if name == "schema":
+            continue
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")

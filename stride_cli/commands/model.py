@@ -264,11 +264,12 @@ def info(
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.description import describe_model
 
-    _show(describe_model(model), json, title=model)
+    _show({"schema": "stride.model_info/1", **describe_model(model)}, json, title=model)
 
 
 def _report(trained: Trained, seconds: float, json: bool) -> None:
     record: dict[str, Any] = {
+        "schema": "stride.model/1",
         "path": str(trained.path),
         "parameters": trained.parameters,
         "loss": trained.loss,
@@ -298,6 +299,8 @@ def _show(record: dict[str, Any], json: bool, *, title: str) -> None:
 def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows = []
     for name, value in record.items():
+        if name == "schema":
+            continue
         if isinstance(value, dict):
             rows += _flat(value, f"{prefix}{name}.")
         elif isinstance(value, float):

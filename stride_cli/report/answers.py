@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import QueryError, UsageError
+from stride_cli.schema import RECORDS, is_optional
 
 _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -37,8 +38,6 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
     """Answers from lines of JSON; keys that the record does not have are let be. Errors as `read_answers`."""
-    from stride_cli.schema import RECORDS
-
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -73,7 +72,7 @@ def _compare(value: Any, fields: Any, name: str = "") -> str:
             if key == "seconds":  # not shown
                 continue
             if key not in value:
-                if isinstance(field, tuple) and len(field) == 3:
+                if is_optional(field):
                     continue
                 return f"{name + '.' if name else ''}{key} is missing"
             wrong = _compare(value[key], field, f"{name}.{key}" if name else key)

@@ -10,7 +10,7 @@ from stride_cli.schema import RECORDS, json_schema
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_leaf_has_a_type_and_a_meaning(name: str) -> None:
     def walk(node: dict) -> None:
-        if node["type"] == "object":
+        if "properties" in node:
             assert set(node["required"]) <= set(node["properties"])
             for child in node["properties"].values():
                 walk(child)

@@ -79,7 +79,12 @@ def test_config_show_names_sources(run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STRIDE_QUERY_TOP", "7")
     records = {record["key"]: record for record in run("config show").records}
-    assert records["query.top"] == {"key": "query.top", "value": 7, "source": "STRIDE_QUERY_TOP"}
+    assert records["query.top"] == {
+        "schema": "stride.setting/1",
+        "key": "query.top",
+        "value": 7,
+        "source": "STRIDE_QUERY_TOP",
+    }
     assert records["query.bottom"]["source"] == "default"
 
 

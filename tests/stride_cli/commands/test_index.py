@@ -122,12 +122,15 @@ def test_build_info_verify(here: Path, stride: Callable[..., Result]) -> None:
     assert built.err == "next: stride train --index run.stride\n"
     for command in ("index info", "index info run.stride", "index info --index run.stride"):
         (info,) = stride(command).records()
-        assert {key: info[key] for key in record if key != "seconds"} == {
-            key: value for key, value in record.items() if key != "seconds"
+        assert {key: info[key] for key in record if key not in ("schema", "seconds")} == {
+            key: value for key, value in record.items() if key not in ("schema", "seconds")
         }
         assert info["operators"] is None and info["model_path"] == str(here / "model")
     whole = stride("index verify")
-    assert (whole.code, whole.records()) == (0, [{"index": "run.stride", "whole": True}])
+    assert (whole.code, whole.records()) == (
+        0,
+        [{"schema": "stride.index_verify/1", "index": "run.stride", "whole": True}],
+    )
     assert names(here) == {"model", "corpus.jsonl", "run.stride"}
 
 

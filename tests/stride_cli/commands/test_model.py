@@ -52,7 +52,18 @@ def test_train_ends_with_one_record(tmp_path: Path, corpus: str) -> None:
     (line,) = result.stdout.splitlines()
     record = json.loads(line)
     assert set(record) == {
-        *("path", "parameters", "loss", "steps", "epochs", "tokens", "documents", "chunks", "seconds"),
+        *(
+            "schema",
+            "path",
+            "parameters",
+            "loss",
+            "steps",
+            "epochs",
+            "tokens",
+            "documents",
+            "chunks",
+            "seconds",
+        ),
     }
     assert record["path"] == str(out) and record["documents"] == 9 and record["steps"] == 2
     assert record["loss"] > 0 and record["seconds"] > 0
