@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -29,17 +30,14 @@ def records_keep_to_their_schema() -> Iterator[None]:
     """Every record that a test makes a command write is what `stride schema` says it is."""
     from stride_cli import output
 
-    written: Callable[[Mapping[str, Any]], str] = output.to_json
+    written: Callable[[Mapping[str, Any]], None] = output.emit
 
-    def checked(record: Mapping[str, Any]) -> str:
-        import json
-
-        line = written(record)
+    def checked(record: Mapping[str, Any]) -> None:
         if "$schema" not in record:  # a schema itself, of `stride schema`
             assert "schema" in record, f"a record without a schema: {sorted(record)}"
-            _validator(record["schema"]).validate(json.loads(line))
-        return line
+            _validator(record["schema"]).validate(json.loads(output.to_json(record)))
+        written(record)
 
-    output.to_json = checked  # type: ignore[assignment]
+    output.emit = checked
     yield
-    output.to_json = written  # type: ignore[assignment]
+    output.emit = written

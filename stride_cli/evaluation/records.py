@@ -61,7 +61,7 @@ EVALUATION_RECORDS: dict[str, dict[str, Any]] = {
         "difference": _mean("LDS minus the reference's, on the same resamples; null for the reference"),
         "groups": [_GROUP],
         "partial": {
-            "given": ("string", "the method whose part is taken out of prediction and measurement"),
+            "given": ("string or null", "the method whose part is taken out of both; null without --given"),
             **{key: _GROUP[key] for key in ("queries", "mean", "se")},
             "groups": [_GROUP],
         },
