@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+
+from stride_cli.schema import json_schema
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,6 +58,8 @@ def test_the_main_job(shell) -> None:
     assert install == "pip install ."  # what .ci/run does before these tests
     answers = [json.loads(line) for line in shell(command).splitlines()]
     assert len(answers) == 10
+    for answer in answers:
+        jsonschema.validate(answer, json_schema("stride.answer/1"))
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
     found = [answer["hits"][0]["document"] in answer["expected"] for answer in answers]
     assert sum(found) >= 8

@@ -1,0 +1,102 @@
+"""Every command in turn, from a corpus to a selection: what each prints, `stride schema` describes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stride_cli.schema import json_schema
+
+from .test_app import commands
+
+pytestmark = pytest.mark.slow
+DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+TINY = "--layers 2 --width 32 --heads 2 --vocab 512 --context 128 --epochs 2 --batch-tokens 512 --device cpu"
+ASKED = "--index run.stride --queries queries.jsonl"
+SELECTED = "--model model --queries queries.jsonl --seeds 1 --batch-tokens 256 --max-new-tokens 2"
+
+# in the order in which a person needs them; a new command is added here, with a small line of its own
+LINES = (
+    ("model train", f"corpus.jsonl --out model {TINY}", ["stride.model/1"]),
+    ("model train", "digits.npz --out mlp --width 4 --rows 20 --epochs 1", ["stride.classifier/1"]),
+    ("model finetune", "more.jsonl --model model --out tuned --steps 1 --device cpu", ["stride.model/1"]),
+    ("model info", "model", ["stride.model_info/1"]),
+    ("model info", "mlp", ["stride.model_info/1"]),
+    ("index plan", "--chunks 1000", ["stride.index_plan/1"]),
+    ("index plan", "corpus.jsonl --model model", ["stride.index_plan/1"]),
+    ("index build", "corpus.jsonl --model model", ["stride.index/1"]),
+    ("index build", "digits.npz --model mlp --out mlp.stride", ["stride.index/1"]),
+    ("index info", "run.stride", ["stride.index_info/1"]),
+    ("train", "--index run.stride --device cpu", ["stride.train/1"]),
+    ("train", "--index mlp.stride --device cpu", ["stride.train/1"]),
+    ("index info", "run.stride", ["stride.index_info/1"]),
+    ("query", "'The French' --bottom 2 --explain --index run.stride", ["stride.answer/1"]),
+    ("query", "--row 3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),
+    ("report", "'The French' --index run.stride", ["stride.report/1"]),
+    ("audit", "queries.jsonl --index run.stride", ["stride.audit/1"] * 3),
+    ("select", "queries.jsonl --index run.stride --size 4", ["stride.selection/1"]),
+    ("evaluate selection", f"selection {SELECTED}", ["stride.selection_score/1"] * 4),
+    ("evaluate truth", f"{ASKED} --subsets 3 --workers 1", ["stride.truth/1"]),
+    ("evaluate lds", "--index run.stride --methods tfidf,chance --draws 100", ["stride.lds/1"] * 2),
+    (
+        "evaluate compare",
+        "--index run.stride --methods tfidf,chance --draws 100",
+        ["stride.comparison/1"] * 2,
+    ),
+    ("evaluate distribution", f"{ASKED} --method chance", ["stride.distribution/1"]),
+    (
+        "evaluate removal",
+        f"{ASKED} --method chance --top 2 --limit 1 --seeds 1 --draws 1 --workers 1",
+        ["stride.removal/1"],
+    ),
+    ("baseline", "--list", ["stride.method/1"]),
+    ("baseline", f"tfidf {ASKED} --top 2", ["stride.ranking/1"] * 3),
+    ("index append", "more.jsonl --index run.stride", ["stride.index/1"]),
+    ("index verify", "run.stride", ["stride.index_verify/1"]),
+    ("config show", "", ["stride.setting/1"]),
+)
+ELSEWHERE = {
+    *("demo", "schema"),  # minutes long, in tests/test_readme.py; the schemas themselves
+    # train models again and again: their own tests run them, where conftest.py looks at every record
+    *("evaluate tail-patch", "evaluate removal", "evaluate loo"),
+}
+
+
+def test_no_command_is_left_out() -> None:
+    assert {command for command, _, _ in LINES} | ELSEWHERE == set(commands())
+
+
+def test_every_record_is_as_described(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+    from jsonschema import Draft202012Validator
+
+    monkeypatch.chdir(tmp_path)
+    documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:33]]
+    for name, chosen in (("corpus", documents[:30]), ("queries", documents[:3]), ("more", documents[30:])):
+        rows = [{"id": document["id"], "text": document["text"][:160]} for document in chosen]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    random = np.random.default_rng(0)
+    np.savez(
+        "digits.npz", images=random.integers(0, 17, (24, 8, 8)).astype(np.uint8), labels=np.arange(24) % 3
+    )
+    described = {schema["title"]: schema for schema in run("schema").records}
+    for command, line, expected in LINES:
+        result = run(f"{command} {line}")
+        assert result.code == 0, f"stride {command} {line}\n{result.err}"
+        found = [record["schema"] for record in result.records]
+        assert found[: len(expected)] == expected and set(found) == set(expected), command
+        for record in result.records:
+            Draft202012Validator(described[record["schema"]]).validate(record)
+
+
+def test_a_record_with_another_key_would_be_found() -> None:
+    from jsonschema import Draft202012Validator
+
+    record = {"schema": "stride.report/1", "path": "a", "queries": 1, "bytes": 2, "seconds": 0.5}
+    validator = Draft202012Validator(json_schema("stride.report/1"))
+    assert validator.is_valid(record)
+    assert not validator.is_valid({**record, "more": 1})
+    assert not validator.is_valid({**record, "schema": "stride.report/2"})
+    assert not validator.is_valid({key: value for key, value in record.items() if key != "bytes"})
