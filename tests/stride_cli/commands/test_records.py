@@ -46,11 +46,6 @@ LINES = (
         ["stride.comparison/1"] * 2,
     ),
     ("evaluate distribution", f"{ASKED} --method chance", ["stride.distribution/1"]),
-    (
-        "evaluate removal",
-        f"{ASKED} --method chance --top 2 --limit 1 --seeds 1 --draws 1 --workers 1",
-        ["stride.removal/1"],
-    ),
     ("baseline", "--list", ["stride.method/1"]),
     ("baseline", f"tfidf {ASKED} --top 2", ["stride.ranking/1"] * 3),
     ("index append", "more.jsonl --index run.stride", ["stride.index/1"]),
