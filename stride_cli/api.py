@@ -748,6 +748,72 @@ class Session:
         return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
 
 
+def verify_hit(
+    index_path: str | Path,
+    prompt: str | Query,
+    options: QueryOptions | None = None,
+    *,
+    response: str | None = None,
+    span: str | None = None,
+    documents: Sequence[str] | None = None,
+    seeds: int = 5,
+    random: int = 5,
+    effect: float | None = None,
+    recipe: str | Path | None = None,
+    command: str | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    model: CausalLM | None = None,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> dict[str, Any]:
+    """Retrain without a query's top documents, and without as many random ones: did its loss depend on them?
+
+    What is trained is kept beside the index, and an interrupted call goes on.
+
+    Parameters
+    ----------
+    prompt, response, span : see `Session.query`
+    options : QueryOptions       its `top` says how many documents
+    documents : ids, optional    these documents instead of the query's; no operators are needed then
+    seeds, random : trainings of every set of documents, and random sets of each seed
+    effect : smallest rise of the loss that would matter, nats (default 0.1)
+    recipe, command : see `stride_cli.evaluation.retraining.open_trainer`
+    engine, workers : see `stride_cli.evaluation.retraining.retrain`
+
+    Returns
+    -------
+    dict      a ``stride.verify_hit/1``
+
+    Raises
+    ------
+    UsageError      fewer documents than asked for, an unknown id
+    ModelError      the model has no recipe, and no command is given
+    """
+    from stride_cli.evaluation.hit_record import verify_hit as verify
+
+    return verify(
+        index_path,
+        prompt,
+        options or QueryOptions(),
+        response=response,
+        span=span,
+        documents=documents,
+        seeds=seeds,
+        random=random,
+        effect=effect,
+        recipe=recipe,
+        command=command,
+        engine=engine,
+        workers=workers,
+        model=model,
+        model_path=model_path,
+        device=device,
+        dtype=dtype,
+    )
+
+
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
     """The embedded corpus file, and its prompts: ``{prompt, answer, documents, listed}``."""
     import json

@@ -7,6 +7,7 @@ from typing import Any
 from stride_cli.audit.records import AUDIT_RECORDS
 from stride_cli.corpus.records import INDEX_RECORDS
 from stride_cli.evaluation.records import EVALUATION_RECORDS
+from stride_cli.evaluation.verify_records import VERIFY_RECORDS
 from stride_cli.models.records import MODEL_RECORDS
 from stride_cli.selection.records import SELECTION_RECORDS
 
@@ -127,6 +128,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     **AUDIT_RECORDS,
     **EVALUATION_RECORDS,
     **SELECTION_RECORDS,
+    **VERIFY_RECORDS,
 }
 
 

@@ -23,6 +23,7 @@ from stride_cli.commands import (
     schema,
     select,
     train,
+    verify_hit,
 )
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=report.EXAMPLE)(report.report)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=select.EXAMPLE)(select.select)
+app.command("verify-hit", epilog=verify_hit.EXAMPLE)(verify_hit.verify_hit)
 app.add_typer(evaluate.app, name="evaluate")
 app.command(epilog=baseline.EXAMPLE)(baseline.baseline)
 app.command(epilog=schema.EXAMPLE)(schema.schema)

@@ -1,0 +1,172 @@
+"""`stride verify-hit`: did the prediction depend on the documents that a query names?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stride_cli.commands.evaluate_retraining import Command, Engine, Recipe, WhereTrained, Workers
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.errors import UsageError
+
+EXAMPLE = """\b
+Examples:
+  stride verify-hit "The French Revolution began in" --top 10
+  stride verify-hit "The capital of France is" --response "Paris" --seeds 10 --random 3
+  stride verify-hit "The capital of France is" --documents history/paris,geography/france
+  stride verify-hit --row 17 --index classifier.stride --top 20 --json | jq .verdict
+"""
+
+
+def verify_hit(
+    text: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
+    row: Annotated[
+        str | None, typer.Option("--row", help="Of a classifier: number or id of a row of its file.")
+    ] = None,
+    response: Annotated[
+        str | None,
+        typer.Option("--response", help="This continuation, not the model's own; of a classifier, a class."),
+    ] = None,
+    span: Annotated[str | None, typer.Option("--span", help="Only this part of the response.")] = None,
+    top: Annotated[int | None, typer.Option("--top", help="How many of the top documents. [10]")] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option("--documents", help="Ids, separated by commas: test these, not the query's hits."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Trainings of every set of documents.")] = 5,
+    random: Annotated[
+        int, typer.Option("--random", help="Random sets of documents, of like length, for each seed.")
+    ] = 5,
+    effect: Annotated[
+        float,
+        typer.Option(
+            "--effect",
+            help="Smallest rise of the loss that would matter, nats a token.",
+        ),
+    ] = 0.1,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    engine: WhereTrained = Engine.local,
+    workers: Workers = None,
+    recipe: Recipe = None,
+    command: Command = None,
+    lambda_ratio: Annotated[
+        float | None, typer.Option("--lambda-ratio", help="Of the query, as for stride query.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Length of the model's continuation. [16]")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt with the chat template.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Retrain without a query's top documents, and without as many random ones: did the prediction depend on
+    them?
+
+    Trains seeds × (2 + random) models by the recipe stored with the model (or by --command): with every
+    document, without the top ones, and without random ones of like length. The difference is taken seed by
+    seed; its 95 % interval is Student's t over seeds, each of which has random sets of its own. It lies above
+    zero: the prediction depended on them. It lies below --effect and not above zero: no evidence that it did.
+    Otherwise there were too few runs to tell: ask for more --seeds, those that are done are kept beside the
+    index. An interrupted run goes on.
+    """
+    from stride_cli import api
+    from stride_cli.config import resolve
+    from stride_cli.output import emit, note, wants_json
+
+    if (text is None) == (row is None):
+        raise UsageError(
+            "give a prompt, or --row of a classifier (one of them)",
+            fix='stride verify-hit "The French Revolution began in"',
+        )
+    chosen = resolve(
+        "query",
+        {
+            "top": top,
+            "lambda_ratio": lambda_ratio,
+            "max_new_tokens": max_new_tokens,
+            "device": device,
+            "dtype": dtype,
+        },
+    )
+    options = api.QueryOptions(
+        top=chosen.top,
+        lambda_ratio=chosen.lambda_ratio,
+        measure=chosen.measure,
+        intercept=chosen.intercept,
+        nonneg=chosen.nonneg,
+        max_new_tokens=chosen.max_new_tokens,
+        chat=chat,
+    )
+    path = find_index(index)
+    check_kind(path, row)
+    found = api.verify_hit(
+        path,
+        str(text if text is not None else row),
+        options,
+        response=response,
+        span=span,
+        documents=None
+        if documents is None
+        else [part.strip() for part in documents.split(",") if part.strip()],
+        seeds=seeds,
+        random=random,
+        effect=effect,
+        recipe=recipe,
+        command=command,
+        engine=engine.value,
+        workers=workers,
+        model_path=resolve("general", {"model": model}).model,
+        device=chosen.device,
+        dtype=chosen.dtype,
+    )
+    if wants_json(json):
+        emit(found)
+        note(found["sentence"])
+        return
+    render_check(found)
+
+
+def check_kind(path: Path, row: str | None) -> None:
+    """UsageError where a row is asked of a language model's index."""
+    from index_format.reader import Index
+    from stride_cli.classifiers.kind import is_classifier_index
+
+    if row is not None and not is_classifier_index(Index.open(path)):
+        raise UsageError(
+            f"--row asks for an example of a classifier, and index '{path}' is of a language model",
+            fix='stride verify-hit "some text"',
+        )
+
+
+def render_check(found: dict[str, Any]) -> None:
+    """Documents, a row for every seed, and the verdict."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from stride_cli.commands.tables import number, print_table
+    from stride_cli.report.characters import printable
+
+    console = Console(highlight=False)
+    console.print(Text.assemble(printable(found["prompt"]), (printable(found["response"]), "bold")))
+    rows = [
+        [printable(hit["document"]), number(hit["influence"], "+.3g"), f"{hit['tokens']:,}"]
+        for hit in found["documents"]
+    ]
+    print_table("Documents removed", ["document", "influence", "tokens"], rows)
+    rows = []
+    for seed in dict.fromkeys(run["seed"] for run in found["runs"]):
+        runs = [run for run in found["runs"] if run["seed"] == seed]
+        full, hits = (
+            next(run for run in runs if run["removed"] == what)["loss"] for what in ("nothing", "hits")
+        )
+        chance = [run["loss"] for run in runs if run["removed"] == "random"]
+        mean = sum(chance) / len(chance)
+        spread = f"{min(chance):.3f} … {max(chance):.3f}"
+        rows.append([str(seed), f"{full:.3f}", f"{hits:.3f}", f"{mean:.3f}", spread, f"{hits - mean:+.3f}"])
+    columns = ["seed", "all", "without them", "without random ones", "from … to", "difference"]
+    print_table("Loss of the response, nats a token, retrained on", columns, rows)
+    console.print(Text(found["sentence"], style="bold"))

@@ -1,0 +1,158 @@
+"""A query's top documents put to the test: from index and prompt to the record of `stride verify-hit`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.resampling import LEVEL, Interval
+from stride_cli.evaluation.retraining import open_trainer, store_of
+from stride_cli.evaluation.truth import subset_seeds
+from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_documents
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.api import QueryOptions
+    from stride_cli.measurement.queries import Query
+    from stride_cli.models.adapter import CausalLM
+
+
+def verify_hit(
+    index_path: str | Path,
+    prompt: str | Query,
+    options: QueryOptions,
+    *,
+    response: str | None,
+    span: str | None,
+    documents: Sequence[str] | None,
+    seeds: int,
+    random: int,
+    effect: float | None,
+    recipe: str | Path | None,
+    command: str | None,
+    engine: str,
+    workers: int | None,
+    model: CausalLM | None,
+    model_path: str | None,
+    device: str,
+    dtype: str,
+) -> dict[str, Any]:
+    """See `stride_cli.api.verify_hit`."""
+    from index_format.reader import Index
+    from stride_cli import api
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.operators.batches import ChunkReader
+
+    started = time.monotonic()
+    if documents is None and options.top < 1:
+        raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
+    influences: list[float | None]
+    if documents is None:
+        session = api.Session.open(index_path, model=model, model_path=model_path, device=device, dtype=dtype)
+        index, loaded = session.index, session.model
+        answer = session.query(prompt, options, response=response, span=span)
+        query, hits = answer.query, answer.supporters
+        if len(hits) < options.top:
+            raise UsageError(
+                f"{len(hits)} documents support this response, and --top is {options.top}",
+                fix=f"try --top {len(hits)}" if hits else "ask for documents by id: --documents a,b",
+            )
+        chosen = np.array([hit.document for hit in hits], np.int64)
+        influences = [hit.influence for hit in hits]
+        backfilled = sum(hit.backfilled for hit in hits)
+        if backfilled:
+            note(f"{backfilled} of the {len(hits)} documents have no weight of their own in the solution")
+    else:
+        index = Index.open(index_path)
+        chosen = find_documents(index, documents)
+        influences = [None] * len(chosen)
+        loaded = model or api.open_model(index, model_path, device=device, dtype=dtype)
+        query = _as_query(loaded, index, prompt, options, response, span)
+    task = Task(index, loaded, ChunkReader(index), index.seed)
+    queries = QuerySet.from_queries([query])
+    if seeds == 1:
+        note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
+    lengths = np.asarray(task.chunks.lengths)
+    owners = np.asarray(index.array("corpus/chunk_document"))
+    found = verify_documents(
+        open_trainer(task, queries, recipe=recipe, command=command),
+        chosen,
+        subset_seeds(index.seed, max(0, seeds)).tolist(),
+        chunk_document=owners,
+        chunk_lengths=lengths,
+        store=store_of(index),
+        draws=random,
+        effect=EFFECT if effect is None else effect,
+        seed=index.seed,
+        engine=engine,
+        workers=workers,
+    )
+    return {
+        "schema": "stride.verify_hit/1",
+        "index": str(index.path),
+        "prompt": query.prompt,
+        "response": query.response,
+        "generated": query.generated,
+        "documents": [
+            {
+                "document": index.document_id(int(document)),
+                "influence": influence,
+                "tokens": int(lengths[owners == document].sum()),
+            }
+            for document, influence in zip(chosen, influences, strict=True)
+        ],
+        "verdict": found.verdict,
+        "sentence": found.sentence(),
+        "difference": _record(found.difference),
+        "attributed": _record(found.attributed),
+        "by_chance": _record(found.by_chance),
+        "level": LEVEL,
+        "effect": found.effect,
+        "exceeded": found.exceeded,
+        "seeds_needed": found.seeds_needed,
+        "seeds": len(found.seeds),
+        "random": found.random.shape[1],
+        "trained": found.trained,
+        "reused": found.reused,
+        "runs": found.runs(),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _as_query(
+    model: Any,
+    index: Index,
+    prompt: str | Query,
+    options: QueryOptions,
+    response: str | None,
+    span: str | None,
+) -> Query:
+    """The query that `Session.query` would make of a prompt."""
+    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.measurement.queries import Query, build_query
+
+    if isinstance(prompt, Query):
+        return prompt
+    if is_classifier_index(index):
+        from stride_cli.classifiers.queries import row_query
+
+        return row_query(model, prompt, label=response)
+    return build_query(
+        model,
+        prompt,
+        response=response,
+        span=span,
+        max_new_tokens=options.max_new_tokens,
+        chat=options.chat,
+    )
+
+
+def _record(found: Interval) -> dict[str, float]:
+    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}
