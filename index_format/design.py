@@ -102,7 +102,7 @@ def build_rows(columns: Columns, n_subsets: int) -> tuple[np.ndarray, np.ndarray
 
 
 def iter_row_members(
-    columns: Columns, sizes: np.ndarray, *, max_members: int = 1 << 25
+    columns: Columns, sizes: np.ndarray, *, max_members: int = 1 << 23
 ) -> Iterator[np.ndarray]:
     """``row_members`` in consecutive pieces, for a corpus whose transpose does not fit in memory.
 
@@ -203,7 +203,7 @@ def _sample_by_table(keys: np.ndarray, n_subsets: int, out: np.ndarray) -> None:
     out[:] = np.nonzero(table)[1].reshape(out.shape)  # row-major, hence ascending
 
 
-def _blocks(columns: Columns, entries: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(columns: Columns, entries: int = 1 << 20) -> Iterator[tuple[int, np.ndarray]]:
     """(first chunk, block of rows) over all of `columns`."""
     rows = max(1, entries // max(1, columns.shape[1]))
     for low in range(0, len(columns), rows):

@@ -123,7 +123,7 @@ class IndexWriter(Build):
         ends = start + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self.append(f"{prefix}_offsets", ends)
 
-    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 25) -> None:
+    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 23) -> None:
         """Append design/row_offsets and design/row_members: the transpose of design/columns so far.
 
         Memory is bounded by `max_members` (8 bytes each, a few times over), whatever the number of chunks. A

@@ -33,6 +33,7 @@ from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import CorpusError, StorageError, UsageError
 
 COMMIT_SECONDS = 2.0
+_COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _DESIGN_BLOCK = 1 << 18  # chunks
@@ -94,7 +95,8 @@ def build_index(
     overwrite : bool
         Replace an index at `out`, and discard an unfinished build of another corpus or other settings.
     commit_seconds : float
-        Work between two commits: what a kill can cost.
+        Work between two commits: what a kill can cost (more where committing takes over 5 % of that); 0: after
+        every batch.
 
     Raises
     ------
@@ -280,13 +282,16 @@ class _Corpus:
             self._skip(documents, start, progress)
         with output.progress("tokenising", _megabytes(log), unit="MB") as ticker:
             last = time.monotonic()
+            wait = commit_seconds
             done = 0.0
             try:
                 for batch in _encode_ahead(self._chunker, documents):
                     progress = self._append(batch, progress)
-                    if time.monotonic() - last >= commit_seconds:
+                    now = time.monotonic()
+                    if now - last >= wait:
                         self._writer.commit(asdict(progress))
                         last = time.monotonic()
+                        wait = max(commit_seconds, (last - now) / _COMMIT_SHARE) if commit_seconds else 0
                     ticker.advance(log.bytes_done / 1e6 - done)
                     done = log.bytes_done / 1e6
             except CorpusError:

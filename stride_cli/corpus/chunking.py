@@ -129,6 +129,9 @@ class DocumentTokenizer:
     def chunks(self, encoded: Encoded) -> list[Chunk]:
         """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
         size = self.block_size
+        if encoded.scored[1:].all():  # a text: nothing to look for in each chunk
+            starts = range(0, len(encoded.tokens), size)
+            return [Chunk(encoded.tokens[start : start + size], 1, None) for start in starts]
         return [
             _chunk(encoded.tokens[start : start + size], encoded.scored[start : start + size])
             for start in range(0, len(encoded.tokens), size)

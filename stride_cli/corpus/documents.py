@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from stride_cli.errors import CorpusError
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+_TWO_WORDS = struct.Struct("<QQ")
+_KNOWN = 1  # the place of ids that an index has already; that of a line is (number of its source) << 40 | line
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +79,18 @@ class Fields:
 
 
 class _Ids:
-    """The ids seen, by 16-byte digest, with where each was first seen."""
+    """The ids seen, by 16-byte digest, with where each was first seen.
+
+    An open-addressing table in three flat arrays: 35 to 70 bytes an id, where a dict takes 200.
+    """
 
     def __init__(self, known: Iterable[str]) -> None:
         self._names: list[str] = ["the index that is appended to"]
         self._number: dict[str, int] = {}
-        self._seen: dict[int, int] = {self._key(name): 0 for name in known}
-
-    @staticmethod
-    def _key(name: str) -> int:
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+        self._count = 0
+        self._allocate(1 << 10)
+        for name in known:
+            self._place(*self._key(name), _KNOWN)
 
     def take(self, name: str, source: str, line: int) -> str | None:
         """None when the id is new and now taken; else where it was first seen."""
@@ -92,12 +98,40 @@ class _Ids:
         if number is None:
             number = self._number[source] = len(self._names)
             self._names.append(source)
-        place = number << 40 | line
-        first = self._seen.setdefault(self._key(name), place)
-        if first is place:  # identity, not equality: the same file may be given twice
+        first = self._place(*self._key(name), number << 40 | line)
+        if not first:
             return None
         source_name = self._names[first >> 40]
-        return f"{source_name}:{first & (1 << 40) - 1}" if first else source_name
+        return source_name if first == _KNOWN else f"{source_name}:{first & (1 << 40) - 1}"
+
+    @staticmethod
+    def _key(name: str) -> tuple[int, int]:
+        return _TWO_WORDS.unpack(hashlib.blake2b(name.encode(), digest_size=16).digest())
+
+    def _allocate(self, size: int) -> None:
+        self._low, self._high, self._places = (array("Q", bytes(8 * size)) for _ in range(3))
+
+    def _place(self, low: int, high: int, place: int) -> int:
+        """Enter a key; 0 when it was new, else the place that it was entered with."""
+        if 3 * self._count >= 2 * len(self._places):
+            self._grow()
+        last = len(self._places) - 1
+        slot = low & last
+        while found := self._places[slot]:
+            if self._low[slot] == low and self._high[slot] == high:
+                return found
+            slot = (slot + 1) & last
+        self._low[slot], self._high[slot], self._places[slot] = low, high, place
+        self._count += 1
+        return 0
+
+    def _grow(self) -> None:
+        before = zip(self._low, self._high, self._places, strict=True)
+        self._count = 0
+        self._allocate(2 * len(self._places))
+        for low, high, place in before:
+            if place:
+                self._place(low, high, place)
 
 
 class DocumentParser:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
+from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded, _chunk
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import CorpusError
 
@@ -270,3 +270,21 @@ def test_token_ids_take_two_bytes_where_they_can(make_tokenizer: Any) -> None:
 def test_a_block_holds_a_scored_token(make_tokenizer: Any) -> None:
     with pytest.raises(CorpusError, match="block size is 1, expected at least 2"):
         DocumentTokenizer(make_tokenizer(), block_size=1)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("block_size", [2, 3, 7])
+def test_chunks_of_a_text_are_those_of_the_general_rule(
+    make_tokenizer: Any, bos: bool, block_size: int
+) -> None:
+    """A text takes a shorter way to its chunks than a document of which only a part is scored."""
+    chunker = DocumentTokenizer(make_tokenizer(bos=bos), block_size=block_size)
+    texts = [Document("a", text="x"), Document("b", text="Paris is the capital of France.")]
+    for encoded in chunker.encode_batch(texts):
+        for chunk, start in zip(
+            chunker.chunks(encoded), range(0, len(encoded.tokens), block_size), strict=True
+        ):
+            stop = start + block_size
+            expected = _chunk(encoded.tokens[start:stop], encoded.scored[start:stop])
+            np.testing.assert_array_equal(chunk.tokens, expected.tokens)
+            assert (chunk.loss_start, chunk.loss_mask) == (expected.loss_start, None)
