@@ -35,8 +35,10 @@ for cell in $cells; do
             --scores "$at/$name.npy" --json --top 1 >"$at/$name.jsonl"
     done
 done
-# beside the controls of the file, those that the audit makes itself
+# beside the controls of the file, those that a benchmark has itself, and those that the audit makes of it
 for cell in $cells; do
     at=$work/$cell
-    once "$at/audit-made.jsonl" stride audit "$at/benchmark.jsonl" --index "$at/run.stride"
+    for kind in absent made; do
+        once "$at/audit-$kind.jsonl" stride audit "$at/benchmark.jsonl" --index "$at/run.stride" --controls $kind
+    done
 done

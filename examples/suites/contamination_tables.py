@@ -98,7 +98,7 @@ def audit_rows(cell: Path, kinds: dict[str, str], level: float) -> list[dict[str
             if row["model"] == "model"
         }
     found = []
-    for name, controls in (("audit", "file"), ("audit-made", "made")):
+    for name, controls in (("audit", "file"), ("audit-absent", "absent"), ("audit-made", "made")):
         if not (cell / f"{name}.jsonl").exists():
             continue
         rows = read_rows(cell / f"{name}.jsonl")
@@ -187,7 +187,7 @@ def write_tables(records: list[dict[str, Any]]) -> None:
     table("Share of a problem's copies in the top bucket (%)", ["method", *heads], rows)
 
     rows = []
-    for controls in ("file", "made"):
+    for controls in ("file", "absent", "made"):
         for rate in rates:
             ours = [r for r in of["audit"] if (r["controls"], r["rate"]) == (controls, rate)]
             if not ours:

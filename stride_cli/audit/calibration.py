@@ -60,6 +60,41 @@ def joint_p_values(
     return each.max(axis=1), each
 
 
+def leave_one_out_p_values(
+    statistics: np.ndarray, *, zero_is_nothing: Sequence[bool]
+) -> tuple[np.ndarray, np.ndarray]:
+    """`joint_p_values` of each item with all the other items as its controls; none is below 1 / N."""
+    statistics = np.asarray(statistics, np.float64)
+    found = [
+        joint_p_values(
+            statistics[row : row + 1], np.delete(statistics, row, axis=0), zero_is_nothing=zero_is_nothing
+        )
+        for row in range(len(statistics))
+    ]
+    if not found:
+        return np.zeros(0), np.zeros((0, statistics.shape[1]))
+    return np.concatenate([p for p, _ in found]), np.concatenate([each for _, each in found])
+
+
+def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """q-values of each group of items by itself: `benjamini_hochberg` within.
+
+    Items with a copy in the corpus are few, and leaks among them many; put together with the thousands of
+    items without one, they would pay for tests that nobody wondered about, and hits among them would buy
+    false ones elsewhere (Efron 2008, "Simultaneous inference: when should hypothesis testing problems be
+    combined?"). Whether there is a copy is decided without the model, so that it cannot favour small p-values
+    of items that had no effect on it.
+
+    Parameters
+    ----------
+    p : (N,)      group : (N,) labels
+    """
+    q = np.ones(len(p))
+    for label in np.unique(group):
+        q[group == label] = benjamini_hochberg(np.asarray(p)[group == label])
+    return q
+
+
 def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     """q-values: the false-discovery rate at which each would just be reported (Benjamini and Hochberg 1995).
 

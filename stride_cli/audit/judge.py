@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.audit.bm25 import best_chunks
-from stride_cli.audit.calibration import benjamini_hochberg, joint_p_values
-from stride_cli.audit.controls import perturbed
-from stride_cli.audit.effect import Effect, measure_effects, measure_losses
+from stride_cli.audit.calibration import grouped_q_values, joint_p_values, leave_one_out_p_values
+from stride_cli.audit.control_sets import (
+    Controls,
+    choose_kind,
+    given_controls,
+    make_controls,
+    no_controls,
+    steepness,
+)
+from stride_cli.audit.effect import Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.samples import Sample, tokenize_samples
 from stride_cli.errors import UsageError
 from stride_cli.output import progress
-from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
@@ -24,10 +30,13 @@ if TYPE_CHECKING:
 
 LEAKED, PRESENT = "leaked and memorised", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
+CONTROLS = ("auto", "absent", "made")
+CONTROLS_IN_WORDS = {
+    "file": "from a file",
+    "absent": "the items without a copy in the corpus",
+    "made": "made from the items",
+}
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
-_REFERENCES = 2  # versions of each made control
-_FEWEST_SOURCES = 5  # items that controls are made from; below, of all items, also of those in the corpus
-_MOST_TIMES = 4  # so many times --controls-per-item, where few items give the controls of all
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
@@ -44,13 +53,16 @@ class AuditOptions:
                              (0.7 in PaLM: Chowdhery et al. 2022, section 8)
     top : int                chunks most like the item by BM25, whose influence is added up (and all within
                              10 % of the best score, at most 128)
-    controls_per_item : int  made for each item where no file of controls is given
+    controls : str           where no controls are given: "absent", the items of which the corpus holds no
+                             copy; "made", versions of the items; "auto", absent ones if there are enough
+    controls_per_item : int  made for each item
     lambda_ratio : float     λ / λ_max; default: as `stride query`
     """
 
     level: float = 0.05
     present: float = 0.7
     top: int = 20
+    controls: str = "auto"
     controls_per_item: int = 10
     lambda_ratio: float | None = None
 
@@ -81,29 +93,6 @@ class Finding:
         }
 
 
-@dataclass(frozen=True)
-class _Controls:
-    """Controls as they are measured.
-
-    Attributes
-    ----------
-    kind : "file" or "made"
-    samples : list of Sample        the m that items are ranked among
-    owner : (m,) int64              of made ones, the item each was made from
-    others : list of Sample         versions of items that are in the corpus: not controls, but what the loss
-                                    of those items is compared with; `other_owner` says of which
-    references : list of Sample     further versions of made controls; `reference_owner` says of which
-    """
-
-    kind: str
-    samples: list[Sample]
-    owner: np.ndarray
-    others: list[Sample]
-    other_owner: np.ndarray
-    references: list[Sample]
-    reference_owner: np.ndarray
-
-
 def audit(
     session: Session,
     documents: Sequence[Document],
@@ -113,16 +102,16 @@ def audit(
     """Judge every item of a benchmark.
 
     Lexical evidence needs the index's tokens alone. The effect on the model has two sides, each ranked among
-    controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against controls from a
-    file, the loss itself; against made ones, what one more step away from the text costs, see
-    `audit.controls`), and the share of all influence that comes from the chunks most like the item. Influence
-    that is exactly zero is never evidence.
+    controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against made controls,
+    what one more step away from the text costs, see `audit.controls`), and the share of all influence that
+    comes from the chunks most like the item. Influence that is exactly zero is never evidence. The rate of
+    false discoveries is held among the items that are present, and among those that are not, each by itself.
 
     Parameters
     ----------
     session : Session
     documents : the benchmark's items, as from `samples.read_documents_of`
-    controls : items that cannot be in the corpus; None: made from the items themselves
+    controls : items that cannot be in the corpus; None: as the options say
     options : AuditOptions
 
     Returns
@@ -131,8 +120,9 @@ def audit(
 
     Raises
     ------
-    UsageError      an empty benchmark, a control that is in the corpus or in the benchmark (names it), a
-                    classifier's index, an option out of range
+    UsageError      an empty benchmark, a control that is in the corpus or in the benchmark (names it), no
+                    item that is absent where those are to be controls, a classifier's index, an option out of
+                    range
     QueryError      an item without a scored token
     """
     _check(session, documents, options)
@@ -141,10 +131,12 @@ def audit(
     items = tokenize_samples(tokenizer, documents, block_size=block_size)
     found = find_overlaps(session.index, [sample.parts for sample in items])
     present = np.array([overlap.share >= options.present for overlap in found])
-    if controls is None:
-        against = _make_controls(session, documents, present, options, block_size)
+    if controls is not None:
+        against = given_controls(session, documents, controls, block_size, options.present)
+    elif (kind := choose_kind(present, options)) == "made":
+        against = make_controls(session, documents, present, options, block_size)
     else:
-        against = _given_controls(session, documents, controls, block_size, options.present)
+        against = no_controls(kind)
     everything = [*items, *against.samples]
     overlaps = [*found, *find_overlaps(session.index, [sample.parts for sample in against.samples])]
     ranked = best_chunks(
@@ -160,16 +152,8 @@ def audit(
         for effect in measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio):
             effects.append(effect)
             bar.advance()
-    n = len(items)
-    losses = np.array([effect.loss for effect in effects])
-    share = np.array([effect.candidate_share for effect in effects])
-    if against.kind == "file":
-        knowledge, compared = -losses, np.full(n, losses[n:].mean())
-    else:
-        knowledge, compared = _steepness(session, losses, against, n)
-    statistics = np.stack([knowledge, share], axis=1)
-    p, each = joint_p_values(statistics[:n], statistics[n:], zero_is_nothing=(False, True))
-    q = benjamini_hochberg(p)
+    p, each, compared, count = _rank(session, effects, against, present)
+    q = grouped_q_values(p, present)
     return [
         Finding(
             document=item.document,
@@ -182,10 +166,36 @@ def audit(
                 "p_influence": float(each[row, 1]),
                 **_effect(session, effects[row], len(candidates[row]), float(compared[row])),
             },
-            controls={"kind": against.kind, "count": len(against.samples)},
+            controls={"kind": against.kind, "count": int(count[row])},
         )
         for row, item in enumerate(items)
     ]
+
+
+def _rank(
+    session: Session, effects: Sequence[Effect], against: Controls, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """p (N,), that of each side (N, 2), the loss an item's is compared with (N,), number of controls (N,).
+
+    `effects` are those of the items, then of the controls.
+    """
+    n = len(present)
+    losses = np.array([effect.loss for effect in effects])
+    if against.kind == "made":
+        knowledge, compared = steepness(session, losses, against, n)
+    else:
+        knowledge = -losses
+        compared = np.full(n, (losses[:n][~present] if against.kind == "absent" else losses[n:]).mean())
+    statistics = np.stack([knowledge, [effect.candidate_share for effect in effects]], axis=1)
+    zero_is_nothing = (False, True)
+    if against.kind != "absent":
+        p, each = joint_p_values(statistics[:n], statistics[n:], zero_is_nothing=zero_is_nothing)
+        return p, each, compared, np.full(n, len(against.samples))
+    p, each = joint_p_values(statistics, statistics[~present], zero_is_nothing=zero_is_nothing)
+    p[~present], each[~present] = leave_one_out_p_values(
+        statistics[~present], zero_is_nothing=zero_is_nothing
+    )
+    return p, each, compared, (~present).sum() - ~present
 
 
 def verdict_of(present: bool, q: float, level: float) -> str:
@@ -203,100 +213,14 @@ def _check(session: Session, documents: Sequence[Document], options: AuditOption
         )
     if not documents:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
+    if options.controls not in CONTROLS:
+        raise UsageError(f"controls '{options.controls}' are unknown", fix=f"one of {', '.join(CONTROLS)}")
     for name, value, high in (("level", options.level, 1.0), ("present share", options.present, 1.0)):
         if not 0 < value <= high:
             raise UsageError(f"the {name} is {value:g} (expected more than 0, at most 1)")
     for name, count in (("--top", options.top), ("--controls-per-item", options.controls_per_item)):
         if count < 1:
             raise UsageError(f"{name} is {count} (expected 1 or more)")
-
-
-def _make_controls(
-    session: Session,
-    documents: Sequence[Document],
-    present: np.ndarray,
-    options: AuditOptions,
-    block_size: int,
-) -> _Controls:
-    """Versions of each item. Controls are those of items without a copy, where there are such items enough.
-
-    As many controls in all as if every item gave its own, so that few items without a copy give more each.
-    """
-    sources = np.flatnonzero(~present)
-    if len(sources) < _FEWEST_SOURCES:
-        sources = np.arange(len(documents))
-    wanted = options.controls_per_item
-    a_source = min(_MOST_TIMES * wanted, -(-wanted * len(documents) // len(sources)))
-    made: list[tuple[int, Document, list[Document]]] = []
-    others: list[tuple[int, Document]] = []
-    for row, document in enumerate(documents):
-        is_source = bool(np.isin(row, sources))
-        seen = {document.plain_text}
-        for number in range(a_source if is_source else wanted):
-            name = f"{document.id} (control {number + 1})"
-            version = perturbed(document, name, stream(session.index.seed, "audit control", row, number))
-            if version is None or version.plain_text in seen:
-                continue
-            seen.add(version.plain_text)
-            if not is_source:
-                others.append((row, version))
-                continue
-            streams = (
-                stream(session.index.seed, "audit reference", row, number, again)
-                for again in range(_REFERENCES)
-            )
-            further = [each for each in (perturbed(version, name, s) for s in streams) if each is not None]
-            if further:
-                made.append((row, version, further))
-    if not made:
-        raise UsageError(
-            "no control can be made from these items: they are single words without a number",
-            fix="give --controls FILE, items of the same kind that cannot be in the corpus",
-        )
-
-    def tokenized(versions: Sequence[Document]) -> list[Sample]:
-        return tokenize_samples(session.model.tokenizer, versions, block_size=block_size)
-
-    references = [(number, each) for number, (_, _, further) in enumerate(made) for each in further]
-    return _Controls(
-        kind="made",
-        samples=tokenized([version for _, version, _ in made]),
-        owner=np.array([row for row, _, _ in made], np.int64),
-        others=tokenized([version for _, version in others]),
-        other_owner=np.array([row for row, _ in others], np.int64),
-        references=tokenized([version for _, version in references]),
-        reference_owner=np.array([number for number, _ in references], np.int64),
-    )
-
-
-def _given_controls(
-    session: Session,
-    documents: Sequence[Document],
-    controls: Sequence[Document],
-    block_size: int,
-    present: float,
-) -> _Controls:
-    """Controls of a file, refused where one is in the corpus or in the benchmark."""
-    items = {document.plain_text: document.id for document in documents}
-    for control in controls:
-        if control.plain_text in items:
-            raise UsageError(
-                f"control '{control.id}' is the benchmark's item '{items[control.plain_text]}'",
-                fix="give controls that are not in the benchmark",
-            )
-    samples = tokenize_samples(session.model.tokenizer, controls, block_size=block_size)
-    overlaps = find_overlaps(session.index, [sample.parts for sample in samples])
-    there = [(s.name, o) for s, o in zip(samples, overlaps, strict=True) if o.share >= present]
-    if there:
-        name, overlap = there[0]
-        others = f", and so are {len(there) - 1} more: " + ", ".join(f"'{each}'" for each, _ in there[1:4])
-        raise UsageError(
-            f"control '{name}' is in the corpus ({overlap.share:.0%} of its {overlap.ngram}-grams are there, "
-            f"expected less than {present:.0%}){others if len(there) > 1 else ''}",
-            fix="leave such controls out: they must be items that cannot have been trained on",
-        )
-    none = np.zeros(0, np.int64)
-    return _Controls("file", samples, np.full(len(samples), -1, np.int64), [], none, [], none)
 
 
 def _candidates(
@@ -311,41 +235,6 @@ def _candidates(
 
 def _chunk_of(token: int, offsets: np.ndarray) -> int:
     return int(np.searchsorted(offsets, token, side="right")) - 1
-
-
-def _steepness(
-    session: Session, losses: np.ndarray, against: _Controls, n_items: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """D of items and made controls (see `audit.controls`), and the mean loss of each item's versions (N,).
-
-    0 and NaN for an item that no version could be made of: nothing is known.
-    """
-    extra = [*against.others, *against.references]
-    found = np.empty(len(extra))
-    with progress("losses of controls", len(extra), unit="texts") as bar:
-        for row, loss in enumerate(measure_losses(session, extra)):
-            found[row] = loss
-            bar.advance()
-    versions = np.concatenate([losses[n_items:], found[: len(against.others)]])
-    owner = np.concatenate([against.owner, against.other_owner])
-    steepness = np.concatenate(
-        [
-            _mean_by(owner, _log(versions), n_items),
-            _mean_by(against.reference_owner, _log(found[len(against.others) :]), len(against.samples)),
-        ]
-    ) - _log(losses)
-    return np.nan_to_num(steepness, nan=0.0), _mean_by(owner, versions, n_items)
-
-
-def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Mean of the values of each owner, (count,); NaN for one without any."""
-    sizes = np.bincount(owner, minlength=count)
-    sums = np.bincount(owner, weights=values, minlength=count)
-    return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)
-
-
-def _log(losses: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(losses, 1e-9))
 
 
 def _lexical(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from stride_cli.audit.formats import sentence
-from stride_cli.audit.judge import VERDICTS, Finding
+from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS, Finding
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --faint: #59636e; --rule: #d1d9e0;
@@ -31,13 +31,13 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
     counts = Counter(finding.verdict for finding in findings)
     order = sorted(findings, key=lambda finding: (VERDICTS.index(finding.verdict), finding.q))
     title = f"Audit of {escape(benchmark)} against {escape(index_name)}"
-    controls = findings[0].controls
-    made = "made from the items themselves" if controls["kind"] == "made" else "from a file"
+    controls = max((finding.controls for finding in findings), key=lambda each: each["count"])
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
-        f'<p class="faint">{len(findings):,} items, {controls["count"]:,} controls, {made}.</p>',
+        f'<p class="faint">{len(findings):,} items, {controls["count"]:,} controls: '
+        f"{CONTROLS_IN_WORDS[controls['kind']]}.</p>",
         "<p>" + "; ".join(f"{counts[verdict]:,} {escape(verdict)}" for verdict in VERDICTS) + ".</p>",
         f"<p>An item has an effect where its q-value is below {level:g}: among all items reported so, about "
         f"{level:.0%} are expected to be false. An item is present where most of its n-grams occur in the "

@@ -14,7 +14,11 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
             '"leaked and memorised", "present, no effect", "effect without a copy" or "no evidence"',
         ),
         "p": ("number", "the larger of p_loss and p_influence: both have to be unusual"),
-        "q": ("number", "false-discovery rate at which the item would just be reported"),
+        "q": (
+            "number",
+            "false-discovery rate at which the item would just be reported, among the items that are present "
+            "in the corpus or among those that are not",
+        ),
         "lexical": {
             "present": ("boolean", "whether enough of the item's n-grams are in the corpus"),
             "ngram": ("integer", "n of the n-grams: 8 tokens, or the item's length where it is shorter"),
@@ -32,7 +36,7 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
             "p_loss": ("number", "rank of the loss among controls / (controls + 1), ties at their middle"),
             "p_influence": ("number", "the same of candidate_share; 1 where it is 0"),
             "loss": ("number", "mean nats per scored token"),
-            "control_loss": ("number", "mean loss of its controls: all of a file, or those made of the item"),
+            "control_loss": ("number", "mean loss of the controls; of made ones, of those made of the item"),
             "loss_gap": ("number", "control_loss − loss; > 0: the model knows the item better"),
             "candidates": ("integer", "chunks like the item, whose influence is added up"),
             "candidate_influence": ("number", "their influence, nats per scored token; > 0 supports"),
@@ -44,7 +48,7 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
             "strongest_is_candidate": ("boolean", "whether it is one of the chunks like the item"),
         },
         "controls": {
-            "kind": ("string", '"file" or "made"'),
+            "kind": ("string", '"file", "absent" (items without a copy) or "made"'),
             "count": ("integer", "controls that the item was ranked among"),
         },
     },

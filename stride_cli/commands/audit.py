@@ -43,12 +43,14 @@ def audit(
     *,
     index: IndexPath = None,
     controls: Annotated[
-        Path | None,
+        str,
         typer.Option(
             "--controls",
-            help="Items of the same kind that cannot be in the corpus; default: made from the items.",
+            metavar="FILE|absent|made",
+            help="What items are compared with: a file of others that cannot be in the corpus, items without "
+            "a copy in it, or versions made of the items; auto: absent ones if they are enough.",
         ),
-    ] = None,
+    ] = "auto",
     format: Annotated[
         Format | None, typer.Option("--format", help="What stdout gets; default: a table on a terminal.")
     ] = None,
@@ -82,12 +84,14 @@ def audit(
     Lexical evidence: shared n-grams and the best BM25 document. Effect on the model: loss and influence,
     compared with controls, and both have to be unusual; p-values by rank, q-values by Benjamini and Hochberg.
 
-    Controls made from the items (other numbers, words exchanged) stand for untrained items only roughly: not
-    where the model can work out the right number, nor for texts of a few words, nor where nearly all items
-    are in the corpus. Prefer --controls FILE: items of the same kind, written after the corpus.
+    Best controls: --controls FILE, items of the same kind, written after the corpus. Next: the benchmark's
+    own items that are absent from the corpus; with them only items that have a copy can be judged. Controls
+    made from the items (other numbers, words exchanged) stand for untrained items only roughly: not where the
+    model can work out the right number, nor for texts of a few words, nor where nearly all items are in the
+    corpus.
     """
     from stride_cli import api
-    from stride_cli.audit.judge import AuditOptions
+    from stride_cli.audit.judge import CONTROLS, AuditOptions
     from stride_cli.audit.judge import audit as judge
     from stride_cli.audit.samples import read_documents_of
     from stride_cli.config import resolve
@@ -101,7 +105,7 @@ def audit(
             f"λ is {lambda_ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
         )
     documents = read_documents_of(benchmark, reading)
-    against = None if controls is None else read_documents_of(str(controls), reading)
+    against = None if controls in CONTROLS else read_documents_of(controls, reading)
     chosen = resolve("query", {"lambda_ratio": lambda_ratio, "device": device, "dtype": dtype})
     session = api.Session.open(
         find_index(index),
@@ -109,7 +113,15 @@ def audit(
         device=chosen.device,
         dtype=chosen.dtype,
     )
-    options = AuditOptions(level, present, top, controls_per_item, chosen.lambda_ratio)
+    kind = controls if against is None else "auto"
+    options = AuditOptions(
+        level=level,
+        present=present,
+        top=top,
+        controls=kind,
+        controls_per_item=controls_per_item,
+        lambda_ratio=chosen.lambda_ratio,
+    )
     findings = judge(session, documents, against, options)
     _write(findings, format, json, benchmark, session.index.path.name, level)
     _summarise(findings, level)
@@ -172,18 +184,18 @@ def _print(findings: list) -> None:
 def _summarise(findings: list, level: float) -> None:
     """Counts, and whether there were controls enough, on stderr."""
     from stride_cli.audit.calibration import fewest_controls
-    from stride_cli.audit.judge import VERDICTS
+    from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS
     from stride_cli.output import note
 
     counts = Counter(finding.verdict for finding in findings)
-    kind, count = findings[0].controls["kind"], findings[0].controls["count"]
+    kind, count = findings[0].controls["kind"], max(finding.controls["count"] for finding in findings)
     note(
         f"{len(findings):,} items: "
         + ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
-        + f"; {count:,} controls "
-        + ("made from the items" if kind == "made" else "from a file")
+        + f"; {count:,} controls, {CONTROLS_IN_WORDS[kind]}"
     )
-    wanted = fewest_controls(len(findings), level)
+    present = sum(finding.lexical["present"] for finding in findings)
+    wanted = fewest_controls(present or len(findings), level)
     if count < wanted:
         more = "--controls-per-item" if kind == "made" else "a longer --controls file"
         note(
@@ -192,3 +204,7 @@ def _summarise(findings: list, level: float) -> None:
         )
     if kind == "made":
         note("controls made from the items are exchangeable with them only roughly: see stride audit --help")
+    elif kind == "absent":
+        note(
+            "items without a copy are the controls: an effect on them can be found with --controls FILE only"
+        )

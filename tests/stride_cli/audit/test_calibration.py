@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, kstest, rankdata
 
-from stride_cli.audit.calibration import benjamini_hochberg, fewest_controls, joint_p_values, p_values
+from stride_cli.audit.calibration import (
+    benjamini_hochberg,
+    fewest_controls,
+    grouped_q_values,
+    joint_p_values,
+    leave_one_out_p_values,
+    p_values,
+)
 
 VALUES = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -61,6 +68,53 @@ def test_zeros_are_never_evidence() -> None:
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_q_as_scipy(p: list[float]) -> None:
     np.testing.assert_allclose(benjamini_hochberg(np.array(p)), false_discovery_control(p), atol=1e-12)
+
+
+def test_each_item_among_the_others() -> None:
+    generator = np.random.default_rng(3)
+    values = generator.permutation(40).astype(float)
+    p, each = leave_one_out_p_values(values[:, None], zero_is_nothing=[False])
+    np.testing.assert_allclose(p, (40 - values) / 40)  # ranks: from 1 / N to 1
+    np.testing.assert_array_equal(p, each[:, 0])
+    assert benjamini_hochberg(p).min() == 1  # no item can stand out from those like it
+    assert [len(found) for found in leave_one_out_p_values(np.zeros((0, 2)), zero_is_nothing=[True] * 2)] == [
+        0,
+        0,
+    ]
+
+
+def test_groups_do_not_pay_for_each_other() -> None:
+    p = np.array([0.01, 0.02, *np.linspace(0.03, 1, 98)])
+    few = np.arange(100) < 2
+    q = grouped_q_values(p, few)
+    np.testing.assert_allclose(q[few], benjamini_hochberg(p[few]))
+    np.testing.assert_allclose(q[~few], benjamini_hochberg(p[~few]))
+    assert q[:2].max() < 0.05 < benjamini_hochberg(p).min()
+
+
+@pytest.mark.parametrize("kind", ["file", "absent"])
+def test_false_discoveries_stay_under_the_rate(kind: str) -> None:
+    """Items that share their controls: half of 30 present ones learnt, the rest and 200 absent ones not.
+
+    The other side of the evidence, the influence, is given to every present item: as for copies that the
+    model was not trained on.
+    """
+    generator = np.random.default_rng(4)
+    shares, found = [], []
+    present = np.arange(230) < 30
+    for _ in range(300):
+        loss = generator.normal(size=(530, 1))
+        loss[:15] += 4
+        both = np.concatenate([loss, np.abs(generator.normal(size=(530, 1)))], axis=1)
+        both[:30, 1] += 9
+        controls = both[230:] if kind == "file" else both[30:230]
+        p, _ = joint_p_values(both[:230], controls, zero_is_nothing=[False, True])
+        if kind == "absent":
+            p[~present], _ = leave_one_out_p_values(both[30:230], zero_is_nothing=[False, True])
+        hits = grouped_q_values(p, present) < 0.05
+        shares.append(hits[15:].sum() / max(1, hits.sum()))
+        found.append(hits[:15].mean())
+    assert np.mean(shares) < 0.05 and np.mean(found) > 0.9
 
 
 def test_fewest_controls_let_one_item_through() -> None:

@@ -96,6 +96,20 @@ def test_controls_made_from_the_items(session) -> None:
 
 
 @pytest.mark.slow
+def test_items_without_a_copy_as_controls(session) -> None:
+    """Enough of them are preferred to made ones; they themselves cannot stand out from each other."""
+    found = audit(session, documents(range(60)))
+    assert [finding.verdict for finding in found] == [LEAKED] * 6 + [PRESENT] + [NOTHING] * 53
+    assert found[0].controls == {"kind": "absent", "count": 53}
+    assert found[-1].controls == {"kind": "absent", "count": 52}
+    assert found[6].effect["p_influence"] < 0.05 < found[6].effect["p_loss"]
+    with pytest.raises(UsageError, match="each of the 3 items is in the corpus"):
+        audit(session, documents(range(3)), options=AuditOptions(controls="absent"))
+    with pytest.raises(UsageError, match="controls 'some' are unknown"):
+        audit(session, documents(range(3)), options=AuditOptions(controls="some"))
+
+
+@pytest.mark.slow
 def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
     with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(100% of"):
         audit(session, documents(range(3)), documents(range(1040, 1041), "controls"))

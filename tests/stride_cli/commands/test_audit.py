@@ -61,7 +61,7 @@ def test_records_and_summary(run, line: str) -> None:
         assert record["lexical"]["present"] == record["item"].startswith("in/")
         assert 0 < record["p"] <= record["q"] <= 1 and record["controls"]["count"] == 24
     assert all(record["verdict"] == "no evidence" for record in result.records[3:])
-    assert "6 items" in result.err and "24 controls from a file" in result.err
+    assert "6 items" in result.err and "24 controls, from a file" in result.err
     assert "cannot reach q < 0.05" in result.err
 
 
