@@ -70,7 +70,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every known error leaves as one line, a remedy and its exit code."""
     try:
-        app(standalone_mode=True)
+        app(prog_name="stride", standalone_mode=True)
     except (errors.StrideError, IndexFormatError) as error:
         if os.environ.get("STRIDE_DEBUG"):
             raise

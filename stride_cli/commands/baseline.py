@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from stride_cli.commands.completion import complete_method
 from stride_cli.commands.evaluate_options import Queries, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
 from stride_cli.errors import UsageError
@@ -22,7 +23,11 @@ Examples:
 def baseline(
     method: Annotated[
         str | None,
-        typer.Argument(metavar="METHOD", help="A method, with options as in tfidf:ngrams=1,top=100."),
+        typer.Argument(
+            metavar="METHOD",
+            help="A method, with options as in tfidf:ngrams=1,top=100.",
+            autocompletion=complete_method,
+        ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say which methods there are, and leave.")] = False,
     index: IndexPath = None,

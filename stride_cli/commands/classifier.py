@@ -11,6 +11,7 @@ import typer
 
 from stride_cli import output
 from stride_cli.classifiers.kind import is_examples
+from stride_cli.commands.completion import NETWORKS, one_of
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ def _option(name: str, help: str, **more: Any) -> Any:
 
 Network = Annotated[
     str | None,
-    _option("--network", "mlp, resnet9, logistic, or a file FILE.py that defines network(shape, n_classes)."),
+    _option(
+        "--network",
+        "mlp, resnet9, logistic, or a file FILE.py that defines network(shape, n_classes).",
+        autocompletion=one_of(*NETWORKS),
+    ),
 ]
 Label = Annotated[str | None, _option("--label", "Column of the labels, in a table.")]
 IdColumn = Annotated[str | None, _option("--id-column", "Column of the ids; default: rows are numbered.")]

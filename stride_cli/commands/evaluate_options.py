@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stride_cli.commands.completion import RESPONSES, complete_methods, one_of
 from stride_cli.commands.options import find_index
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ Methods = Annotated[
         "--methods",
         "--method",
         help="Methods, separated by commas, each with options: tfidf:ngrams=1,top=100.",
+        autocompletion=complete_methods,
     ),
 ]
 Alpha = Annotated[
@@ -31,7 +33,12 @@ Alpha = Annotated[
     typer.Option("--alpha", help="Use the subsets of this share of the chunks; default: the most numerous."),
 ]
 Response = Annotated[
-    str, typer.Option("--response", help="loss, or margin (classifiers): what retrained models are asked.")
+    str,
+    typer.Option(
+        "--response",
+        help="loss, or margin (classifiers): what retrained models are asked.",
+        autocompletion=one_of(*RESPONSES),
+    ),
 ]
 Resamples = Annotated[int, typer.Option("--draws", min=100, help="Bootstrap resamples of every interval.")]
 

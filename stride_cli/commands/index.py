@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli import errors, output
+from stride_cli.commands.completion import complete_index
 from stride_cli.commands.options import IndexPath, Json, ModelPath, find_index
 
 # light: the standard library only; everything else is imported by the command that needs it
@@ -52,7 +53,12 @@ ModelOption = Annotated[
 ]
 IndexArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[INDEX]", help="The index; default: the only *.stride here.", show_default=False),
+    typer.Argument(
+        metavar="[INDEX]",
+        help="The index; default: the only *.stride here.",
+        show_default=False,
+        autocompletion=complete_index,
+    ),
 ]
 BlockSizeOption = Annotated[
     int | None,

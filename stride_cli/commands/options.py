@@ -7,18 +7,33 @@ from typing import Annotated
 
 import typer
 
+from stride_cli.commands.completion import DEVICES, DTYPES, complete_index, one_of
 from stride_cli.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1 …; default: CUDA where there is one.")
+    str | None,
+    typer.Option(
+        "--device",
+        help="cpu, cuda, cuda:1 …; default: CUDA where there is one.",
+        autocompletion=one_of(*DEVICES),
+    ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="fp32 or bf16; default: what the device does best.")
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="fp32 or bf16; default: what the device does best.",
+        autocompletion=one_of(*DTYPES),
+    ),
 ]
 IndexPath = Annotated[
     Path | None,
-    typer.Option("--index", help="The index; default: the only *.stride in the working directory."),
+    typer.Option(
+        "--index",
+        help="The index; default: the only *.stride in the working directory.",
+        autocompletion=complete_index,
+    ),
 ]
 ModelPath = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stride_cli.commands.completion import MEASURES, one_of
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
 from stride_cli.errors import QueryError, UsageError
 
@@ -37,7 +38,11 @@ def query(
     ] = None,
     row: Annotated[
         str | None,
-        typer.Option("--row", help="Of a classifier: number or id of a row of its file, or held-out: all."),
+        typer.Option(
+            "--row",
+            help="Of a classifier: number or id of a row of its file, or held-out: all.",
+            autocompletion=one_of("held-out"),
+        ),
     ] = None,
     response: Annotated[
         str | None,
@@ -68,7 +73,9 @@ def query(
     measure: Annotated[
         str | None,
         typer.Option(
-            "--measure", help="auto, linear (one backward pass) or exact (K steered continuations)."
+            "--measure",
+            help="auto, linear (one backward pass) or exact (K steered continuations).",
+            autocompletion=one_of(*MEASURES),
         ),
     ] = None,
     nonneg: Annotated[bool | None, typer.Option("--nonneg", help="Only supporting influences.")] = None,

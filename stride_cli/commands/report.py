@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stride_cli.commands.completion import MEASURES, one_of
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
 from stride_cli.errors import QueryError, UsageError
 
@@ -34,7 +35,11 @@ def report(
     ] = None,
     row: Annotated[
         str | None,
-        typer.Option("--row", help="Of a classifier: number or id of a row of its file, or held-out: all."),
+        typer.Option(
+            "--row",
+            help="Of a classifier: number or id of a row of its file, or held-out: all.",
+            autocompletion=one_of("held-out"),
+        ),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -59,7 +64,10 @@ def report(
     lambda_ratio: Annotated[
         float | None, typer.Option("--lambda-ratio", help="λ as a share of λ_max; as for stride query.")
     ] = None,
-    measure: Annotated[str | None, typer.Option("--measure", help="auto, linear or exact.")] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", help="auto, linear or exact.", autocompletion=one_of(*MEASURES)),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,

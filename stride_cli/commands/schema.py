@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stride_cli.commands.completion import complete_record
 from stride_cli.errors import UsageError
 
 EXAMPLE = """\b
@@ -16,7 +17,10 @@ Examples:
 
 
 def schema(
-    name: Annotated[str | None, typer.Argument(help="A record's name; all of them without one.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A record's name; all of them without one.", autocompletion=complete_record),
+    ] = None,
 ) -> None:
     """Print the JSON Schema of the records that commands write: one line each."""
     from stride_cli.output import emit

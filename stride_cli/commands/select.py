@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from stride_cli.commands.completion import complete_method
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
 
 EXAMPLE = """\b
@@ -46,7 +47,12 @@ def select(
         ),
     ] = By.greedy,
     method: Annotated[
-        str, typer.Option("--method", help="Whose scores: a method of stride baseline --list, with options.")
+        str,
+        typer.Option(
+            "--method",
+            help="Whose scores: a method of stride baseline --list, with options.",
+            autocompletion=complete_method,
+        ),
     ] = "stride",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a selection at DIR.")] = False,
     index: IndexPath = None,

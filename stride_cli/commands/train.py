@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stride_cli.commands.completion import CURVATURES, FITS, STABILITY_LOSSES, complete_spaces, one_of
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
 
 EXAMPLE = """\b
@@ -21,7 +22,11 @@ def train(
     model: ModelPath = None,
     fit: Annotated[
         str | None,
-        typer.Option("--fit", help="closed (one pass over the corpus, the default) or sgd (the paper's)."),
+        typer.Option(
+            "--fit",
+            help="closed (one pass over the corpus, the default) or sgd (the paper's).",
+            autocompletion=one_of(*FITS),
+        ),
     ] = None,
     space: Annotated[
         str | None,
@@ -29,6 +34,7 @@ def train(
             "--space",
             help="residual, residual-matrix, logit, token-logit, or a sum such as the default, "
             "residual-matrix+logit+token-logit (sgd: residual).",
+            autocompletion=complete_spaces,
         ),
     ] = None,
     layer: Annotated[
@@ -44,6 +50,7 @@ def train(
         typer.Option(
             "--curvature",
             help="closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
+            autocompletion=one_of(*CURVATURES),
         ),
     ] = None,
     buckets: Annotated[
@@ -55,14 +62,23 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="sgd: peak learning rate. [3e-4]")] = None,
     stability_loss: Annotated[
-        str | None, typer.Option("--stability-loss", help="sgd: kl (truncated, the default), logit or norm.")
+        str | None,
+        typer.Option(
+            "--stability-loss",
+            help="sgd: kl (truncated, the default), logit or norm.",
+            autocompletion=one_of(*STABILITY_LOSSES),
+        ),
     ] = None,
     fidelity: Annotated[float | None, typer.Option("--fidelity", help="sgd: λ_fid. [1]")] = None,
     stability: Annotated[float | None, typer.Option("--stability", help="λ_stab. [1]")] = None,
     linearity: Annotated[float | None, typer.Option("--linearity", help="sgd: λ_LDS. [0.1]")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="paper: every published hyperparameter, when querying too."),
+        typer.Option(
+            "--recipe",
+            help="paper: every published hyperparameter, when querying too.",
+            autocompletion=one_of("paper"),
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the index's seed.")] = None,
     device: Device = None,

@@ -1,0 +1,79 @@
+"""What a shell offers when Tab is pressed behind an option: fixed values, methods, spaces, indexes.
+
+Nothing here imports more than the standard library and light modules: a Tab should be answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+Completer = Callable[[str], list[str]]
+
+FITS = ("closed", "sgd")
+SPACES = ("residual", "residual-matrix", "logit", "token-logit")
+CURVATURES = ("kronecker", "fisher", "exact")
+STABILITY_LOSSES = ("kl", "logit", "norm")
+MEASURES = ("auto", "linear", "exact")
+RESPONSES = ("loss", "margin")
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "fp32", "bf16")
+NETWORKS = ("mlp", "resnet9", "logistic")
+
+
+def one_of(*values: str) -> Completer:
+    """Offers those of the values that begin as what was typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def joined(separator: str, values: Callable[[], list[str]]) -> Completer:
+    """Offers values behind the last separator, none of them twice."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, found, last = incomplete.rpartition(separator)
+        taken = before.split(separator)
+        return [before + found + value for value in values() if value.startswith(last) and value not in taken]
+
+    return complete
+
+
+def complete_index(incomplete: str) -> list[str]:
+    """Indexes, and the directories that may lead to one, which end in a slash."""
+    folder, slash, name = incomplete.rpartition("/")
+    place = Path(folder + slash).expanduser() if slash else Path()
+    try:
+        below = sorted(entry for entry in place.iterdir() if entry.is_dir() and entry.name.startswith(name))
+    except OSError:
+        return []
+    shown = [entry for entry in below if name.startswith(".") or not entry.name.startswith(".")]
+    return [f"{folder}{slash}{entry.name}{'' if (entry / 'zarr.json').is_file() else '/'}" for entry in shown]
+
+
+def _methods() -> list[str]:
+    from stride_cli.baselines.registry import METHODS
+
+    return list(METHODS)
+
+
+def _records() -> list[str]:
+    from stride_cli.schema import RECORDS
+
+    return list(RECORDS)
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Attribution methods."""
+    return one_of(*_methods())(incomplete)
+
+
+def complete_record(incomplete: str) -> list[str]:
+    """Names of records."""
+    return one_of(*_records())(incomplete)
+
+
+complete_methods = joined(",", _methods)
+complete_spaces = joined("+", lambda: list(SPACES))

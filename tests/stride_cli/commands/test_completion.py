@@ -1,0 +1,112 @@
+"""Shell completion, as shells ask for it: by the environment, one process a Tab."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stride_cli.commands import completion
+
+
+def stride(cwd: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "stride_cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_asks_back(shell: str, tmp_path: Path) -> None:
+    script = stride(tmp_path, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert f"_STRIDE_COMPLETE=complete_{shell}" in script
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_zsh_and_fish_ask_with_a_line(shell: str, tmp_path: Path) -> None:
+    asked = {
+        "_STRIDE_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "stride query --measure ",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    found = stride(tmp_path, **asked)
+    assert all(value in found for value in completion.MEASURES)
+
+
+@pytest.mark.slow
+def test_bash_completes(tmp_path: Path) -> None:
+    """A real bash, with the script as --show-completion prints it."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "stride").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
+    (tools / "stride").chmod(0o755)
+    (tmp_path / "one.stride").mkdir()
+    (tmp_path / "one.stride/zarr.json").write_text("{}")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "oil.txt").touch()
+    lines = {
+        "ev": ["evaluate"],
+        "evaluate comp": ["compare"],
+        "query --meas": ["--measure"],
+        "query --measure ": list(completion.MEASURES),
+        "train --space residual+res": ["residual+residual-matrix"],
+        "audit --format s": ["sarif"],
+        "evaluate compare --methods bm25,tf": ["bm25,tfidf"],
+        "query --index o": ["one.stride", "other/"],
+        "schema stride.model": ["stride.model/1", "stride.model_info/1"],
+    }
+    typed = [line + ("''" if line.endswith(" ") else "") for line in lines]
+    asking = "".join(
+        f"COMP_WORDS=(stride {line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
+        '_stride_completion stride; echo "${COMPREPLY[*]}"\n'
+        for line in typed
+    )
+    show = 'eval "$(stride --show-completion bash)"\ncomplete -p stride\n'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", show + asking],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+            "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first, *answers = done.stdout.splitlines()
+    assert "_stride_completion stride" in first, done.stderr
+    assert dict(zip(lines, (answer.split() for answer in answers), strict=True)) == lines, done.stderr
+
+
+def test_what_is_offered_is_what_is_accepted() -> None:
+    from stride_cli.classifiers.networks import NETWORKS
+    from stride_cli.operators.closed import CURVATURES
+    from stride_cli.operators.losses import STABILITY_VARIANTS
+    from stride_cli.operators.spaces import SPACE_NAMES
+
+    assert set(completion.CURVATURES) == set(CURVATURES)
+    assert set(completion.STABILITY_LOSSES) == set(STABILITY_VARIANTS)
+    assert set(completion.SPACES) == set(SPACE_NAMES)
+    assert set(completion.NETWORKS) == set(NETWORKS)
+
+
+def test_indexes_complete_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs/a.stride").mkdir(parents=True)
+    (tmp_path / "runs/a.stride/zarr.json").touch()
+    (tmp_path / "runs/.hidden").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert completion.complete_index("") == ["runs/"]
+    assert completion.complete_index("runs/") == ["runs/a.stride"]
+    assert completion.complete_index(f"{tmp_path}/runs/a") == [f"{tmp_path}/runs/a.stride"]
+    assert completion.complete_index("nowhere/x") == []
