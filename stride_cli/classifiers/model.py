@@ -332,6 +332,18 @@ class ClassifierModel:
             state = block(state)
         return _with_label_position(state.flatten(1))
 
+    def uncapped_logits(self, final: Tensor) -> Tensor:
+        """The same as `logits`: a classifier's are never capped."""
+        return self.logits(final)
+
+    def soft_cap(self, logits: Tensor) -> Tensor:
+        """The logits themselves."""
+        return logits
+
+    def cap_slope(self, logits: Tensor) -> Tensor | None:
+        """None, there being no cap."""
+        return None
+
     def logits(self, final: Tensor) -> Tensor:
         """The head: penultimate features (…, d_model) → logits (…, classes)."""
         flat = self.head(final.reshape(-1, *self._shapes[-1]))

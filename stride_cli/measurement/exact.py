@@ -69,13 +69,17 @@ def measure_exact(
                     f"query {int(batch.rows[row])} has no scored token",
                     fix="give it a response of one token or more",
                 )
-            length = int(scored[-1]) + 2
+            length = int(scored[-1]) + 1  # the last scored token is predicted, not read
             ids = batch.ids[row : row + 1, :length].to(model.device)
+            targets = batch.ids[row, scored + 1].to(model.device)
             share = (weights[scored] / weights[scored].sum()).to(model.device)
             scored = scored.to(model.device)
-            targets = ids[0, scored + 1]
             hidden = model.hidden(ids, operators.layer)
             inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
+            unsteered = None
+            if all(space.site == "logit" for space in spaces):  # the blocks say the same for every subset
+                final = model.continue_from(hidden, operators.layer)[:, scored]
+                unsteered = final, model.uncapped_logits(final).float()
             losses = partial(
                 _losses,
                 model,
@@ -86,6 +90,7 @@ def measure_exact(
                 scored=scored,
                 targets=targets,
                 share=share,
+                unsteered=unsteered,
             )
             base = None if central else losses(None)[0]
             limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
@@ -152,9 +157,10 @@ def _losses(
     scored: torch.Tensor,
     targets: torch.Tensor,
     share: torch.Tensor,
+    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
-    losses = token_losses(model, spaces, layer, hidden, inputs, gates, scored, targets)
+    losses = token_losses(model, spaces, layer, hidden, inputs, gates, scored, targets, unsteered)
     return (losses.double() * share.double()).sum(dim=1)
 
 
@@ -167,6 +173,7 @@ def token_losses(
     gates: list[torch.Tensor] | None,
     scored: torch.Tensor,
     targets: torch.Tensor,
+    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Loss of each scored token in each steered continuation, (B, S) float32 nats.
 
@@ -176,6 +183,9 @@ def token_losses(
     inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
     gates : list of (B, p)      one per space; None: one continuation, unsteered
     scored, targets : (S,)      positions that predict, and the tokens they should predict
+    unsteered : ((1, S, d), (1, S, V)), optional
+        State before the head and uncapped logits at the scored positions, where no space acts on the residual
+        stream: the blocks and the head are not run again.
     """
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
@@ -183,11 +193,15 @@ def token_losses(
     shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
     if not isinstance(shift, int):
         state = state + shift.to(state.dtype)
-    final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
-    logits = model.logits(final).float()  # (B, S, V)
+    if unsteered is None:
+        final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
+        logits = model.uncapped_logits(final).float()  # (B, S, V)
+    else:
+        final, logits = (part.expand(count, -1, -1) for part in unsteered)
     for space, gate in pairs:
         if isinstance(space, LogitSpace):
             logits = logits + space(space.reads(final, inputs).expand(count, -1, -1), gate)
+    logits = model.soft_cap(logits)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.repeat(count), reduction="none"
     ).reshape(count, -1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
-from stride_cli.models.objective import head_logits
+from stride_cli.models.objective import head_logits, logit_cap, soft_cap, uncapped_logits
 from stride_cli.models.structure import (
     check_vocabulary,
     context_length,
@@ -251,6 +251,19 @@ class CausalLM:
         Tensor (…, vocab_size), the model's dtype.
         """
         return head_logits(self.model, final)
+
+    def uncapped_logits(self, final: Tensor) -> Tensor:
+        """As `logits`, before the model's soft cap: where logit spaces act."""
+        return uncapped_logits(self.model, final)
+
+    def soft_cap(self, logits: Tensor) -> Tensor:
+        """What `logits` makes of `uncapped_logits`; the same where the model has no cap."""
+        return soft_cap(self.model, logits)
+
+    def cap_slope(self, logits: Tensor) -> Tensor | None:
+        """Derivative of the soft cap at capped logits, of the same shape; None where the model has no cap."""
+        cap = logit_cap(self.model)
+        return None if cap is None else 1 - (logits / cap).square()
 
     @torch.no_grad()
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:

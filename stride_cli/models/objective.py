@@ -110,16 +110,31 @@ def next_token_loss(model: Any, batch: Any) -> Tensor:
     return torch.nn.functional.cross_entropy(head_logits(model, final).float(), batch.targets)
 
 
+def logit_cap(model: Any) -> float | None:
+    """Where the model's logits are capped softly (NanoChat, Gemma 2), or None."""
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return None if cap is None else float(cap)
+
+
 def head_logits(model: Any, final: Tensor) -> Tensor:
     """Logits from what the output head reads, with the model's own scaling (Granite, Cohere) and soft cap."""
+    return soft_cap(model, uncapped_logits(model, final))
+
+
+def soft_cap(model: Any, logits: Tensor) -> Tensor:
+    """Logits softly capped, where the model does so."""
+    cap = logit_cap(model)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def uncapped_logits(model: Any, final: Tensor) -> Tensor:
+    """Logits with the model's own scaling (Granite, Cohere), before its soft cap."""
     config = model.config.get_text_config()
     logits: Tensor = model.get_output_embeddings()(final)
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
         logits = logits * factor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
     return logits
 
 

@@ -132,6 +132,7 @@ def signals(
         normaliser = values.logsumexp(dim=-1)
         # ω p in one pass over the logits; exp(−inf) = 0 where ω = 0
         expected = torch.sub(values, (normaliser - weight.log())[..., None]).exp_()
+        slope = model.cap_slope(values) if logit_spaces else None
         labels = [ids[rows, after]]
         if uniform is not None:
             labels.append(_draw(expected, uniform[rows, after]))
@@ -145,11 +146,13 @@ def signals(
             doubt = -error.scatter_(-1, label[..., None], 0).sum(dim=-1)  # (b, s), ω (1 − p)
             error.scatter_(-1, label[..., None], doubt[..., None])
             picked = values.gather(-1, label[..., None])[..., 0] - normaliser
+            # logit spaces act before the model's soft cap, where it has one
+            before_cap = error if slope is None else error * slope
             surprise = _surprise(picked.double(), doubt.double(), weight.double())
             (losses_drawn if number else losses).append((surprise * weight).sum(dim=1))
             for position, space in enumerate(logit_spaces):
                 read = space.reads(state.detach(), None if inputs is None else inputs[rows, stretch])
-                (logit_drawn if number else logit)[position].append(space.gate_gradient(read, error))
+                (logit_drawn if number else logit)[position].append(space.gate_gradient(read, before_cap))
             if residual:
                 (d_state,) = torch.autograd.grad(
                     raw, state, error.to(raw.dtype), retain_graph=number + 1 < len(labels)

@@ -322,10 +322,10 @@ def _continue(
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
     final = model.continue_from(state, layer)[:, :-1]
-    steered = model.logits(final).float()
-    for space, gate in pairs:
-        if isinstance(space, LogitSpace):
-            shifts.append(space(space.reads(final, inputs), gate))
-            steered = steered + shifts[-1]
+    logit = [
+        space(space.reads(final, inputs), gate) for space, gate in pairs if isinstance(space, LogitSpace)
+    ]
+    shifts += logit
+    steered = model.soft_cap(sum(logit, model.uncapped_logits(final).float()))
     shift = shifts[0][:, : base.shape[1]]
     return base, steered, shift, ids[:, 1:], piece.weights[:, 1:].to(model.device)

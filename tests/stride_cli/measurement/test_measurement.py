@@ -41,8 +41,8 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
             gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in operators.gates]
             state = hidden + operators.spaces[0](hidden, gates[0]) + operators.spaces[1](hidden, gates[1])
             final = model.continue_from(state, 2)
-            both = [model.logits(model.continue_from(hidden, 2)), model.logits(final)]
-            both[1] = both[1] + operators.spaces[2](final, gates[2])
+            steered = model.head(final) + operators.spaces[2](final, gates[2])
+            both = [model.logits(model.continue_from(hidden, 2)), 15 * torch.tanh(steered / 15)]  # soft cap
             weights = batch.weights[row, 1:]
             losses = [
                 -(
@@ -53,6 +53,64 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
                 for logits in both
             ]
             assert found[row, subset] == pytest.approx(float(losses[0] - losses[1]), rel=1e-3, abs=2e-6)
+
+
+@pytest.mark.parametrize("fit", ["sgd", "closed"])
+def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, monkeypatch, fit: str) -> None:
+    operators = random_operators(model, ("logit", "token-logit"), fit=fit)
+    batch = chunks.batch(np.arange(3))
+    runs = {"hidden": 0, "continue_from": 0, "uncapped_logits": 0}
+    for name in runs:
+        plain = getattr(model, name)
+
+        def counted(*args, name=name, plain=plain):
+            runs[name] += 1
+            return plain(*args)
+
+        monkeypatch.setattr(model, name, counted)
+    found = measure_exact(model, operators, batch, batch_size=4)
+    assert runs == {"hidden": 2 * 3, "continue_from": 3, "uncapped_logits": 3}  # state, embeddings
+    monkeypatch.undo()
+    for row in range(3):
+        hidden = model.hidden(batch.ids[row : row + 1], 2)
+        final, inputs = model.continue_from(hidden, 2), model.hidden(batch.ids[row : row + 1], 0)
+        weights = batch.weights[row, 1:].double()
+
+        def loss(gates, final=final, inputs=inputs, weights=weights, row=row):
+            shifts = operators.spaces[0](final, gates[0]) + operators.spaces[1](inputs, gates[1])
+            logits = 15 * torch.tanh((model.head(final) + shifts) / 15)
+            chosen = logits[0, :-1].double().log_softmax(-1)
+            return float(-(chosen.gather(-1, batch.ids[row, 1:, None])[:, 0] * weights).sum() / weights.sum())
+
+        for subset in range(K):
+            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in operators.gates]
+            still = [0 * gate for gate in gates]
+            expected = loss(still) - loss(gates)
+            if fit == "closed":
+                step = operators.step
+                moved = [loss([sign * step * gate for gate in gates]) for sign in (-1, 1)]
+                expected = (moved[0] - moved[1]) / (2 * step)
+            assert found[row, subset] == pytest.approx(expected, rel=1e-3, abs=2e-6)
+
+
+def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
+    """Blocks below the layer run once; those above once a batch of subsets; the head at scored positions."""
+    operators = random_operators(model)
+    batch = chunks.batch(np.arange(2))
+    seen: dict[str, list[int]] = {"hidden": [], "continue_from": [], "uncapped_logits": []}
+    for name in seen:
+        plain = getattr(model, name)
+
+        def counted(values, *args, name=name, plain=plain):
+            seen[name].append(values.shape[1])
+            return plain(values, *args)
+
+        monkeypatch.setattr(model, name, counted)
+    measure_exact(model, operators, batch, batch_size=4)
+    assert len(seen["hidden"]) == 2
+    assert len(seen["continue_from"]) == 2 * (1 + K // 4)  # one unsteered
+    scored = [int(count) for count in batch.scored]
+    assert sorted(seen["uncapped_logits"]) == sorted(scored * (1 + K // 4))
 
 
 def test_zero_gates_change_nothing(model, chunks) -> None:

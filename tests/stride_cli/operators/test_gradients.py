@@ -28,9 +28,10 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
     if space.site == "residual":
         hidden = hidden + space(hidden, gates)
     final = model.continue_from(hidden, LAYER)
-    logits = model.logits(final)
+    logits = model.head(final)
     if space.site == "logit":
         logits = logits + space(final if space.source == "final" else model.hidden(batch.ids, 0), gates)
+    logits = 15 * torch.tanh(logits / 15)  # NanoChat's soft cap, behind the operators
     log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
     return -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
 
