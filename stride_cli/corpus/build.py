@@ -95,8 +95,8 @@ def build_index(
     overwrite : bool
         Replace an index at `out`, and discard an unfinished build of another corpus or other settings.
     commit_seconds : float
-        Work between two commits: what a kill can cost (more where committing takes over 5 % of that); 0: after
-        every batch.
+        Work between two commits: what a kill can cost (more where committing takes over 5 % of that); 0:
+        after every batch.
 
     Raises
     ------

@@ -148,7 +148,7 @@ class DocumentTokenizer:
     def _encoded(
         self, document: Document, ids: list[int], spans: list[tuple[int, int]] | None, batch: Any, number: int
     ) -> Encoded:
-        tokens = np.array(ids, np.int32)
+        tokens = np.fromiter(ids, np.int32, len(ids))
         if spans is None:
             scored = np.ones(len(tokens), bool)
         else:

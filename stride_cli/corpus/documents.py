@@ -15,7 +15,8 @@ FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
 _TWO_WORDS = struct.Struct("<QQ")
-_KNOWN = 1  # the place of ids that an index has already; that of a line is (number of its source) << 40 | line
+# the place of ids that an index has already; that of a line is (number of its source) << 40 | line
+_KNOWN = 1
 
 
 @dataclass(frozen=True, slots=True)
