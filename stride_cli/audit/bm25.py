@@ -12,6 +12,7 @@ corpus.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,28 @@ _BLOCK_CHUNKS = 1 << 15
 _BLOCK_TOKENS = 1 << 22
 
 
-def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[tuple[np.ndarray, np.ndarray]]:
+@dataclass(frozen=True)
+class Ranked:
+    """The chunks most like an item.
+
+    Attributes
+    ----------
+    chunks : (c,) int64      by falling score, equal ones by number; only chunks that share a token with it
+    scores : (c,) float64
+    own : float              the score that a chunk of the item's tokens and no others would have
+    """
+
+    chunks: np.ndarray
+    scores: np.ndarray
+    own: float
+
+    @property
+    def likeness(self) -> np.ndarray:
+        """Scores / own, at most 1: about 1 for a copy. (c,) float64"""
+        return np.minimum(self.scores / self.own, 1.0) if self.own else np.zeros(len(self.scores))
+
+
+def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[Ranked]:
     """The chunks of highest BM25 score for each item.
 
     Parameters
@@ -35,14 +57,13 @@ def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[tup
 
     Returns
     -------
-    list of (chunks (≤ top,) int64, scores (≤ top,) float64), by falling score, equal ones by number; only
-    chunks that share a token with the item
+    list of Ranked, one an item
     """
     wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *items])).astype(np.int64)
     terms = [np.unique(np.asarray(item, np.int64), return_counts=True) for item in items]
     n_chunks = index.n_chunks
     if not len(wanted) or not n_chunks:
-        return [(np.zeros(0, np.int64), np.zeros(0)) for _ in items]
+        return [Ranked(np.zeros(0, np.int64), np.zeros(0), 0.0) for _ in items]
     number = np.full(int(max(wanted[-1], _largest(index))) + 1, -1, np.int64)  # token id → term
     number[wanted] = np.arange(len(wanted))
     frequency = np.zeros(len(wanted), np.int64)
@@ -68,7 +89,11 @@ def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[tup
             numbers = np.concatenate([chunks[item], found + first])
             order = np.argsort(-merged, kind="stable")[:top]
             scores[item], chunks[item] = merged[order], numbers[order]
-    return list(zip(chunks, scores, strict=True))
+    own = []
+    for ids, times in terms:
+        norm_of_item = _K1 * (1 - _B + _B * times.sum() / mean_length)
+        own.append(float((times * idf[number[ids]] * times / (times + norm_of_item)).sum()))
+    return [Ranked(*found) for found in zip(chunks, scores, own, strict=True)]
 
 
 def _largest(index: Index) -> int:

@@ -20,6 +20,20 @@ _TOKENS = 4096  # padded tokens of one batch through the model
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """Chunks that resemble a sample.
+
+    Attributes
+    ----------
+    chunks : (c,) int64          each once
+    likeness : (c,) float64      0 … 1: about 1 for a copy
+    """
+
+    chunks: np.ndarray
+    likeness: np.ndarray
+
+
+@dataclass(frozen=True)
 class Effect:
     """The model's side of the evidence for one text.
 
@@ -29,6 +43,7 @@ class Effect:
     candidate_influence : float     summed over the candidate chunks, nats per scored token; > 0 supports
     candidate_share : float         the same / Σ|influence of every chunk|, at least 0: 0 where the candidates
                                     have none, or oppose
+    copied_share : float            the same, each candidate counted by how like the sample it is
     strongest_chunk : int           of highest influence; -1 where no chunk supports
     strongest_influence, strongest_share : float
     strongest_is_candidate : bool
@@ -37,6 +52,7 @@ class Effect:
     loss: float
     candidate_influence: float
     candidate_share: float
+    copied_share: float
     strongest_chunk: int
     strongest_influence: float
     strongest_share: float
@@ -46,7 +62,7 @@ class Effect:
 def measure_effects(
     session: Session,
     samples: Sequence[Sample],
-    candidates: Sequence[np.ndarray],
+    candidates: Sequence[Candidates],
     *,
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
@@ -57,7 +73,7 @@ def measure_effects(
 
     Parameters
     ----------
-    candidates : for each sample, the chunks that resemble it (c,) int64
+    candidates : for each sample, the chunks that resemble it
     lambda_ratio : λ / λ_max; default: what the operators' fit asks for
 
     Yields
@@ -110,23 +126,24 @@ def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, n
     return responses, losses
 
 
-def _effect(loss: float, solution: Solution, candidates: np.ndarray) -> Effect:
+def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:
     values = solution.values
+    _, ours, theirs = np.intersect1d(solution.indices, candidates.chunks, return_indices=True)
+    inside = float(values[ours].sum())
     total = float(np.abs(values).sum())
     if not total or values.max() <= 0:
-        inside = float(values[np.isin(solution.indices, candidates)].sum()) if len(values) else 0.0
-        return Effect(loss, inside, 0.0, -1, 0.0, 0.0, False)
-    inside = float(values[np.isin(solution.indices, candidates)].sum())
+        return Effect(loss, inside, 0.0, 0.0, -1, 0.0, 0.0, False)
     best = int(values.argmax())
     chunk = int(solution.indices[best])
     return Effect(
         loss=loss,
         candidate_influence=inside,
         candidate_share=max(0.0, inside / total),
+        copied_share=max(0.0, float(values[ours] @ candidates.likeness[theirs]) / total),
         strongest_chunk=chunk,
         strongest_influence=float(values[best]),
         strongest_share=float(values[best] / total),
-        strongest_is_candidate=bool(np.isin(chunk, candidates)),
+        strongest_is_candidate=bool(np.isin(chunk, candidates.chunks)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.audit.bm25 import best_chunks
+from stride_cli.audit.bm25 import Ranked, best_chunks
 from stride_cli.audit.calibration import grouped_q_values, joint_p_values, leave_one_out_p_values
 from stride_cli.audit.control_sets import (
     Controls,
@@ -18,7 +18,7 @@ from stride_cli.audit.control_sets import (
     no_controls,
     steepness,
 )
-from stride_cli.audit.effect import Effect, measure_effects
+from stride_cli.audit.effect import Candidates, Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.samples import Sample, tokenize_samples
 from stride_cli.errors import UsageError
@@ -104,7 +104,9 @@ def audit(
     Lexical evidence needs the index's tokens alone. The effect on the model has two sides, each ranked among
     controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against made controls,
     what one more step away from the text costs, see `audit.controls`), and the share of all influence that
-    comes from the chunks most like the item. Influence that is exactly zero is never evidence. The rate of
+    comes from the chunks most like the item, each counted by its likeness: a control has chunks like it as
+    well, such as many copies of the one leaked item that it resembles. Influence that is exactly zero is
+    never evidence. The rate of
     false discoveries is held among the items that are present, and among those that are not, each by itself.
 
     Parameters
@@ -144,8 +146,8 @@ def audit(
     )
     offsets = np.asarray(session.index.array("corpus/chunk_offsets"))
     candidates = [
-        _candidates(overlap, chunks, scores, offsets, options.top)
-        for overlap, (chunks, scores) in zip(overlaps, ranked, strict=True)
+        _candidates(overlap, like, offsets, options.top, sum(map(len, sample.parts)))
+        for sample, overlap, like in zip(everything, overlaps, ranked, strict=True)
     ]
     effects = []
     with progress("influence", len(everything), unit="texts") as bar:
@@ -160,11 +162,11 @@ def audit(
             verdict=verdict_of(bool(present[row]), float(q[row]), options.level),
             p=float(p[row]),
             q=float(q[row]),
-            lexical=_lexical(session, item, overlaps[row], bool(present[row]), *ranked[row]),
+            lexical=_lexical(session, item, overlaps[row], bool(present[row]), ranked[row]),
             effect={
                 "p_loss": float(each[row, 0]),
                 "p_influence": float(each[row, 1]),
-                **_effect(session, effects[row], len(candidates[row]), float(compared[row])),
+                **_effect(session, effects[row], len(candidates[row].chunks), float(compared[row])),
             },
             controls={"kind": against.kind, "count": int(count[row])},
         )
@@ -186,7 +188,7 @@ def _rank(
     else:
         knowledge = -losses
         compared = np.full(n, (losses[:n][~present] if against.kind == "absent" else losses[n:]).mean())
-    statistics = np.stack([knowledge, [effect.candidate_share for effect in effects]], axis=1)
+    statistics = np.stack([knowledge, [effect.copied_share for effect in effects]], axis=1)
     zero_is_nothing = (False, True)
     if against.kind != "absent":
         p, each = joint_p_values(statistics[:n], statistics[n:], zero_is_nothing=zero_is_nothing)
@@ -223,14 +225,18 @@ def _check(session: Session, documents: Sequence[Document], options: AuditOption
             raise UsageError(f"{name} is {count} (expected 1 or more)")
 
 
-def _candidates(
-    overlap: Overlap, chunks: np.ndarray, scores: np.ndarray, offsets: np.ndarray, top: int
-) -> np.ndarray:
-    """The best chunks by BM25, those nearly as good, and the one of the longest shared run."""
-    kept = chunks[: max(top, int((scores >= _NEAR * scores[0]).sum()))] if len(chunks) else chunks
-    if overlap.token < 0:
-        return kept
-    return np.union1d(kept, _chunk_of(overlap.token, offsets))
+def _candidates(overlap: Overlap, ranked: Ranked, offsets: np.ndarray, top: int, length: int) -> Candidates:
+    """The best chunks by BM25, those nearly as good, and the one of the longest shared run.
+
+    `length` is the item's, in tokens.
+    """
+    scores = ranked.scores
+    kept = max(top, int((scores >= _NEAR * scores[0]).sum())) if len(scores) else 0
+    chunks, likeness = ranked.chunks[:kept], ranked.likeness[:kept]
+    if overlap.token >= 0 and (longest := _chunk_of(overlap.token, offsets)) not in chunks:
+        chunks = np.append(chunks, longest)
+        likeness = np.append(likeness, overlap.longest / length)
+    return Candidates(chunks, likeness)
 
 
 def _chunk_of(token: int, offsets: np.ndarray) -> int:
@@ -242,8 +248,7 @@ def _lexical(
     item: Sample,
     overlap: Overlap,
     present: bool,
-    chunks: np.ndarray,
-    scores: np.ndarray,
+    ranked: Ranked,
 ) -> dict[str, Any]:
     from stride_cli.recovery.passages import best_passage
 
@@ -272,14 +277,14 @@ def _lexical(
         tokens = np.asarray(index.array("corpus/tokens")[low:high])
         passage = str(decode(tokens, skip_special_tokens=True)).strip()
         found |= {"document": index.document_id(document), "chunk": chunk, "passage": passage}
-    if len(chunks):
-        chunk = int(chunks[0])
-        document = int(index.chunk_documents(chunks[:1])[0])
+    if len(ranked.chunks):
+        chunk = int(ranked.chunks[0])
+        document = int(index.chunk_documents(ranked.chunks[:1])[0])
         text = str(decode(index.chunk_tokens(chunk), skip_special_tokens=True))
         found |= {
             "bm25_document": index.document_id(document),
             "bm25_chunk": chunk,
-            "bm25_score": float(scores[0]),
+            "bm25_score": float(ranked.scores[0]),
             "bm25_passage": best_passage(text, item.document.plain_text, {}),
         }
     return found
@@ -297,6 +302,7 @@ def _effect(session: Session, effect: Effect, n_candidates: int, control_loss: f
         "candidates": n_candidates,
         "candidate_influence": effect.candidate_influence,
         "candidate_share": effect.candidate_share,
+        "copied_share": effect.copied_share,
         "strongest_document": strongest,
         "strongest_chunk": effect.strongest_chunk if effect.strongest_chunk >= 0 else None,
         "strongest_influence": effect.strongest_influence,

@@ -117,9 +117,9 @@ def select(
 
 def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:
     found = best_chunks(index, queries.ids, min(index.n_chunks, max(1000, 4 * size)))
-    for chunks, values in found:
+    for like in found:
         scores = np.zeros(index.n_documents)
-        np.maximum.at(scores, owner[chunks], values)
+        np.maximum.at(scores, owner[like.chunks], like.scores)
         yield scores
 
 
