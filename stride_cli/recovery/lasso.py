@@ -141,7 +141,10 @@ def solve_batch(
     n_threads: int | None = None,
     warm_starts: Sequence[Solution] | None = None,
 ) -> list[Solution]:
-    """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 16 queries."""
+    """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
+
+    Each solution has the bits of the query's own `solve_lasso`.
+    """
     design = Design(columns, n_subsets)
     options = _Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
     rows = _measurements(measurements, design)

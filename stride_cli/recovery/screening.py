@@ -20,6 +20,8 @@ from stride_cli.recovery import kernels
 _LANES, _LANE_COLUMNS = 64, 16_384
 _SAMPLE_RUNS, _SAMPLE_RUN = 64, 256  # columns read to guess a score's distribution
 _UNROLLED = 64  # largest degree the batch scan is compiled for
+# residuals and columns from which on one batch scan is faster than a scan of each, and worth its compilation
+_SHARED, _SHARED_COLUMNS = 6, 500_000
 
 # numba's simplest threading layer ends the process when two threads enter it at once
 _parallel = threading.Lock()
@@ -140,23 +142,28 @@ class Design:
         self, residuals: Sequence[np.ndarray], floors: Sequence[float], *, signed: bool, capacity: int
     ) -> list[Candidates]:
         """`scan` for several residuals, BATCH of them at a time so that the columns are read once for all."""
-        if len(residuals) < 4 or self.degree > _UNROLLED:  # below that, single scans are faster
+        few = len(residuals) < _SHARED or self.n_chunks < _SHARED_COLUMNS
+        if few or self.degree > _UNROLLED:
             pairs = zip(residuals, floors, strict=True)
             return [self.scan(r, floor, signed=signed, capacity=capacity) for r, floor in pairs]
         result: list[Candidates] = []
+        table = np.empty((self.n_subsets, kernels.BATCH // 4), np.uint64)
+        steps, lows = np.empty(kernels.BATCH), np.empty(kernels.BATCH)
+        exact = np.zeros((kernels.BATCH, self.n_subsets))
         for first in range(0, len(residuals), kernels.BATCH):
             part = residuals[first : first + kernels.BATCH]
-            vectors = np.zeros((self._padded, kernels.BATCH))
-            vectors[: self.n_subsets, : len(part)] = np.stack(part, axis=1)
-            vectors[self.n_subsets :] = np.nan
-            lows = np.full(kernels.BATCH, np.inf)  # unused places collect nothing
+            exact[: len(part)] = part
+            kernels.rounded_kernel(exact[: len(part)], self.degree, table, steps)
+            lows[:] = np.inf  # unused places collect nothing
             lows[: len(part)] = floors[first : first + kernels.BATCH]
             found: list[list[Candidates]] = [[] for _ in part]
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
                 shape = (kernels.BATCH, len(bounds) - 1)
                 out = _outputs(shape, _slots(capacity, bounds), self.degree, self.dtype)
                 with _parallel:
-                    kernels.scan_batch_kernel(self.degree)(shard, vectors, lows, signed, bounds, *out)
+                    kernels.scan_batch_kernel(self.degree)(
+                        shard, exact, table, steps, lows, signed, bounds, *out
+                    )
                 for q in range(len(part)):
                     one = tuple(array[q] for array in out)
                     found[q].append(_gather(one, int(start), float(lows[q])))

@@ -46,14 +46,6 @@ def bare_pass(design: Design, residual: np.ndarray) -> None:
 
 
 def run(n: int, n_subsets: int, degree: int, repeats: int, noise: float) -> Iterator[dict[str, Any]]:
-    hardware = {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": numba.get_num_threads(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-    }
     size = {"n": n, "n_subsets": n_subsets, "degree": degree, "noise": noise}
 
     began = time.perf_counter()
@@ -66,7 +58,7 @@ def run(n: int, n_subsets: int, degree: int, repeats: int, noise: float) -> Iter
         "benchmark": "recovery",
         "what": "compile or load",
         "seconds": time.perf_counter() - began,
-    } | hardware
+    } | hardware()
 
     columns = np.concatenate(
         [
@@ -117,7 +109,19 @@ def run(n: int, n_subsets: int, degree: int, repeats: int, noise: float) -> Iter
                 "bare_passes_each": record["bare_passes"] / len(result),
                 "relative_gap": max(solution.relative_gap for solution in result),
             }
-        yield record | size | hardware | {"load_1_minute": os.getloadavg()[0]}
+        yield record | size | hardware() | {"load_1_minute": os.getloadavg()[0]}
+
+
+def hardware() -> dict[str, Any]:
+    """What the figures of a record depend on."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": numba.get_num_threads(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+    }
 
 
 def _cpu() -> str:

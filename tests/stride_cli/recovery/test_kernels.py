@@ -52,21 +52,76 @@ def test_scan(columns, rng, signed, slots):
         np.testing.assert_array_equal(rows[lane, : counts[lane]], columns[kept])
 
 
+def rounded(residuals: np.ndarray, degree: int) -> tuple[np.ndarray, np.ndarray]:
+    table = np.empty((residuals.shape[1], kernels.BATCH // 4), np.uint64)
+    steps = np.empty(kernels.BATCH)
+    kernels.rounded_kernel(residuals, degree, table, steps)
+    return table, steps
+
+
 @pytest.mark.parametrize("signed", [False, True])
-def test_batch_scan_is_sixteen_scans(columns, rng, signed):
-    residuals = rng.normal(size=(65_536, kernels.BATCH))
-    floors = np.linspace(0.0, 2.5, kernels.BATCH)
-    floors[3] = np.inf  # an unused place
+@pytest.mark.parametrize("slots", [300, 16])
+def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):
+    residuals = rng.normal(size=(kernels.BATCH, 12)) * np.logspace(-9, 9, kernels.BATCH)[:, None]
+    residuals[5] = 0.0
+    residuals[6, 1:] *= 1e-12  # one subset outweighs all others
+    floors = np.linspace(0.0, 3.5, kernels.BATCH) * np.abs(residuals).mean(axis=1)
+    floors[3], floors[4] = np.inf, -np.inf  # an unused place, and one that wants all columns
     bounds = np.array([0, 130, 300])
-    batch = outputs((kernels.BATCH, 2), 16, 4)
-    kernels.scan_batch_kernel(4)(columns, residuals, floors, signed, bounds, *batch)
+    compiled, plain = outputs((kernels.BATCH, 2), slots, 4), outputs((kernels.BATCH, 2), slots, 4)
+    table, steps = rounded(residuals, 4)
+    for function, out in (
+        (kernels.scan_batch_kernel(4), compiled),
+        (kernels.scan_batch_kernel(4).py_func, plain),
+    ):
+        function(columns, residuals, table, steps, floors, signed, bounds, *out)
     for q in range(kernels.BATCH):
-        single = outputs((2,), 16, 4)
-        kernels.scan_kernel(
-            columns, np.ascontiguousarray(residuals[:, q]), floors[q], signed, bounds, *single
-        )
-        for one, other in zip(batch, single, strict=True):
-            np.testing.assert_allclose(one[q], other, rtol=1e-12)
+        single = outputs((2,), slots, 4)
+        kernels.scan_kernel(columns, residuals[q].copy(), floors[q], signed, bounds, *single)
+        for one, other, uncompiled in zip(compiled, single, plain, strict=True):
+            np.testing.assert_array_equal(one[q], other)  # to the last bit
+            np.testing.assert_array_equal(one[q], uncompiled[q])
+
+
+@pytest.mark.parametrize("degree", [1, 4, 10, 64])
+def test_rounded_residuals_never_hide_a_column(rng, degree):
+    """At a floor that is exactly some column's score, its rounded sum is within the limits."""
+    columns = np.sort(rng.random((200, 80)).argsort(axis=1)[:, :degree], axis=1).astype(np.uint16)
+    residuals = rng.normal(size=(kernels.BATCH, 80)) ** 3
+    table, steps = rounded(residuals, degree)
+    uncompiled = np.empty_like(table), np.empty_like(steps)
+    kernels.rounded_kernel.py_func(residuals, degree, *uncompiled)
+    np.testing.assert_array_equal(table, uncompiled[0])
+    np.testing.assert_array_equal(steps, uncompiled[1])
+    sums = table[columns].sum(axis=1)
+    top = np.uint64(0x8000)
+    for q in range(kernels.BATCH):
+        products = residuals[q, columns].sum(axis=1)
+        total = (sums[:, q // 4] >> np.uint64(16 * (q % 4))) & np.uint64(0xFFFF)
+        assert (total < top).all()
+        for i in range(0, 200, 13):
+            above, below = np.zeros(kernels.BATCH // 4, np.uint64), np.zeros(kernels.BATCH // 4, np.uint64)
+            kernels.limit_kernel(q, abs(products[i]), steps[q], degree, False, above, below)
+            high = (above[q // 4] >> np.uint64(16 * (q % 4))) & np.uint64(0xFFFF)
+            low = (below[q // 4] >> np.uint64(16 * (q % 4))) & np.uint64(0xFFFF)
+            marked = ((total + high) | (low - total)) & top != 0
+            assert marked[np.abs(products) >= abs(products[i])].all()
+            if degree <= 10:  # and few others are looked at
+                slack = (degree + 2) * steps[q]
+                assert not marked[np.abs(products) < abs(products[i]) - slack].any()
+
+
+def test_batch_scan_notices_a_damaged_subset_number(columns, rng):
+    damaged = columns.copy()
+    damaged[200, 1] = 12
+    residuals = rng.normal(size=(kernels.BATCH, 12))
+    out = outputs((kernels.BATCH, 2), 16, 4)
+    table, steps = rounded(residuals, 4)
+    floors = np.full(kernels.BATCH, np.inf)
+    kernels.scan_batch_kernel(4)(
+        damaged, residuals, table, steps, floors, False, np.array([0, 130, 300]), *out
+    )
+    assert (out[4][:, 0] == 0).all() and (out[4][:, 1] == -1).all()
 
 
 def test_keep_largest(rng):
