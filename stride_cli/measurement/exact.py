@@ -69,7 +69,8 @@ def measure_exact(
                     f"query {int(batch.rows[row])} has no scored token",
                     fix="give it a response of one token or more",
                 )
-            length = int(scored[-1]) + 1  # the last scored token is predicted, not read
+            # the last scored token is predicted, not read (a classifier's rows always have two places)
+            length = max(2, int(scored[-1]) + 1)
             ids = batch.ids[row : row + 1, :length].to(model.device)
             targets = batch.ids[row, scored + 1].to(model.device)
             share = (weights[scored] / weights[scored].sum()).to(model.device)

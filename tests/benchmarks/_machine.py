@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,29 @@ def resident() -> dict[str, int]:
         if key in ("RssAnon", "RssFile"):
             found[{"RssAnon": "anonymous", "RssFile": "mapped"}[key]] = int(value.split()[0]) * 1024
     return found
+
+
+@contextmanager
+def watched_memory() -> Iterator[dict[str, float]]:
+    """Within: memory is sampled; afterwards the yielded dict has ``before_megabytes`` and ``peak_megabytes``,
+    the latter above the former; anonymous pages only."""
+    found: dict[str, float] = {}
+    before = peak = resident()["anonymous"]
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, resident()["anonymous"])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        watcher.join()
+        found |= {"before_megabytes": before / 1e6, "peak_megabytes": (peak - before) / 1e6}
 
 
 def _version(name: str) -> str | None:

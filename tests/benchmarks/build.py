@@ -15,14 +15,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stride_cli.output import emit
-from tests.benchmarks._machine import interleave, machine, resident
+from tests.benchmarks._machine import interleave, machine, watched_memory
 
 CHUNK_TOKENS = 16
 CHUNKS_OF_DOCUMENT = 4
@@ -86,27 +85,15 @@ def memory(chunks: int, tokenizer: Any) -> dict[str, Any]:
         with corpus.open("w") as file:
             for number in range(max(1, chunks // CHUNKS_OF_DOCUMENT)):
                 file.write(json.dumps({"id": f"document {number}", "text": text}) + "\n")
-        before = resident()["anonymous"]
-        peak, over = before, threading.Event()
-
-        def watch() -> None:
-            nonlocal peak
-            while not over.wait(0.005):
-                peak = max(peak, resident()["anonymous"])
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        began = time.process_time()
-        index = build(corpus, tokenizer, Path(folder, "x"), CHUNK_TOKENS)
-        seconds = time.process_time() - began
-        over.set()
-        watcher.join()
+        with watched_memory() as held:
+            began = time.process_time()
+            index = build(corpus, tokenizer, Path(folder, "x"), CHUNK_TOKENS)
+            seconds = time.process_time() - began
         found = {"documents": index.n_documents, "chunks": index.n_chunks}
         return found | {
             "benchmark": "build",
             "what": "memory",
-            "peak_megabytes": (peak - before) / 1e6,
-            "before_megabytes": before / 1e6,
+            **held,
             "index_megabytes": sum(f.stat().st_size for f in index.path.rglob("*") if f.is_file()) / 1e6,
             "processor_seconds": seconds,
         }

@@ -3,8 +3,8 @@
 `--index` has operators; `--queries` is JSON Lines of documents, cut to `--tokens` tokens. Agreement: Pearson
 over the K subsets between the first-order and the exact responses, and Spearman between the influences that
 the Lasso recovers from them (over chunks that are non-zero in either), per query. Cost, in processor seconds,
-interleaved: `linear` and its two parts (gradient; product with the K × p gates) in units of a raw forward pass
-of the same tokens; `exact` against the arithmetic of its K continuations, as a share of the fastest of the
+interleaved: `linear` and its two parts (gradient; product with the K × p gates) in units of a raw forward
+pass of the same tokens; `exact` against the arithmetic of its K continuations, as a share of the fastest of the
 matrix products that occur in it, timed in the same run.
 """
 
@@ -156,7 +156,7 @@ def _flops(session: Session, batch: Any) -> float:
 
 
 def _matrix_product_rate(session: Session, batch: Any, batch_size: int) -> dict[str, float]:
-    """FLOP per processor second of products of the shapes in `exact`: into the MLP, and into the vocabulary."""
+    """FLOP per processor second of products of shapes that occur in `exact`."""
     model = session.model
     rows, width = batch_size * batch.ids.shape[1], model.d_model
     shapes = {"mlp": (rows, width, 4 * width), "vocabulary": (rows, width, model.vocab_size)}

@@ -1,0 +1,187 @@
+"""How fast operators are fitted, against a bare forward and backward pass over the same batches.
+
+`closed`: processor seconds of a whole `fit_closed` (bases, pass, solve) on the first `--chunks` chunks, and of
+forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
+the latter's tokens per second is the figure to look at. Where the time goes: the functions of
+`stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
+`sgd`: seconds of a step, against the time that its arithmetic (prefix once; base, steered and backward
+continuations) takes at the rate of the bare pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from index_format.reader import Index
+from stride_cli.api import TrainOptions, open_model, resolve_settings
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.sgd import fit_sgd
+from stride_cli.output import emit
+from tests.benchmarks._machine import machine, watched_memory
+
+
+def first_chunks(index: Index, count: int) -> ChunkReader:
+    """A reader that ends after `count` chunks."""
+    reader = ChunkReader(index)
+    reader.n_chunks = min(count, reader.n_chunks)
+    reader.lengths = reader.lengths[: reader.n_chunks]
+    reader.loss_start = reader.loss_start[: reader.n_chunks]
+    return reader
+
+
+def bare(model: Any, chunks: ChunkReader, batch_tokens: int) -> None:
+    """Forward, mean loss and backward into every parameter, batch by batch."""
+    model.model.requires_grad_(True)
+    try:
+        for batch in chunks.batches(batch_tokens):
+            logits = model.model(input_ids=batch.ids, use_cache=False).logits[:, :-1].float()
+            losses = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none"
+            )
+            (losses * batch.weights[:, 1:].flatten()).sum().backward()
+            model.model.zero_grad(set_to_none=True)
+    finally:
+        model.model.requires_grad_(False)
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(1)
+    index = Index.open(given.index)
+    model = open_model(index)
+    chunks = first_chunks(index, given.chunks)
+    columns = np.asarray(index.array("design/columns")[: chunks.n_chunks])
+    settings = resolve_settings(TrainOptions(fit="closed"), model, index)
+    tokens = int(chunks.lengths.sum())
+    about = machine("torch", "transformers", "numpy") | {
+        "parameters": model.n_parameters,
+        "layers": model.n_layers,
+        "vocabulary": model.vocab_size,
+        "subsets": index.n_subsets,
+        "chunks": chunks.n_chunks,
+        "tokens": tokens,
+        "batch_tokens": settings.batch_tokens,
+        "repeats": given.repeats,
+    }
+    seconds: dict[str, list[float]] = {"bare": [], "closed": []}
+    held: dict[str, float] = {}
+    bare(model, first_chunks(index, 32), settings.batch_tokens)  # warm
+    for repeat in range(given.repeats):
+        seconds["bare"].append(_seconds(lambda: bare(model, chunks, settings.batch_tokens)))
+        began = time.process_time()
+        with watched_memory() as sampled:
+            operators = fit_closed(model, chunks, columns, index.n_subsets, settings)
+        seconds["closed"].append(time.process_time() - began)
+        held = sampled if repeat == 0 else held
+    least = {name: min(values) for name, values in seconds.items()}
+    gates = sum(gate.nbytes for gate in operators.gates) / 1e6
+    size = {"space": operators.space_name, "layer": operators.layer, "gates": operators.gate_size}
+    yield (
+        {
+            "benchmark": "fitting",
+            "what": "closed",
+            "share_of_bare_pass": least["bare"] / least["closed"],
+            "tokens_per_second": {name: tokens / value for name, value in least.items()},
+            "processor_seconds": least,
+            "peak_megabytes": held["peak_megabytes"],
+            "gate_megabytes": gates,
+            "model_megabytes": 4e-6 * model.n_parameters,
+        }
+        | size
+        | about
+    )
+    yield (
+        {"benchmark": "fitting", "what": "closed, where the time goes"}
+        | _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
+        | size
+        | about
+    )
+    del operators
+
+    sgd = resolve_settings(TrainOptions(fit="sgd"), model, index)
+    offsets = np.asarray(index.array("design/row_offsets"))
+    members = np.asarray(index.array("design/row_members"))
+    whole = ChunkReader(index)
+
+    def steps(count: int) -> float:
+        few = replace(sgd, steps=count, warmup=1)
+        return _seconds(lambda: fit_sgd(model, whole, offsets, members, few))
+
+    once = steps(1)
+    spent = (steps(1 + given.steps) - once) / given.steps
+    length = float(whole.lengths.mean())
+    needed = _sgd_passes(model, sgd) * length
+    yield {
+        "benchmark": "fitting",
+        "what": "sgd",
+        "processor_seconds_per_step": spent,
+        "bare_tokens_that_the_arithmetic_is_worth": needed,
+        "share_of_bare_rate": needed / (tokens / least["bare"]) / spent,
+        "steps": given.steps,
+        "space": "+".join(sgd.spaces),
+        "layer": sgd.layer,
+        "mean_chunk_tokens": length,
+    } | about
+
+
+def _sgd_passes(model: Any, settings: Any) -> float:
+    """Arithmetic of one iteration in bare forward-and-backward passes of one sequence (three forwards)."""
+    blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    head = model.d_model * model.vocab_size
+    whole = sum(blocks) + head
+    prefix = sum(blocks[: settings.layer]) / whole
+    rest = 1 - prefix
+    drawn = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch)
+    # base for the gain and the KL, steered, and backward through what is steered, the parameters being frozen
+    forwards = drawn * (prefix + 3 * rest)
+    forwards += prefix + rest + settings.subsets_per_step * 2 * rest  # linearity: one chunk, every subset
+    return forwards / 3
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def _shares(action: Callable[[], Any]) -> dict[str, Any]:
+    """Shares of the processor time: functions of the operators' room, and tensor operations."""
+    from torch.profiler import ProfilerActivity, profile
+
+    profiler = cProfile.Profile(time.process_time)
+    profiler.runcall(action)
+    statistics: Any = pstats.Stats(profiler)
+    total = statistics.total_tt
+    functions = {
+        name: cumulative / total
+        for (file, _, name), (_, _, _, cumulative, _) in statistics.stats.items()
+        if "stride_cli/operators" in file and cumulative > 0.02 * total and not name.startswith("<")
+    }
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as traced:
+        action()
+    events = traced.key_averages()
+    own = sum(event.self_cpu_time_total for event in events)
+    operations = {event.key: event.self_cpu_time_total / own for event in events}
+    return {
+        "functions": dict(sorted(functions.items(), key=lambda item: -item[1])[:12]),
+        "operations": dict(sorted(operations.items(), key=lambda item: -item[1])[:10]),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks fitting", description=__doc__)
+    parser.add_argument("--index", required=True)
+    parser.add_argument("--chunks", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    for record in run(parser.parse_args(arguments)):
+        emit(record)
