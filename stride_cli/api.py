@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.tuning.tune import TuneOptions
 
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
@@ -812,6 +813,37 @@ def verify_hit(
         device=device,
         dtype=dtype,
     )
+
+
+def tune(
+    index_path: str | Path,
+    options: TuneOptions | None = None,
+    *,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    on_trial: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
+    """Sweep settings of the operators; see `stride_cli.tuning.tune.tune` for the criterion. Writes no file.
+
+    Parameters
+    ----------
+    options : TuneOptions
+    on_trial : called with a ``stride.trial/1`` after each trial
+
+    Returns
+    -------
+    dict      a ``stride.tune/1``, and ``settings``: what `stride_cli.config.write_settings` takes
+
+    Raises
+    ------
+    UsageError, StageMissing, NumericalError
+    """
+    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.tuning.tune import TuneOptions, tune_index
+
+    where = TaskPath(Path(index_path), model_path, device, dtype)
+    return tune_index(where, options or TuneOptions(), on_trial)
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:

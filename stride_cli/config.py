@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -103,6 +104,83 @@ def settings(section: str | None = None) -> list[Setting]:
                 source = variable
             result.append(Setting(key, value, source))
     return result
+
+
+def with_settings(text: str, updates: Mapping[str, Any]) -> str:
+    """The text of a stride.yaml with some settings changed or added; comments and all else stay.
+
+    Parameters
+    ----------
+    text : str                  of the file; "" for a new one
+    updates : key → value       for example ``{"train.layer": 8}``
+
+    Raises
+    ------
+    UsageError      the file is written in a way that cannot be changed line by line (``train: {layer: 8}``)
+    """
+    import yaml
+
+    lines = text.splitlines()
+    for key, value in updates.items():
+        section, _, name = key.partition(".")
+        written = yaml.safe_dump(value).splitlines()[0]
+        head = next(
+            (at for at, line in enumerate(lines) if re.match(rf"{section}\s*:\s*(#.*)?$", line)), None
+        )
+        if head is None:
+            lines += [*([""] if lines and lines[-1].strip() else []), f"{section}:", f"  {name}: {written}"]
+            continue
+        body = head + 1
+        while body < len(lines) and (not lines[body].strip() or lines[body][0] in " \t#"):
+            body += 1
+        own = range(head + 1, body)
+        found = next((at for at in own if re.match(rf"\s+{name}\s*:", lines[at])), None)
+        if found is not None:
+            match = re.match(r"(\s+[^:]+:)([^#]*?)(\s+#.*)?$", lines[found])
+            lines[found] = f"{match[1]} {written}{match[3] or ''}" if match else lines[found]
+        else:
+            indent = next(
+                (re.match(r"\s*", lines[at])[0] for at in own if re.match(r"\s+\w", lines[at])), "  "
+            )  # type: ignore[index]
+            lines.insert(head + 1, f"{indent}{name}: {written}")
+    changed = "\n".join(lines) + "\n"
+    before = yaml.safe_load(text) or {}
+    wanted = {section: dict(values or {}) for section, values in before.items()}
+    for key, value in updates.items():
+        section, _, name = key.partition(".")
+        wanted.setdefault(section, {})[name] = value
+    once = all(sum(bool(re.match(rf"{name}\s*:", line)) for line in lines) <= 1 for name in SECTIONS)
+    try:
+        agrees = once and yaml.safe_load(changed) == wanted
+    except yaml.YAMLError:
+        agrees = False
+    if not agrees:
+        listed = ", ".join(f"{key} = {value}" for key, value in updates.items())
+        raise UsageError(
+            f"{FILE_NAME} is written in a way that cannot be changed line by line", fix=f"set there: {listed}"
+        )
+    return changed
+
+
+def write_settings(updates: Mapping[str, Any]) -> Path:
+    """Change settings in the working directory's stride.yaml, whole or not at all; made where missing.
+
+    Raises
+    ------
+    UsageError      the file is no valid stride.yaml, or cannot be changed line by line
+    """
+    from index_format.durable import write_file
+
+    path = Path(FILE_NAME)
+    _read_file(path)
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    changed = with_settings(text, updates)
+    if changed != text:
+        target = path.resolve()  # a link stays one
+        fresh = target.with_name(target.name + ".new")
+        write_file(fresh, changed.encode())
+        fresh.replace(target)
+    return path
 
 
 def _known() -> list[str]:

@@ -10,6 +10,7 @@ from stride_cli.evaluation.records import EVALUATION_RECORDS
 from stride_cli.evaluation.verify_records import VERIFY_RECORDS
 from stride_cli.models.records import MODEL_RECORDS
 from stride_cli.selection.records import SELECTION_RECORDS
+from stride_cli.tuning.records import TUNING_RECORDS
 
 _HIT = {
     "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),
@@ -128,6 +129,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     **AUDIT_RECORDS,
     **EVALUATION_RECORDS,
     **SELECTION_RECORDS,
+    **TUNING_RECORDS,
     **VERIFY_RECORDS,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,12 @@ class StrideMethod:
             return fit_closed(model, task.chunks, np.asarray(self._columns), self._n_subsets, settings)
         offsets, members = build_rows(np.asarray(self._columns), self._n_subsets)
         return fit_sgd(model, task.chunks, offsets, members, settings)
+
+    def at_lambda(self, ratio: float) -> StrideMethod:
+        """The same operators, recovered at another λ / λ_max."""
+        other = copy.copy(self)
+        other._lambda_ratio = ratio
+        return other
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""

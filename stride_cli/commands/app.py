@@ -23,6 +23,7 @@ from stride_cli.commands import (
     schema,
     select,
     train,
+    tune,
     verify_hit,
 )
 
@@ -38,6 +39,7 @@ app.add_typer(index.app, name="index")
 app.add_typer(model.app, name="model")
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=train.EXAMPLE)(train.train)
+app.command(epilog=tune.EXAMPLE)(tune.tune)
 app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=report.EXAMPLE)(report.report)
 app.command(epilog=audit.EXAMPLE)(audit.audit)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table on stdout; the first column is text, the others are numbers."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, stderr: bool = False
+) -> None:
+    """A plain table on stdout (or stderr); the first column is text, the others are numbers."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -17,7 +19,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
+    Console(stderr=stderr).print(table)
 
 
 def with_error(found: Mapping[str, Any], digits: int = 3) -> str:

@@ -1,0 +1,202 @@
+"""`stride tune`: which settings of the operators predict best on this corpus and model?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.commands.evaluate_retraining import Engine, WhereTrained, Workers
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLE = """\b
+Examples:
+  stride tune --index run.stride --dry-run
+  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16 --html tuning.html
+  stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
+  stride tune --index run.stride --criterion truth --search grid --space logit --rank 32,96
+"""
+
+
+class Criterion(StrEnum):
+    """What trials are judged by."""
+
+    continued = "continued"
+    truth = "truth"
+
+
+class Search(StrEnum):
+    """Which combinations are tried."""
+
+    steps = "steps"
+    grid = "grid"
+
+
+def tune(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    space: Annotated[
+        str | None, typer.Option("--space", help="Operator spaces to try, separated by commas.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option("--layer", help="Layers to try: 4,8.")] = None,
+    damping: Annotated[str | None, typer.Option("--damping", help="Dampings to try: 0.03,0.1,0.3.")] = None,
+    rank: Annotated[str | None, typer.Option("--rank", help="Ranks to try: 32,96.")] = None,
+    subsets: Annotated[
+        str | None, typer.Option("--subsets", help="K to try; another than the index's needs it built anew.")
+    ] = None,
+    degree: Annotated[str | None, typer.Option("--degree", help="d to try; likewise.")] = None,
+    lambda_ratio: Annotated[
+        str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
+    ] = "0.003,0.01,0.03,0.1,0.3",
+    search: Annotated[
+        Search,
+        typer.Option("--search", help="steps: one setting after another, from the best; grid: all of them."),
+    ] = Search.steps,
+    trials: Annotated[int | None, typer.Option("--trials", help="At most so many fits.")] = None,
+    criterion: Annotated[
+        Criterion,
+        typer.Option("--criterion", help="continued, or truth: the index's own (stride evaluate truth)."),
+    ] = Criterion.continued,
+    queries: Annotated[
+        Path | None,
+        typer.Option("--queries", help="File of queries like those you will ask; default: held-out chunks."),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option("--held-out", help="So many chunks are the queries. [48, or an eighth]")
+    ] = None,
+    responses: Annotated[
+        int, typer.Option("--responses", help="Random halves of the corpus whose effect is measured.")
+    ] = 24,
+    epochs: Annotated[
+        float | None,
+        typer.Option("--epochs", help="Passes over each half. [2; classifiers: 10]"),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Of these passes. [3 % of a typical weight]")
+    ] = None,
+    engine: WhereTrained = Engine.local,
+    workers: Workers = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Try settings of the operators on this index, and write the best to stride.yaml.
+
+    The criterion: the model is trained a little further, from its own weights, on random halves of the
+    corpus, and the losses of queries that are in none of them are measured. A trial fits operators, recovers
+    the influence of every chunk, and is scored by how well the sums over each half predict those losses
+    (Spearman's ρ over halves, mean over queries). That needs the index and the model only, no recipe.
+
+    It is not retraining: what was learnt before is partly kept, the optimizer is AdamW whatever the model's
+    was, and queries from the corpus have been trained on. It ranks settings; its values are no LDS. Where you
+    can retrain, measure truth, and give --criterion truth (on queries other than those you report).
+
+    A setting changes only where the score gains more than the standard error of the difference. Responses and
+    trials are kept beside the index: interrupted, the same command goes on, and with more values it adds to
+    what is there. Trials go to stdout as JSON Lines, then the choice; the table goes to stderr.
+    """
+    from stride_cli import api
+    from stride_cli.config import resolve, write_settings
+    from stride_cli.output import emit, note
+    from stride_cli.report.drawing import check_place, write_whole
+    from stride_cli.tuning.tune import TuneOptions
+
+    if html is not None:
+        check_place(html)
+    general = resolve("general", {"model": model})
+    chosen = resolve("train", {"device": device, "dtype": dtype})
+    given = {
+        "space": _values("--space", space, str),
+        "layer": _values("--layer", layer, int),
+        "damping": _values("--damping", damping, float),
+        "rank": _values("--rank", rank, int),
+        "subsets": _values("--subsets", subsets, int),
+        "degree": _values("--degree", degree, int),
+    }
+    grid = {name: values for name, values in given.items() if values is not None}
+    options = TuneOptions(
+        grid=grid or None,
+        start={name: getattr(chosen, name) for name in ("space", "layer", "rank", "damping")},
+        lambdas=_values("--lambda-ratio", lambda_ratio, float) or (),
+        criterion=criterion.value,
+        queries=queries,
+        held_out=held_out,
+        responses=responses,
+        epochs=epochs,
+        lr=lr,
+        search=search.value,
+        trials=trials,
+        engine=engine.value,
+        workers=workers,
+    )
+    records: list[dict[str, Any]] = []
+
+    def show(record: dict[str, Any]) -> None:
+        records.append(record)
+        emit(record)
+
+    result = api.tune(
+        find_index(index),
+        options,
+        model_path=general.model,
+        device=chosen.device,
+        dtype=chosen.dtype,
+        on_trial=show,
+    )
+    settings = result.pop("settings")
+    if not dry_run:
+        result["path"] = str(write_settings(settings))
+    emit(result)
+    if html is not None:
+        from stride_cli.tuning.page import tuning_page
+
+        write_whole(html, tuning_page(records, result))
+        note(f"the page: {html}")
+    _table(records)
+    gain = result["gain"]
+    note(
+        f"chosen: score {result['score']['mean']:.3f} ± {result['score']['se']:.3f}, "
+        f"{gain['mean']:+.3f} ± {gain['se']:.3f} on the settings before"
+    )
+    written = ", ".join(result["written"].splitlines())
+    note(f"{'would write' if dry_run else 'wrote'} to stride.yaml: {written}")
+    note(f"next: {result['next']}")
+
+
+def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    """Values separated by commas, each once, in order; None where none are given."""
+    from stride_cli.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        found = list(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
+    except ValueError:
+        found = []
+    if not found:
+        raise UsageError(
+            f"{name} is '{text}' (expected values separated by commas)", fix=f"see stride tune --help, {name}"
+        )
+    return found
+
+
+def _table(records: list[dict[str, Any]]) -> None:
+    """Trials on stderr, the best of each moment marked."""
+    from stride_cli.commands.tables import number, print_table, seconds
+
+    rows = []
+    for record in records:
+        score = "–" if record["score"] is None else f"{record['score']:+.3f} ± {record['se']:.3f}"
+        rank = "default" if record["rank"] is None else str(record["rank"])
+        cells = [record["space"], str(record["layer"]), rank, f"{record['damping']:g}"]
+        cells += [str(record["subsets"]), str(record["degree"]), number(record["lambda_ratio"], "g"), score]
+        rows.append([*cells, seconds(record["seconds"]), "*" if record["best"] else record.get("error", "")])
+    columns = ["space", "layer", "rank", "damping", "K", "d", "λ / λ_max", "score", "took", "best"]
+    print_table("Trials", columns, rows, stderr=True)

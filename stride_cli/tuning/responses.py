@@ -1,0 +1,196 @@
+"""What settings are judged by: losses of the user's own model, trained a little further on random subsets.
+
+Nothing is retrained from scratch, and no recipe is needed. The model goes on from its own weights, on each of
+R random halves of the corpus, for a few passes; what that does to the losses of queries that are in none of
+the halves stands in for what retraining would do. It is a stand-in: the optimizer is AdamW whatever trained
+the model, a few passes forget little of the other half, and noise between halves is not averaged over seeds.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.retraining import Job, Outcome
+from stride_cli.evaluation.scoring import TaskPath
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+
+EPOCHS = 2.0
+CLASSIFIER_EPOCHS = 10.0
+_STEP = 0.03  # of a typical weight that AdamW moves each in a step, at first
+_BATCHES = 64  # in a pass over a subset, of so many of its longest chunks at least
+_FEWEST_CHUNKS = 4
+_MOST_TOKENS = 4096
+
+
+class WithheldChunks(ChunkReader):
+    """The chunks of an index with some of them unscored: they leave no trace in operators.
+
+    Parameters
+    ----------
+    withheld : (m,) int64      chunks without loss weights
+    """
+
+    def __init__(self, index: Index, withheld: np.ndarray) -> None:
+        super().__init__(index)
+        self._withheld = frozenset(np.asarray(withheld).tolist())
+
+    def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `ChunkReader.chunk`."""
+        ids, weights = super().chunk(row)
+        return ids, (np.zeros_like(weights) if int(row) in self._withheld else weights)
+
+    def scored_tokens(self) -> int:
+        """See `ChunkReader.scored_tokens`."""
+        return super().scored_tokens() - sum(
+            int(super(WithheldChunks, self).chunk(row)[1].sum()) for row in self._withheld
+        )
+
+
+def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
+    """Chunks of the corpus drawn by lot as queries: the queries, and their numbers (m,) int64, ascending.
+
+    Raises
+    ------
+    UsageError      that would be more than a quarter of the chunks with a scored token
+    """
+    from stride_cli.measurement.query_set import QuerySet
+
+    order = stream(task.seed, "tuning queries").permutation(task.n_chunks)
+    scored = [int(row) for row in order if task.chunks.chunk(int(row))[1][1:].any()]
+    if not 1 <= count <= len(scored) // 4:
+        raise UsageError(
+            f"--held-out is {count}, and the index has {len(scored)} chunks with a scored token "
+            f"(expected 1 to {len(scored) // 4}, a quarter)",
+            fix="give fewer, or queries of your own: --queries FILE",
+        )
+    rows = np.sort(scored[:count]).astype(np.int64)
+    pairs = [task.chunks.chunk(int(row)) for row in rows]
+    queries = QuerySet(
+        [np.asarray(ids, np.int64) for ids, _ in pairs],
+        [weights for _, weights in pairs],
+        [f"chunk {row}" for row in rows],
+    )
+    return queries, rows
+
+
+def random_halves(task: Task, withheld: np.ndarray, count: int) -> np.ndarray:
+    """Random halves of the chunks that are not withheld, (R, n) bool; more can be added later."""
+    rest = np.setdiff1d(np.arange(task.n_chunks), withheld)
+    masks = np.zeros((count, task.n_chunks), bool)
+    for number, mask in enumerate(masks):
+        order = stream(task.seed, "tuning halves", number).permutation(len(rest))
+        mask[rest[order[: len(rest) // 2]]] = True
+    return masks
+
+
+@dataclass
+class ContinuedTrainer:
+    """Trains the index's model further on subsets; see `stride_cli.evaluation.retraining.Trainer`.
+
+    Attributes
+    ----------
+    where : TaskPath             opened anew in every process: the weights change
+    queries : QuerySet           of a classifier, rows of its own file
+    n_chunks : int               n
+    fingerprints : str           of model and corpus
+    epochs : float               passes over the subset
+    lr : float, optional         of AdamW, falling to zero; default: 3 % of a typical weight
+    source : Path, optional      file of the queries: a classifier has to read it to know their inputs
+    """
+
+    where: TaskPath
+    queries: QuerySet
+    n_chunks: int
+    fingerprints: str
+    epochs: float = EPOCHS
+    lr: float | None = None
+    source: Path | None = None
+    at_once: int = 1
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = ["continued/1", self.fingerprints, self.n_chunks, self.epochs, self.lr]
+        text = json.dumps([*parts, self.queries.fingerprint()])
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self._opened: tuple[Task, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Losses of the queries after further training on each job's chunks, in order."""
+        from stride_cli.evaluation.language_trainer import query_losses
+
+        if self._opened is None:
+            from stride_cli.evaluation.scoring import open_task
+
+            task = open_task(self.where)
+            if self.source is not None and not task.is_language:
+                from stride_cli.evaluation.bench import read_queries
+
+                read_queries(task, self.source)
+            self._opened = task, copy.deepcopy(task.model.model.state_dict())
+        task, weights = self._opened
+        found = []
+        for job in jobs:
+            task.model.model.load_state_dict(weights)
+            self._train(task, job)
+            found.append(Outcome(query_losses(task.model, self.queries)))
+        return found
+
+    def _train(self, task: Task, job: Job) -> None:
+        import torch
+
+        model: Any = task.model
+        parameters = [value for value in model.model.parameters() if value.is_floating_point()]
+        for value in parameters:
+            value.requires_grad_(True)
+        lr = self.lr or _STEP * _typical_weight(parameters)
+        optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        rows = np.flatnonzero(job.mask)
+        tokens = int(task.chunks.lengths[rows].sum())
+        least = _FEWEST_CHUNKS * int(task.chunks.lengths[rows].max(initial=1))
+        at_once = int(np.clip(tokens // _BATCHES, least, max(least, _MOST_TOKENS)))
+        plan: list[np.ndarray] = []
+        generator = stream(job.seed, "continued training")
+        left = self.epochs
+        while left > 0:
+            order = rows[generator.permutation(len(rows))]
+            plan += task.chunks.plan(at_once, order[: max(1, round(min(1.0, left) * len(order)))])
+            left -= 1
+        for step, group in enumerate(plan):
+            batch = task.chunks.batch(group)
+            ids = batch.ids.to(model.device)
+            at, before = torch.nonzero(batch.weights[:, 1:], as_tuple=True)
+            if len(at) == 0:
+                continue
+            for entry in optimizer.param_groups:
+                entry["lr"] = lr * (1 - step / len(plan))
+            final = model.continue_from(model.hidden(ids, 0), 0)
+            logits = model.logits(final[at, before]).float()  # (N, V)
+            loss = torch.nn.functional.cross_entropy(logits, ids[at, before + 1])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+
+
+def _typical_weight(parameters: Sequence[Any]) -> float:
+    """Median over weight matrices of the root mean square of their entries."""
+    matrices = [value for value in parameters if value.ndim > 1] or list(parameters)
+    return float(np.median([value.detach().double().square().mean().sqrt().item() for value in matrices]))

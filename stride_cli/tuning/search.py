@@ -1,0 +1,258 @@
+"""The sweep: one setting after another, scored on the same measured responses, each trial kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.durable import make_directory, sync_directory, write_file
+from stride_cli import __version__
+from stride_cli.errors import StrideError, UsageError
+from stride_cli.evaluation.metrics import correlate, predicted_response
+from stride_cli.evaluation.resampling import mean_interval
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.measurement.query_set import QuerySet
+
+# in the order in which they are swept: what matters most comes first
+DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
+_SCHEMA = "stride.trial/1"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fit of the operators, scored at several λ.
+
+    Attributes
+    ----------
+    settings : dict                    `DIMENSIONS` → value, None for the default
+    lambdas : (L,) floats
+    scores : (L, Q) float64            Spearman's ρ over subsets of predicted and measured response
+    seconds : float                    of fit and scoring
+    error : str, optional              why the fit failed; there are no scores then
+    """
+
+    settings: dict[str, Any]
+    lambdas: tuple[float, ...]
+    scores: np.ndarray
+    seconds: float
+    error: str | None = None
+    kept: bool = False
+
+    @property
+    def best(self) -> int:
+        """Which λ has the highest mean."""
+        return int(np.argmax(self.scores.mean(axis=1)))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What trials are judged by.
+
+    Attributes
+    ----------
+    queries : QuerySet                 Q
+    masks : (R, n) bool                subsets
+    measured : (Q, R) float64          −loss after training on the subset, nats per scored token
+    name : str                         "continued" (trained further) or "truth" (retrained)
+    digest : str                       SHA-256 of all that
+    """
+
+    queries: QuerySet
+    masks: np.ndarray
+    measured: np.ndarray
+    name: str
+
+    @property
+    def digest(self) -> str:
+        digest = hashlib.sha256(f"{self.name}{self.queries.fingerprint()}".encode())
+        digest.update(np.packbits(self.masks).tobytes())
+        digest.update(np.ascontiguousarray(self.measured, "<f8").tobytes())
+        return digest.hexdigest()
+
+
+class TrialStore:
+    """A directory of finished trials, one JSON file each, named by what decides it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        make_directory(directory)
+
+    def path(self, key: str) -> Path:
+        return self.directory / f"{key}.json"
+
+    def read(self, key: str) -> Trial | None:
+        """A finished trial; None where there is none, or where its file is damaged."""
+        try:
+            stored = json.loads(self.path(key).read_text(encoding="utf-8"))
+            if stored["key"] != key:
+                raise ValueError("another trial's")
+            scores = np.asarray(stored["scores"], np.float64)
+            return Trial(stored["settings"], tuple(stored["lambdas"]), scores, stored["seconds"], kept=True)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            note(f"{self.path(key)} is damaged: that trial is run again")
+            return None
+
+    def add(self, key: str, trial: Trial) -> None:
+        """Keep a trial, whole or not at all; failures are not kept."""
+        record = {
+            "schema": _SCHEMA,
+            "key": key,
+            "settings": trial.settings,
+            "lambdas": list(trial.lambdas),
+            "scores": trial.scores.tolist(),
+            "seconds": trial.seconds,
+        }
+        fresh = self.path(key).with_suffix(".new")
+        write_file(fresh, json.dumps(record).encode())
+        fresh.replace(self.path(key))
+        sync_directory(self.directory)
+
+
+def run_trial(task: Task, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]) -> Trial:
+    """Fit operators with these settings, recover at every λ, compare with the measured responses.
+
+    Raises
+    ------
+    UsageError      settings that cannot be for this model and index
+    """
+    import time
+
+    from stride_cli.baselines.stride import StrideMethod
+    from stride_cli.evaluation.scoring import score_blocks
+
+    started = time.perf_counter()
+    method = StrideMethod(fit="closed", **settings)
+    method.fit(task)
+    scores = []
+    for ratio in lambdas:
+        blocks = score_blocks(method.at_lambda(ratio), target.queries, task.n_chunks)
+        predicted = np.concatenate([predicted_response(block, target.masks) for block in blocks])
+        scores.append(correlate(predicted, target.measured).spearman)
+    return Trial(dict(settings), tuple(lambdas), np.array(scores), time.perf_counter() - started)
+
+
+def trial_key(task: Task, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]) -> str:
+    """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
+    from dataclasses import asdict
+
+    from stride_cli.api import TrainOptions, resolve_settings
+
+    own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
+    resolved = asdict(resolve_settings(TrainOptions(fit="closed", **own), task.model, task.index))
+    design = [settings.get("subsets"), settings.get("degree"), task.index.n_subsets, task.index.degree]
+    prints = task.index.attributes["fingerprints"]
+    parts = [resolved, design, task.index.seed, list(lambdas), target.digest, prints, __version__]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def sweep(
+    grid: Mapping[str, Sequence[Any]],
+    start: Mapping[str, Any],
+    evaluate: Callable[[dict[str, Any]], Trial],
+    *,
+    search: str = "steps",
+    limit: int | None = None,
+    seed: int = 0,
+    matters: Callable[[str, Mapping[str, Any]], bool] = lambda name, settings: True,
+) -> Iterator[tuple[Trial, bool]]:
+    """Trials one after another, and whether each is the best so far.
+
+    ``steps`` begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on
+    from the best; ``grid`` tries every combination. A trial replaces the best only where its mean is higher
+    by more than the standard error of the difference over queries: what chance can explain is no reason to
+    change.
+
+    Parameters
+    ----------
+    grid : dimension → values to try
+    start : dimension → value, of every dimension
+    evaluate : settings → Trial
+    limit : int, optional      at most so many trials
+    matters : (dimension, settings) → whether another value of it changes anything
+    """
+    best: Trial | None = None
+    done: set[str] = set()
+
+    def rounds() -> Iterator[dict[str, Any]]:
+        yield dict(start)
+        if search == "grid":
+            names = [name for name in DIMENSIONS if name in grid]
+            for values in itertools.product(*(grid[name] for name in names)):
+                yield {**start, **dict(zip(names, values, strict=True))}
+            return
+        for name in DIMENSIONS:
+            for value in grid.get(name, ()):
+                known = best.settings if best is not None else start
+                if matters(name, known):
+                    yield {**known, name: value}
+
+    for settings in rounds():
+        key = json.dumps(settings, sort_keys=True)
+        if key in done:
+            continue
+        if limit is not None and len(done) >= limit:
+            return
+        done.add(key)
+        trial = evaluate(settings)
+        better = trial.error is None and (best is None or exceeds(trial, best, seed=seed))
+        if better:
+            best = trial
+        yield trial, better
+
+
+def exceeds(trial: Trial, best: Trial, *, seed: int = 0) -> bool:
+    """Whether a trial's mean is higher by more than one standard error of the difference, over queries."""
+    difference = trial.scores[trial.best] - best.scores[best.best]
+    if len(difference) < 2:
+        return bool(difference.mean() > 0)
+    return bool(difference.mean() > mean_interval(difference, seed=seed, name="tuning").se)
+
+
+def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
+    """The λ of a trial: the usual one, unless another is better by more than one standard error.
+
+    Parameters
+    ----------
+    usual : float      one of the trial's λ, else the best is chosen
+    """
+    if usual not in trial.lambdas:
+        return trial.lambdas[trial.best]
+    own = trial.scores[trial.lambdas.index(usual)]
+    difference = trial.scores[trial.best] - own
+    error = mean_interval(difference, seed=seed, name="tuning").se if len(difference) > 1 else 0.0
+    return trial.lambdas[trial.best] if difference.mean() > error else usual
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
+    """UsageError where a value to try cannot be."""
+    for name in ("rank", "subsets", "degree"):
+        for value in grid.get(name, ()):
+            if value < 1:
+                raise UsageError(f"a {name} of {value} is below 1", fix=f"give positive values of {name}")
+    for value in grid.get("damping", ()):
+        if not (value > 0 and np.isfinite(value)):
+            raise UsageError(f"damping {value} is not positive", fix="try --damping 0.03,0.1,0.3")
+    for value in lambdas:
+        if not 0 < value <= 1:
+            raise UsageError(
+                f"λ is {value} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.01,0.1"
+            )
+    if not lambdas:
+        raise UsageError("no λ is given", fix="try --lambda-ratio 0.01,0.03,0.1")
+
+
+def failed(settings: Mapping[str, Any], lambdas: Sequence[float], error: StrideError) -> Trial:
+    """A trial whose settings cannot be fitted: it is reported, and the sweep goes on."""
+    return Trial(dict(settings), tuple(lambdas), np.zeros((0, 0)), 0.0, error.message)

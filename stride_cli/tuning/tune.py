@@ -1,0 +1,341 @@
+"""From an index and its model to the settings that predict best: responses, sweep, choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.evaluation.resampling import mean_interval
+from stride_cli.output import note, progress
+from stride_cli.tuning.responses import (
+    CLASSIFIER_EPOCHS,
+    EPOCHS,
+    ContinuedTrainer,
+    WithheldChunks,
+    random_halves,
+    withheld_queries,
+)
+from stride_cli.tuning.search import (
+    DIMENSIONS,
+    Target,
+    Trial,
+    TrialStore,
+    check_grid,
+    choose_lambda,
+    failed,
+    run_trial,
+    sweep,
+    trial_key,
+)
+
+if TYPE_CHECKING:
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.scoring import TaskPath
+
+LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+_FEWEST_RESPONSES = 8
+_HELD_OUT = 48
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What is swept, and on what it is judged.
+
+    Attributes
+    ----------
+    grid : dimension → values           None: three or four values of space, layer, damping and rank
+    start : dimension → value           where the sweep begins; missing: the default
+    lambdas : λ / λ_max                 tried in every trial
+    criterion : "continued" or "truth"  the model trained further on random halves, or the index's truth
+    queries : Path, optional            default: chunks of the corpus, kept out of halves and operators; of a
+                                        classifier, its held-out rows where it has some
+    held_out : int, optional            how many chunks
+    responses : int                     R, random halves
+    epochs, lr : of the further training; None for what suits the model
+    search : "steps" or "grid"
+    trials : int, optional              at most so many fits
+    engine, workers : see `stride_cli.evaluation.retraining.retrain`
+    """
+
+    grid: Mapping[str, Sequence[Any]] | None = None
+    start: Mapping[str, Any] = field(default_factory=dict)
+    lambdas: Sequence[float] = LAMBDAS
+    criterion: str = "continued"
+    queries: Path | None = None
+    held_out: int | None = None
+    responses: int = 24
+    epochs: float | None = None
+    lr: float | None = None
+    search: str = "steps"
+    trials: int | None = None
+    engine: str = "local"
+    workers: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The chosen settings.
+
+    Attributes
+    ----------
+    best, first : Trial            the chosen one, and the one that the sweep began with
+    lambda_ratio, first_lambda : float
+    target : Target
+    trials : int
+    response_seconds, trial_seconds : float
+    """
+
+    best: Trial
+    first: Trial
+    lambda_ratio: float
+    first_lambda: float
+    target: Target
+    trials: int
+    response_seconds: float
+    trial_seconds: float
+
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """The criterion of every query, (Q,) each: with the chosen settings, and with the first ones."""
+        chosen = self.best.scores[self.best.lambdas.index(self.lambda_ratio)]
+        return chosen, self.first.scores[self.first.lambdas.index(self.first_lambda)]
+
+
+def default_grid(task: Task) -> dict[str, list[Any]]:
+    """Values worth trying of what an index need not be built anew for."""
+    from stride_cli.api import DEFAULT_SPACE
+
+    depth = task.model.n_layers
+    layers = sorted({max(1, round(depth * share)) for share in (1 / 3, 2 / 3, 1)})
+    if task.is_language:
+        spaces = [DEFAULT_SPACE, "residual-matrix+logit", "residual-matrix"]
+        return {"space": spaces, "layer": layers, "damping": [0.03, 0.1, 0.3, 1.0], "rank": [32, 96, 192]}
+    spaces = ["logit", "residual-matrix", "residual-matrix+logit"]
+    return {"space": spaces, "layer": layers, "damping": [0.1, 0.3, 1.0, 3.0], "rank": [16, 64, 512]}
+
+
+def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
+    """Measure responses, then yield trials as they finish, and whether each is the best so far.
+
+    The outcome is appended to `found` at the end. Responses and trials are kept in ``INDEX.tuning`` beside
+    the index, so that an interrupted sweep goes on.
+
+    Raises
+    ------
+    UsageError, StageMissing      options that cannot be; ``truth`` without one
+    NumericalError                no trial could be fitted
+    """
+    from stride_cli.api import recovery_defaults
+    from stride_cli.evaluation.scoring import open_task
+
+    if options.search not in ("steps", "grid"):
+        raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
+    if options.criterion not in ("continued", "truth"):
+        raise UsageError(f"unknown criterion '{options.criterion}'", fix="use continued or truth")
+    if options.trials is not None and options.trials < 1:
+        raise UsageError(f"--trials is {options.trials} (expected 1 or more)")
+    lambdas = tuple(sorted(set(map(float, options.lambdas))))
+    check_grid(options.grid or {}, lambdas)
+    task = open_task(where)
+    usual = float(recovery_defaults(task.index, "closed", None)["lambda_ratio"])
+    grid = dict(options.grid) if options.grid is not None else default_grid(task)
+    start = {name: options.start.get(name) for name in DIMENSIONS}
+    start["space"] = start["space"] or default_grid(task)["space"][0]
+    place = task.index.path.with_name(task.index.path.name + ".tuning")
+    begun = time.perf_counter()
+    task, target = _target(task, where, options, place)
+    measured = time.perf_counter()
+    store = TrialStore(place / "trials")
+
+    def evaluate(settings: dict[str, Any]) -> Trial:
+        try:
+            key = trial_key(task, target, settings, lambdas)
+            trial = store.read(key)
+            if trial is None:
+                trial = run_trial(task, target, settings, lambdas)
+                store.add(key, trial)
+            return trial
+        except (UsageError, NumericalError) as error:
+            return failed(settings, lambdas, error)
+
+    def matters(name: str, settings: Mapping[str, Any]) -> bool:
+        return name != "layer" or "residual" in str(settings["space"])
+
+    most = 1 + sum(len(values) for values in grid.values())
+    if options.search == "grid":
+        most = 1 + int(np.prod([len(values) for values in grid.values()]))
+    best: Trial | None = None
+    first: Trial | None = None
+    seconds, count = 0.0, 0
+    with progress("tuning", min(most, options.trials or most), unit="trials") as bar:
+        for trial, better in sweep(
+            grid,
+            start,
+            evaluate,
+            search=options.search,
+            limit=options.trials,
+            seed=task.seed,
+            matters=matters,
+        ):
+            count += 1
+            seconds += trial.seconds
+            first = trial if first is None and trial.error is None else first
+            best = trial if better else best
+            yield trial, better
+            bar.advance()
+    if best is None or first is None:
+        raise NumericalError("no trial could be fitted", fix="see the errors of the trials")
+    found.append(
+        Tuned(
+            best=best,
+            first=first,
+            lambda_ratio=choose_lambda(best, usual, seed=task.seed),
+            first_lambda=usual if usual in first.lambdas else first.lambdas[first.best],
+            target=target,
+            trials=count,
+            response_seconds=measured - begun,
+            trial_seconds=seconds,
+        )
+    )
+
+
+def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> tuple[Task, Target]:
+    """The task that operators are fitted on, and what they are judged by."""
+    from stride_cli.evaluation.bench import Bench, read_queries
+    from stride_cli.evaluation.retraining import Job, count_missing, retrain
+    from stride_cli.randomness import stream_key
+
+    if options.criterion == "truth":
+        bench = Bench(where, queries=options.queries)
+        ground = bench.ground()
+        return bench.task, Target(bench.queries, bench.truth.masks, ground.measured, "truth")
+    if options.responses < _FEWEST_RESPONSES:
+        raise UsageError(
+            f"--responses is {options.responses} (expected {_FEWEST_RESPONSES} or more: correlations over "
+            "fewer say nothing)",
+            fix="try --responses 24",
+        )
+    epochs = (
+        options.epochs if options.epochs is not None else EPOCHS if task.is_language else CLASSIFIER_EPOCHS
+    )
+    if not (epochs > 0 and np.isfinite(epochs)):
+        raise UsageError(f"--epochs is {epochs} (expected a positive number)", fix="try --epochs 5")
+    if options.lr is not None and not (options.lr > 0 and np.isfinite(options.lr)):
+        raise UsageError(f"--lr is {options.lr} (expected a positive number)", fix="leave it out")
+    withheld = np.zeros(0, np.int64)
+    kept_back = getattr(task.model, "held_out", np.zeros(0))
+    if options.queries is not None:
+        queries = read_queries(task, options.queries)
+    elif len(kept_back) and options.held_out is None:
+        queries = read_queries(task, Path("held-out"))
+    else:
+        queries, withheld = withheld_queries(task, options.held_out or min(_HELD_OUT, task.n_chunks // 8))
+        task = replace(task, chunks=WithheldChunks(task.index, withheld))
+    masks = random_halves(task, withheld, options.responses)
+    prints = task.index.attributes["fingerprints"]
+    trainer = ContinuedTrainer(
+        where=replace(where, dtype="fp32"),
+        queries=queries,
+        n_chunks=task.n_chunks,
+        fingerprints=prints["model"] + prints["corpus"],
+        epochs=epochs,
+        lr=options.lr,
+        source=options.queries,
+    )
+    seeds = [stream_key(task.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))]
+    jobs = [Job(mask, seed) for mask, seed in zip(masks, seeds, strict=True)]
+    missing = count_missing(trainer, jobs, store=place / "responses")
+    note(f"training the model further on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
+    outcomes = retrain(
+        trainer, jobs, store=place / "responses", engine=options.engine, workers=options.workers
+    )
+    losses = np.array([outcome.losses for outcome in outcomes])  # (R, Q)
+    return task, Target(queries, masks, -losses.T, "continued")
+
+
+def tune_index(
+    where: TaskPath, options: TuneOptions, on_trial: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """See `stride_cli.api.tune`."""
+    import yaml
+
+    from stride_cli.evaluation.scoring import open_task
+
+    task = open_task(where)
+    found: list[Tuned] = []
+    for number, (trial, better) in enumerate(tune(where, options, found), 1):
+        on_trial(trial_record(number, trial, better, task, seed=task.seed))
+    tuned = found[0]
+    chosen, before = tuned.scores()
+    shown = resolved(tuned.best.settings, task)
+    names = [name for name in ("space", "layer", "rank", "damping") if tuned.best.settings[name] is not None]
+    settings = {f"train.{name}": tuned.best.settings[name] for name in names}
+    settings["query.lambda_ratio"] = tuned.lambda_ratio
+    own = task.index
+    following = f"stride train --index {own.path} --overwrite"
+    if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
+        design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
+        following = f"build the index anew with {design}, then stride train"
+    return {
+        "schema": "stride.tune/1",
+        "index": str(own.path),
+        "criterion": tuned.target.name,
+        "queries": len(tuned.target.queries),
+        "responses": len(tuned.target.masks),
+        **shown,
+        "lambda_ratio": tuned.lambda_ratio,
+        "score": vars(mean_interval(chosen, seed=task.seed, name="tuning")),
+        "gain": vars(mean_interval(chosen - before, seed=task.seed, name="tuning")),
+        "trials": tuned.trials,
+        "written": "\n".join(
+            f"{key}: {yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()
+        ),
+        "path": "",
+        "next": following,
+        "seconds": {"responses": tuned.response_seconds, "trials": tuned.trial_seconds},
+        "settings": settings,
+    }
+
+
+def trial_record(number: int, trial: Trial, better: bool, task: Task, *, seed: int = 0) -> dict[str, Any]:
+    """One trial as ``stride.trial/1``."""
+    scored = [
+        {"lambda_ratio": ratio, "score": interval.mean, "se": interval.se}
+        for ratio, interval in (
+            (ratio, mean_interval(scores, seed=seed, name="tuning"))
+            for ratio, scores in zip(trial.lambdas, trial.scores, strict=False)
+        )
+    ]
+    best = scored[trial.best] if scored else {"lambda_ratio": None, "score": None, "se": None}
+    record = {
+        "schema": "stride.trial/1",
+        "trial": number,
+        **resolved(trial.settings, task),
+        **best,
+        "lambdas": scored,
+        "best": better,
+        "kept": trial.kept,
+        "seconds": trial.seconds,
+    }
+    return record | ({"error": trial.error} if trial.error is not None else {})
+
+
+def resolved(settings: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Settings with the defaults of this model and index in place of None."""
+    from stride_cli.api import TrainOptions, resolve_settings
+
+    shown = dict(settings)
+    plain = resolve_settings(TrainOptions(fit="closed", space=settings["space"]), task.model, task.index)
+    for name, value in (
+        ("layer", plain.layer),
+        ("damping", plain.damping),
+        ("subsets", task.index.n_subsets),
+        ("degree", task.index.degree),
+    ):
+        shown[name] = value if shown[name] is None else shown[name]
+    return shown

@@ -1,0 +1,123 @@
+"""`stride tune` on a real small classifier: further training, trials, the choice, stride.yaml."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli import api
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.retraining import Job
+from stride_cli.evaluation.scoring import TaskPath, open_task
+from stride_cli.schema import RECORDS
+from stride_cli.tuning.page import tuning_page
+from stride_cli.tuning.responses import ContinuedTrainer, WithheldChunks, random_halves, withheld_queries
+from stride_cli.tuning.tune import TuneOptions
+
+
+@pytest.fixture
+def index(digits: Path, tmp_path: Path) -> Path:
+    shutil.copytree(digits / "run.stride", tmp_path / "run.stride")
+    return tmp_path / "run.stride"
+
+
+def where(index: Path) -> TaskPath:
+    return TaskPath(index, None, "cpu", "fp32")
+
+
+def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
+    """The gates of subsets that hold a withheld chunk are those of the same subsets without it."""
+    task = open_task(where(index))
+    queries, rows = withheld_queries(task, 20)
+    chunks = WithheldChunks(task.index, rows)
+    assert len(queries) == 20 and chunks.scored_tokens() == task.chunks.scored_tokens() - 20
+    assert not chunks.batch(rows).weights.any() and chunks.batch(np.setdiff1d(range(200), rows)).weights.any()
+    masks = random_halves(task, rows, 6)
+    assert not masks[:, rows].any() and set(masks.sum(axis=1)) == {90}
+    assert (random_halves(task, rows, 3) == masks[:3]).all()
+    with pytest.raises(UsageError, match=r"--held-out is 51, and the index has 200 .* 1 to 50"):
+        withheld_queries(task, 51)
+
+
+def test_further_training_helps_what_it_trains_on(index: Path) -> None:
+    """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
+    task = open_task(where(index))
+    queries, rows = withheld_queries(task, 40)
+    trainer = ContinuedTrainer(where(index), queries, task.n_chunks, "a", epochs=4)
+    mask = np.zeros(200, bool)
+    mask[rows[:20]] = True
+    apart = pickle.loads(pickle.dumps(trainer))
+    first, without = trainer.run([Job(mask, 1), Job(~mask, 1)])
+    inside = (first.losses - without.losses)[:20].mean()
+    assert inside < (first.losses - without.losses)[20:].mean()
+    assert apart.run([Job(mask, 1)])[0].losses.tolist() == first.losses.tolist()
+    assert apart.digest == trainer.digest != replace(trainer, epochs=3.0).digest
+
+
+def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
+    """Through the command line: at rank 1 features cannot be told apart, and the choice is another."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stride.yaml").write_text("# mine\ntrain:\n  rank: 1  # small\n")
+    line = "tune --index run.stride --space logit --rank 1,8 --lambda-ratio 0.01,0.5 --responses 10 "
+    line += "--epochs 2 --workers 1 --device cpu"
+    result = run(f"{line} --dry-run --html page.html")
+    assert result.code == 0, result.err
+    *trials, chosen = result.records
+    assert [trial["rank"] for trial in trials] == [1, 8] and not any(trial["kept"] for trial in trials)
+    for record in result.records:
+        fields = RECORDS[record["schema"]]
+        assert set(fields) - {"error"} <= set(record) <= set(fields)
+    assert chosen["rank"] == 8 and chosen["queries"] == 24 and chosen["responses"] == 10
+    assert chosen["path"] == "" and "rank: 1 " in (tmp_path / "stride.yaml").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>rank</h2>" in page and "no LDS" in page and "<script" not in page
+    again = run(line)
+    assert again.code == 0, again.err
+    assert all(trial["kept"] for trial in again.records[:-1]) and "0 of them to do" in again.err
+    assert [t["score"] for t in again.records[:-1]] == [t["score"] for t in trials]
+    written = (tmp_path / "stride.yaml").read_text()
+    assert written.startswith("# mine\n") and "  rank: 8  # small\n" in written
+    assert f"lambda_ratio: {chosen['lambda_ratio']}" in written
+    assert "wrote to stride.yaml" in again.err and "Trials" in again.err
+
+
+def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
+    grid = {"layer": [99], "space": ["residual-matrix"]}
+    options = TuneOptions(grid=grid, responses=8, epochs=0.5, lambdas=(0.1,), workers=1)
+    trials: list[dict] = []
+    found = api.tune(index, options, device="cpu", on_trial=trials.append)
+    failed = [trial for trial in trials if "error" in trial]
+    assert len(failed) <= 1 and found["trials"] == len(trials)
+    assert tuning_page(trials, found).count("failed") == len(failed)
+    json.dumps([*trials, found], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"responses": 3}, "--responses is 3"),
+        ({"epochs": 0.0}, "--epochs is 0.0"),
+        ({"lr": -1.0}, "--lr is -1.0"),
+        ({"trials": 0}, "--trials is 0"),
+        ({"search": "luck"}, "unknown search"),
+        ({"criterion": "luck"}, "unknown criterion"),
+        ({"lambdas": (2.0,)}, "λ is 2.0"),
+        ({"held_out": 1000}, "--held-out is 1000"),
+    ],
+)
+def test_what_cannot_be_is_refused(index: Path, change: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.tune(index, TuneOptions(**change), device="cpu")
+
+
+def test_values_on_the_command_line(run, index: Path) -> None:
+    result = run(f"tune --index {index} --rank many")
+    assert result.code == 2 and "--rank is 'many'" in result.err
+    result = run(f"tune --index {index} --criterion truth --rank 4")
+    assert result.code == 2 and "stride evaluate truth" in result.err
