@@ -12,6 +12,7 @@ from stride_cli.errors import ModelError, NumericalError, UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.audit.judge import AuditOptions, Finding
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.selection.select import Selection
     from stride_cli.tuning.tune import TuneOptions
 
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
@@ -388,6 +390,7 @@ def options_fit(options: TrainOptions) -> str:
 def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
     """Options with every default filled in: ClosedSettings or SgdSettings."""
     from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.operators.bases import affordable_buckets
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
     from stride_cli.operators.losses import STABILITY_VARIANTS
     from stride_cli.operators.sgd import SgdSettings
@@ -426,7 +429,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             curvature = "exact"
         given: dict[str, Any] = {
             "curvature": curvature,
-            "n_buckets": options.buckets,
+            "n_buckets": options.buckets or affordable_buckets(names, ranks, model.d_model, index.n_subsets),
             "damping": _CLASSIFIER_DAMPING
             if curvature == "exact" and not options.damping
             else options.damping,
@@ -844,6 +847,151 @@ def tune(
 
     where = TaskPath(Path(index_path), model_path, device, dtype)
     return tune_index(where, options or TuneOptions(), on_trial)
+
+
+def audit(
+    session: Session,
+    benchmark: str | Path,
+    *,
+    controls: str | Path | None = None,
+    options: AuditOptions | None = None,
+) -> list[Finding]:
+    """Is a benchmark in the corpus, and has the model learnt it from there? What `stride audit` judges.
+
+    Parameters
+    ----------
+    benchmark, controls : files of items, as corpora are; None: controls as the options say
+    options : AuditOptions
+
+    Returns
+    -------
+    list of Finding, in the order of the items; ``to_record()`` gives a ``stride.audit/1``
+
+    Raises
+    ------
+    CorpusError, UsageError
+    """
+    from stride_cli.audit.judge import AuditOptions
+    from stride_cli.audit.judge import audit as judge
+    from stride_cli.audit.samples import read_documents_of
+    from stride_cli.corpus.readers import ReadOptions
+
+    items = read_documents_of(str(benchmark), ReadOptions())
+    against = None if controls is None else read_documents_of(str(controls), ReadOptions())
+    return judge(session, items, against, options or AuditOptions())
+
+
+def select(
+    index_path: str | Path,
+    task: str | Path,
+    *,
+    size: int,
+    method: str = "stride",
+    by: str = "greedy",
+    out: str | Path | None = None,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    overwrite: bool = False,
+) -> Selection:
+    """Documents to train on for a task, with equally many by BM25 and at random beside them.
+
+    Parameters
+    ----------
+    task : file of queries
+    size : documents to choose
+    method : whose scores, as for `stride baseline`
+    by : "greedy" (best rank over queries), "sum" or "quota" (tasks in turn)
+    out : directory that gets the three files, optional
+
+    Returns
+    -------
+    Selection
+
+    Raises
+    ------
+    UsageError      more documents than the corpus has, an index without text, something at ``out``
+    StageMissing    the index has no operators, and the method needs them
+    """
+    from index_format.reader import Index
+    from stride_cli.evaluation.bench import check_method, read_queries
+    from stride_cli.evaluation.scoring import TaskPath, open_task
+    from stride_cli.selection import select as selecting
+
+    if out is not None:
+        selecting.refuse_existing(Path(out), overwrite=overwrite)
+    selecting.check_selection(Index.open(index_path), size)
+    check_method(method)
+    opened = open_task(TaskPath(Path(index_path), model_path, device, dtype))
+    queries = read_queries(opened, Path(task))
+    tasks = selecting.read_tasks(Path(task)) if by == "quota" else None
+    found = selecting.select(opened, queries, size=size, method=method, by=by, tasks=tasks)
+    if out is not None:
+        selecting.write_selection(
+            Path(out), opened, found, queries, method=method, by=by, overwrite=overwrite
+        )
+    return found
+
+
+def evaluate(
+    index_path: str | Path,
+    queries: str | Path,
+    *,
+    methods: Sequence[str] = ("stride",),
+    subsets: int = 64,
+    seeds: int = 1,
+    alpha: float = 0.5,
+    workers: int | None = None,
+    draws: int = 1000,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> list[dict[str, Any]]:
+    """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
+
+    Parameters
+    ----------
+    queries : file of queries
+    methods : names, with options as for `stride baseline`
+    subsets, seeds, alpha : retrained models, see `stride_cli.evaluation.truth.build_truth`
+    draws : bootstrap resamples
+
+    Returns
+    -------
+    list of ``stride.lds/1``, one for each method
+
+    Raises
+    ------
+    UsageError, QueryError, ModelError
+    """
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.bench import Bench, check_method
+    from stride_cli.evaluation.compare import compare_methods, lds_record
+    from stride_cli.evaluation.scoring import TaskPath, run_method
+    from stride_cli.evaluation.truth import build_truth
+    from stride_cli.measurement.query_set import read_query_set
+    from stride_cli.operators.batches import ChunkReader
+
+    for method in methods:
+        check_method(method)
+    index = Index.open(index_path)
+    model = open_model(index, model_path, device=device, dtype=dtype)
+    wanted = read_query_set(model, queries, block_size=index.attributes["block_size"])
+    task = Task(index, model, ChunkReader(index), index.seed)
+    build_truth(task, wanted, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
+    where = TaskPath(Path(index_path), model_path, device, dtype)
+    bench = Bench(where, queries=Path(queries), alpha=alpha)
+    truth, ground = bench.truth, bench.ground()
+    chosen = truth.queries.take(bench.rows)
+    entries = compare_methods(
+        list(methods),
+        ground,
+        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
+        draws=draws,
+        seed=index.seed,
+    )
+    return [lds_record(entry, ground) for entry in entries]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
-GATES_OF_LOGIT_SPACE = 32_768  # p of one logit space: K × p is held in memory and stored
+# p of one logit space, within these bounds as K × p of all spaces allows: it is held in memory and stored
+_LOGIT_GATES = (1 << 15, 1 << 17)
+_GATES = 1 << 28
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
 
@@ -65,7 +67,7 @@ def fit_bases(
     ----------
     names : space names, as from `parse_space`
     ranks : rank of each space by name; clipped to d
-    n_buckets : c of the logit spaces; None for as many as keep c r within GATES_OF_LOGIT_SPACE
+    n_buckets : c of the logit spaces; None for as many as keep c r within 131,072
     damping : whiten the bases, after adding this share of the mean eigenvalue to every eigenvalue; None for
         orthonormal bases. The diagonal gate (``residual``) always has orthonormal ones.
 
@@ -116,13 +118,25 @@ def fit_bases(
             kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
             rank = min(ranks[name], len(moment))
             # every space its own buckets, so that what collides in one does not in the other
-            buckets = n_buckets or max(1, GATES_OF_LOGIT_SPACE // rank)
+            buckets = n_buckets or max(1, _LOGIT_GATES[1] // rank)
             bucket, sign = vocabulary_buckets(model.vocab_size, buckets, seed, name)
             if damping is not None:
                 mean = prediction / tokens
                 sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
             spaces.append(kind(_leading(moment / tokens, rank, damping).T, bucket, sign))
     return [space.to(model.device).requires_grad_(False) for space in spaces]
+
+
+def affordable_buckets(names: Sequence[str], ranks: dict[str, int], width: int, n_subsets: int) -> int:
+    """Buckets c of each logit space, so that the gates of all spaces and K subsets are about 2²⁸ numbers.
+
+    The more buckets, the less of a chunk's gradient is lost to tokens that share one: between 2¹⁵ and 2¹⁷
+    gates a space, whatever K.
+    """
+    logit = [min(ranks[name], width) for name in names if "logit" in name]
+    others = sum(min(ranks[name], width) ** 2 for name in names if name == "residual-matrix")
+    each = (_GATES // max(1, n_subsets) - others) // max(1, len(logit))
+    return max(1, int(np.clip(each, *_LOGIT_GATES)) // max(logit, default=1))
 
 
 def _add_moment(moment: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

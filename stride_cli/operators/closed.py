@@ -42,7 +42,7 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-DEFAULT_RANKS = {"residual": 32, "residual-matrix": 96, "logit": 96, "token-logit": 96}
+DEFAULT_RANKS = {"residual": 32, "residual-matrix": 128, "logit": 128, "token-logit": 128}
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
@@ -135,7 +135,7 @@ def fit_closed(
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
     gates = []
     for total, rows in zip(sums, fisher, strict=True):
-        mean = total / torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None]
+        mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
         if rows is None:
             gates.append(mean.div_(settings.stability))
         else:
@@ -231,7 +231,7 @@ def _accumulate(
         state = torch.load(saved, weights_only=True, mmap=False)
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
         sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
-    last_saved = time.monotonic()
+    last_saved, pause = time.monotonic(), save_seconds
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
     total = int(chunks.lengths.sum())
     with progress("fitting operators", total, unit="tokens") as bar:
@@ -265,11 +265,15 @@ def _accumulate(
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
             bar.advance(int(chunks.lengths[plan[number]].sum()))
-            if saved is not None and time.monotonic() - last_saved > save_seconds:
+            if saved is not None and time.monotonic() - last_saved > pause:
                 state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
                 state |= {"sums": sums, "fisher": fisher, "probes": probes}
+                started = time.monotonic()
                 save_atomically(state, saved)
                 last_saved = time.monotonic()
+                # K × p may be a gigabyte, and the disk slow
+                if save_seconds:
+                    pause = max(save_seconds, 20 * (last_saved - started))
     return sums, fisher, probes, loss_sum / max(1, loss_count)
 
 
