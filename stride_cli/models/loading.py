@@ -21,6 +21,7 @@ from stride_cli.classifiers.kind import is_classifier
 from stride_cli.errors import ModelError, require_extra
 from stride_cli.models.adapter import CausalLM
 from stride_cli.models.structure import first_line
+from stride_cli.startup import without_collection
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
@@ -248,6 +249,7 @@ def _from_hub(name: str) -> Path:
 # Loading it
 
 
+@without_collection()  # most of it is importing
 def _load_tokenizer(source: _Source) -> Any:
     from transformers import AutoTokenizer
 
@@ -267,6 +269,7 @@ def _load_tokenizer(source: _Source) -> Any:
         ) from error
 
 
+@without_collection()
 def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 

@@ -1,7 +1,7 @@
 """How fast operators are fitted, against a bare forward and backward pass over the same batches.
 
-`closed`: processor seconds of a whole `fit_closed` (bases, pass, solve) on the first `--chunks` chunks, and of
-forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
+`closed`: processor seconds of a whole `fit_closed` (bases, pass, solve) on the first `--chunks` chunks, and
+of forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
 the latter's tokens per second is the figure to look at. Where the time goes: the functions of
 `stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
 `sgd`: seconds of a step, against the time that its arithmetic (prefix once; base, steered and backward

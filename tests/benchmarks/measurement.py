@@ -4,8 +4,8 @@
 over the K subsets between the first-order and the exact responses, and Spearman between the influences that
 the Lasso recovers from them (over chunks that are non-zero in either), per query. Cost, in processor seconds,
 interleaved: `linear` and its two parts (gradient; product with the K × p gates) in units of a raw forward
-pass of the same tokens; `exact` against the arithmetic of its K continuations, as a share of the fastest of the
-matrix products that occur in it, timed in the same run.
+pass of the same tokens; `exact` against the arithmetic of its K continuations, as a share of the fastest of
+the matrix products that occur in it, timed in the same run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,148 @@
+"""What a command costs before it does anything, in `python -c pass`; where the time of a cold query goes.
+
+Commands run in turn as processes of their own; processor seconds (user and system) and wall seconds, minima
+and ratios. `--index` has operators. The stages of a cold query are timed in a fresh process: imports, loading,
+kernels, the first query and the second. Kernels: the first query of a process with an empty cache directory,
+which compiles, and with the one that this filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from stride_cli.output import emit
+from tests.benchmarks._machine import machine
+
+STAGES = """
+import json, sys, time
+times = {}
+last = time.process_time()
+times["interpreter"] = last
+def stage(name):
+    global last
+    now = time.process_time()
+    times[name], last = now - last, now
+import stride_cli.commands.app
+stage("command line")
+import numpy
+from index_format.reader import Index
+index = Index.open(sys.argv[1])
+stage("numpy, index")
+import torch
+stage("torch")
+from stride_cli.api import Session, open_model
+from stride_cli.models.loading import load_tokenizer
+load_tokenizer(index.attributes["model_path"])
+stage("tokenizer (transformers)")
+model = open_model(index)
+stage("model class (transformers), weights, fingerprints")
+session = Session.open(sys.argv[1], model=model)
+stage("operators")
+import stride_cli.recovery.lasso, stride_cli.recovery.ranking
+stage("numba")
+session.query(sys.argv[2])
+stage("first query, kernels loaded")
+session.query(sys.argv[2] + " of")
+stage("second query")
+print(json.dumps(times))
+"""
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    about = machine("torch", "transformers", "numba", "typer")
+    stride = [sys.executable, "-m", "stride_cli"]
+    commands = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "stride --help": [*stride, "--help"],
+        "stride index info": [*stride, "index", "info", given.index],
+    }
+    yield _compare(commands, given.repeats) | about
+    prompts = "\n".join(f"{given.prompt} {number}" for number in range(given.prompts))
+    queries = {
+        "python -c pass": commands["python -c pass"],
+        "one prompt": [*stride, "query", given.prompt, "--index", given.index, "--json"],
+        f"{given.prompts} prompts in one process": [*stride, "query", "-", "--index", given.index, "--json"],
+    }
+    record = _compare(queries, given.query_repeats, prompts)
+    one, many = list(record["processor_seconds"].values())[1:]
+    yield record | {"processor_seconds_of_a_further_prompt": (many - one) / (given.prompts - 1)} | about
+    found: list[dict[str, float]] = [
+        _child(["-c", STAGES, given.index, given.prompt]) for _ in range(given.query_repeats)
+    ]
+    best = min(found, key=lambda stages: sum(stages.values()))
+    yield {
+        "benchmark": "startup",
+        "what": "stages of a cold query",
+        "processor_seconds": best,
+        "total": sum(best.values()),
+    } | about
+    with tempfile.TemporaryDirectory() as folder:
+        cached = {"NUMBA_CACHE_DIR": folder}
+        first, second = (_child(["-c", STAGES, given.index, given.prompt], cached) for _ in range(2))
+        yield {
+            "benchmark": "startup",
+            "what": "kernels",
+            "processor_seconds_of_first_query": {
+                "compiling": first["first query, kernels loaded"],
+                "cached": second["first query, kernels loaded"],
+                "same process": second["second query"],
+            },
+            "cache_files": sum(len(names) for _, _, names in os.walk(folder)),
+        } | about
+
+
+def _compare(commands: dict[str, list[str]], repeats: int, text: str = "") -> dict[str, Any]:
+    spent: dict[str, list[float]] = {name: [] for name in commands}
+    wall: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(repeats):
+        for name, command in commands.items():
+            before, began = _children(), time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, input=text, text=True)
+            wall[name].append(time.perf_counter() - began)
+            spent[name].append(_children() - before)
+    least = {name: min(values) for name, values in spent.items()}
+    unit = least["python -c pass"]
+    return {
+        "benchmark": "startup",
+        "what": "commands",
+        "processor_seconds": least,
+        "wall_seconds": {name: min(values) for name, values in wall.items()},
+        "python_starts": {name: value / unit for name, value in least.items()},
+        "repeats": repeats,
+    }
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _child(arguments: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    output = subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    ).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks startup", description=__doc__)
+    parser.add_argument("--index", required=True)
+    parser.add_argument("--prompt", default="The French Revolution began in")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--query-repeats", type=int, default=2)
+    for record in run(parser.parse_args(arguments)):
+        emit(record)
