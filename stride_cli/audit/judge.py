@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stride_cli.api import Session
     from stride_cli.corpus.documents import Document
 
-LEAKED, PRESENT = "leaked and memorised", "present, no effect"
+LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
 CONTROLS = ("auto", "absent", "made")
 CONTROLS_IN_WORDS = {

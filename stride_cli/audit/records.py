@@ -11,7 +11,7 @@ AUDIT_RECORDS: dict[str, dict[str, Any]] = {
         "line": ("integer", "its line in the benchmark, from 1"),
         "verdict": (
             "string",
-            '"leaked and memorised", "present, no effect", "effect without a copy" or "no evidence"',
+            '"leaked and learnt", "present, no effect", "effect without a copy" or "no evidence"',
         ),
         "p": ("number", "the larger of p_loss and p_influence: both have to be unusual"),
         "q": (
