@@ -13,7 +13,7 @@ from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
 if TYPE_CHECKING:
     from index_format.reader import Index
 
-_HALF_BYTES = 256 << 20  # larger gate matrices are stored as float16 with one scale a row
+_HALF_BYTES = 64 << 20  # larger gate matrices are stored as float16 with one scale a row
 
 
 @dataclass
