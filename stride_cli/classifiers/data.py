@@ -19,6 +19,7 @@ INPUT_NAMES = ("images", "inputs", "X", "x", "data")
 LABEL_NAMES = ("labels", "y", "target")
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
+PICTURE_SUFFIXES = (".png",)
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
@@ -133,6 +134,52 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
             fix="leave --id-column out to number rows",
         )
     return Examples(str(path), inputs, labels, ids, columns)
+
+
+def read_picture(path: str | Path, shape: Sequence[int]) -> np.ndarray:
+    """A PNG as one input of a classifier: grey or colour as the classifier's inputs are, pixels 0 … 255.
+
+    Parameters
+    ----------
+    shape : (H, W), (C, H, W) or (H, W, C)      of one input; C is 1 or 3
+
+    Returns
+    -------
+    uint8 of that shape
+
+    Raises
+    ------
+    CorpusError           no such file, damaged, of another size; the classifier's inputs are no images
+    MissingExtraError     Pillow is not installed
+    """
+    shape = tuple(shape)
+    if not Path(path).is_file():
+        raise CorpusError(f"there is no file '{path}'", fix="give a .png, .npz, .csv or .parquet file")
+    first = len(shape) == 3 and shape[0] in (1, 3)
+    channels = 1 if len(shape) == 2 else shape[0] if first else shape[-1]
+    if len(shape) not in (2, 3) or channels not in (1, 3):
+        raise CorpusError(
+            f"'{path}' is a picture, and the classifier's inputs have shape {shape}",
+            fix="give an .npz, .csv or .parquet file",
+        )
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise require_extra("pillow", "images") from error
+    try:
+        with Image.open(path) as opened:
+            pixels = np.asarray(opened.convert("L" if channels == 1 else "RGB"), np.uint8)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise CorpusError(f"{path}: not a readable picture ({error})", fix="copy the file again") from error
+    pixels = pixels.reshape(*pixels.shape[:2], channels)
+    size = shape[1:] if first else shape[:2]
+    if pixels.shape[:2] != tuple(size):
+        raise CorpusError(
+            f"{path} has {pixels.shape[0]} × {pixels.shape[1]} pixels, height × width "
+            f"(the classifier's inputs have {size[0]} × {size[1]})",
+            fix="scale it as the training images were",
+        )
+    return (np.moveaxis(pixels, 2, 0) if first else pixels).reshape(shape)
 
 
 def find_classes(examples: Examples) -> list[str]:

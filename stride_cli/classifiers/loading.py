@@ -16,7 +16,14 @@ import numpy as np
 
 from index_format.durable import exchange, make_directory, rename_new, sync_directory, sync_tree, write_file
 from index_format.errors import IndexMismatch
-from stride_cli.classifiers.data import Columns, Examples, class_numbers, read_examples
+from stride_cli.classifiers.data import (
+    PICTURE_SUFFIXES,
+    Columns,
+    Examples,
+    class_numbers,
+    read_examples,
+    read_picture,
+)
 from stride_cli.classifiers.kind import FILE_NAME, is_classifier
 from stride_cli.classifiers.networks import NetworkSpec, build_network
 from stride_cli.classifiers.recipe import FILE_NAME as RECIPE_NAME
@@ -148,8 +155,18 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     columns = _columns(description)
 
     def read_file(source: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        examples = read_examples(source, columns)
-        return examples.inputs, class_numbers(examples, classes), examples.ids
+        if Path(source).suffix.lower() in PICTURE_SUFFIXES:
+            inputs, names = read_picture(source, shape)[None], [Path(source).stem]
+        else:
+            examples = read_examples(source, columns, need_labels=False)
+            inputs, names = examples.inputs, examples.ids
+            if examples.labels is not None:
+                return inputs, class_numbers(examples, classes), names
+            if inputs.shape == shape:  # one input alone
+                inputs, names = inputs[None], [Path(source).stem]
+        # without labels, the question is why the model predicts what it does
+        ids = np.stack(model.register(inputs, np.zeros(len(inputs), np.int64), names).ids)
+        return inputs, model.predict(torch.from_numpy(ids)).argmax(1).cpu().numpy(), names
 
     model.read_file = read_file
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class ShownHit:
                                the span is the sentence most like the query
     whole : bool               `text` is the whole chunk
     chunk : int
+    picture : str              of a classifier: its input, a ``data:`` address; else empty
     """
 
     document: str
@@ -46,6 +47,7 @@ class ShownHit:
     held: float | None
     whole: bool
     chunk: int
+    picture: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class ShownAnswer:
     caveats : tuple of str
     responses : Responses or None
     concentration : Concentration or None
+    picture : str              of a classifier: the query's input, a ``data:`` address; else empty
     """
 
     record: Mapping[str, Any]
@@ -96,6 +99,7 @@ class ShownAnswer:
     caveats: tuple[str, ...]
     responses: Responses | None = None
     concentration: Concentration | None = None
+    picture: str = ""
 
 
 def from_record(record: Mapping[str, Any]) -> ShownAnswer:
@@ -129,11 +133,17 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         record = {"id": name, **record}
     if session.is_classifier:
         shown = from_record(record)
-        supporters, opposers, pieces = shown.supporters, shown.opposers, shown.pieces
+        pictures = _pictures(session, answer)
+        hits = tuple(
+            replace(hit, picture=picture)
+            for hit, picture in zip((*shown.supporters, *shown.opposers), pictures[1:], strict=True)
+        )
+        supporters, opposers = hits[: len(shown.supporters)], hits[len(shown.supporters) :]
+        pieces, picture = shown.pieces, pictures[0]
     else:
         hits = _read_chunks(session, answer)
         supporters, opposers = hits[: len(answer.supporters)], hits[len(answer.supporters) :]
-        pieces = scored_pieces(session.model.tokenizer, answer)
+        pieces, picture = scored_pieces(session.model.tokenizer, answer), ""
     solution = answer.solution
     return ShownAnswer(
         record=record,
@@ -144,6 +154,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         caveats=tuple(caveats(record)),
         responses=Responses(answer.measured, answer.measured - solution.residual),
         concentration=concentration(solution.values, solution.n_chunks),
+        picture=picture,
     )
 
 
@@ -170,6 +181,17 @@ def scored_pieces(tokenizer: Any, answer: Answer) -> tuple[tuple[str, bool | Non
         if piece:
             pieces.append((piece, bool(weight)))
     return tuple(pieces)
+
+
+def _pictures(session: Session, answer: Answer) -> list[str]:
+    """The inputs of a classifier's query and of its hits, in this order."""
+    from stride_cli.report.thumbnails import thumbnail, value_range
+
+    model: Any = session.model
+    hits = (*answer.supporters, *answer.opposers)
+    inputs = model.table.take(np.array([int(answer.query.ids[0]), *(hit.chunk for hit in hits)]))
+    low, high = value_range(inputs)
+    return [thumbnail(values, low, high) for values in inputs]
 
 
 def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:

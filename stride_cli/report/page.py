@@ -49,6 +49,10 @@ ul.caveats li { color: var(--warn); }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .3rem 0; }
 dd { margin: 0; } dt { color: var(--faint); } [hidden] { display: none !important; }
+.pictured { display: grid; grid-template-columns: 4.5rem 1fr; gap: 0 .8rem; align-items: start; }
+.thumb { width: 4.5rem; height: 4.5rem; object-fit: contain; image-rendering: pixelated;
+  border: 1px solid var(--rule); border-radius: .3rem; background: var(--card); }
+.thumb.supports { border: 2px solid var(--c2); } .thumb.opposes { border: 2px solid var(--c3); }
 svg .dots { stroke: var(--c0); stroke-width: 4; stroke-linecap: round; stroke-opacity: .55; fill: none; }
 svg .curve { stroke: var(--c0); stroke-width: 2; fill: none; }
 @media print { .tools { display: none; } article { break-inside: avoid; } }
@@ -185,6 +189,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
             f'<article id="q{number}"><details{" open" if number <= _OPEN else ""}>',
             f'<summary><span class="said">{_text(record["prompt"])}<b>{response}</b></span><br>'
             f'<span class="faint">{about}</span></summary><div>',
+            _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
             f"<p>{_text(answer.explanation)}</p>",
             f'<ul class="caveats">{caveats}</ul>' if caveats else "",
             _hits("Documents that support this", answer.supporters, query, largest),
@@ -212,11 +217,19 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
     flags = f'<span class="flag">{_text("; ".join(hit.flags))}</span>' if hit.flags else ""
     width = 100 * abs(hit.influence or 0.0) / largest if largest else 0.0
     bar = f'<span class="bar {hit.sign}" style="width:{width:.1f}%"></span>' if hit.influence else ""
-    return (
-        f'<div class="hit"><div class="top"><span class="faint">{hit.rank:g}</span>'
+    about = (
+        f'<div class="top"><span class="faint">{hit.rank:g}</span>'
         f'<span class="name">{_text(hit.document)}</span>{"".join(numbers)}{flags}'
-        f'<span class="faint">chunk {hit.chunk}</span></div>{bar}{_passage(hit, query)}</div>'
+        f'<span class="faint">chunk {hit.chunk}</span></div>{bar}{_passage(hit, query)}'
     )
+    if not hit.picture:
+        return f'<div class="hit">{about}</div>'
+    name = f"input of {hit.document}, which {hit.sign} this"
+    return f'<div class="hit pictured">{_thumb(hit.picture, name, hit.sign)}<div>{about}</div></div>'
+
+
+def _thumb(picture: str, name: str, kind: str) -> str:
+    return f'<img class="thumb {kind}" src="{escape(picture)}" alt="{_text(name)}">'
 
 
 def _passage(hit: ShownHit, query: str) -> str:

@@ -122,3 +122,40 @@ def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
 def test_wrong_lines(digits_file: Path, digits_index: Path, line: str, message: str) -> None:
     code, records, err = run(line.format(index=digits_index, digits=digits_file))
     assert code == 2 and not records and message in err
+
+
+def test_a_file_without_labels_asks_for_the_prediction(
+    digits_file: Path, digits_index: Path, tmp_path: Path
+) -> None:
+    """As an array of several inputs, as one alone, and as a picture; each answers as the row itself does."""
+    image = pytest.importorskip("PIL.Image")
+    images = np.load(digits_file)["images"]
+    np.savez(tmp_path / "rows.npz", images=images[505:507])
+    np.savez(tmp_path / "row.npz", images=images[505])
+    image.fromarray(images[505]).save(tmp_path / "row.png")
+    image.fromarray(images[505, :4]).save(tmp_path / "half.png")
+    asked = f"--index {digits_index} --top 3"
+    code, (expected,), _ = run(f"query --row 505 --response predicted {asked}")
+    assert code == 0
+    for name, count in (("rows.npz", 2), ("row.npz", 1), ("row.png", 1)):
+        code, answers, err = run(f"query --file {tmp_path}/{name} {asked}")
+        assert code == 0 and len(answers) == count, err
+        assert answers[0]["response"] == expected["response"]
+        assert [hit["document"] for hit in answers[0]["hits"]] == [
+            hit["document"] for hit in expected["hits"]
+        ]
+    code, answers, err = run(f"query --file {tmp_path}/half.png {asked}")
+    assert code == 2 and not answers and "4 × 8 pixels" in err and "8 × 8" in err
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    assert run(f"query --file {tmp_path}/broken.png {asked}")[0] == 2
+
+
+def test_a_report_shows_the_inputs(digits_index: Path, tmp_path: Path) -> None:
+    """The query's picture and one for each row, framed by sign."""
+    page = tmp_path / "report.html"
+    code, (record,), err = run(f"report --row 505 --top 3 --bottom 2 --index {digits_index} --out {page}")
+    assert code == 0 and record["queries"] == 1, err
+    text = page.read_text(encoding="utf-8")
+    assert text.count('src="data:image/png;base64,') == 6
+    assert text.count('class="thumb supports"') == 3 and text.count('class="thumb opposes"') == 2
+    assert "http:" not in text.replace("http://www.w3.org/2000/svg", "") and "row 505" in text
