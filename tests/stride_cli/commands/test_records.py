@@ -55,7 +55,7 @@ LINES = (
 ELSEWHERE = {
     *("demo", "schema"),  # minutes long, in tests/test_readme.py; the schemas themselves
     # train models again and again: their own tests run them, where conftest.py looks at every record
-    *("evaluate tail-patch", "evaluate removal", "evaluate loo"),
+    *("evaluate tail-patch", "evaluate removal", "evaluate loo", "tune", "verify-hit"),
 }
 
 
