@@ -139,9 +139,8 @@ def with_settings(text: str, updates: Mapping[str, Any]) -> str:
             match = re.match(r"(\s+[^:]+:)([^#]*?)(\s+#.*)?$", lines[found])
             lines[found] = f"{match[1]} {written}{match[3] or ''}" if match else lines[found]
         else:
-            indent = next(
-                (re.match(r"\s*", lines[at])[0] for at in own if re.match(r"\s+\w", lines[at])), "  "
-            )  # type: ignore[index]
+            first = next((lines[at] for at in own if re.match(r"\s+\w", lines[at])), "  ")
+            indent = first[: len(first) - len(first.lstrip())] or "  "
             lines.insert(head + 1, f"{indent}{name}: {written}")
     changed = "\n".join(lines) + "\n"
     before = yaml.safe_load(text) or {}

@@ -45,6 +45,7 @@ def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
         withheld_queries(task, 51)
 
 
+@pytest.mark.slow
 def test_further_training_helps_what_it_trains_on(index: Path) -> None:
     """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
     task = open_task(where(index))
@@ -60,6 +61,7 @@ def test_further_training_helps_what_it_trains_on(index: Path) -> None:
     assert apart.digest == trainer.digest != replace(trainer, epochs=3.0).digest
 
 
+@pytest.mark.slow
 def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
     """Through the command line: at rank 1 features cannot be told apart, and the choice is another."""
     monkeypatch.chdir(tmp_path)
@@ -87,6 +89,7 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
     grid = {"layer": [99], "space": ["residual-matrix"]}
     options = TuneOptions(grid=grid, responses=8, epochs=0.5, lambdas=(0.1,), workers=1)
