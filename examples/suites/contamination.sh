@@ -39,6 +39,7 @@ done
 for cell in $cells; do
     at=$work/$cell
     for kind in absent made; do
-        once "$at/audit-$kind.jsonl" stride audit "$at/benchmark.jsonl" --index "$at/run.stride" --controls $kind
+        once "$at/audit-$kind.jsonl" stride audit "$at/benchmark.jsonl" --index "$at/run.stride" --controls $kind \
+            --controls-per-item "${MADE:-2}"
     done
 done

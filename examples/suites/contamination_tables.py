@@ -9,7 +9,7 @@ seeds, on stderr.
 - recall (tab:attribution_recall): share of a problem's copies that are among the documents of highest score,
   as many as there are copies of a problem. Ties share their mid-rank; a score of zero is no evidence.
 - audit: verdicts at q < level. True are those of leaked problems, false those of unseen and clean ones;
-  problems that were in the pool once are counted apart: there is a true effect on the model, if hardly any.
+  problems that were in the pool once are counted apart: the model cannot recite them, yet learnt from them.
 """
 
 from __future__ import annotations
