@@ -53,7 +53,10 @@ TUNING_RECORDS: dict[str, dict[str, Any]] = {
             "high": ("number", "97.5 % of the bootstrap"),
         },
         "trials": ("integer", "fits that were scored"),
-        "written": ("string", "the settings that were (or with --dry-run, would be) written, as YAML"),
+        "written": (
+            "string",
+            "what was (with --dry-run, would be) written: a line of section.key: value each",
+        ),
         "path": ("string", "where they were written; empty with --dry-run"),
         "next": ("string", "the command that puts them to use"),
         "seconds": {
