@@ -2,6 +2,6 @@
 
 __version__ = "0.1.0"
 
-from stride_cli.startup import choose_kernel_cache  # noqa: E402
+from stride_cli.startup import choose_kernel_cache
 
 choose_kernel_cache()  # before numba is imported

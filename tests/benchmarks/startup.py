@@ -1,9 +1,9 @@
 """What a command costs before it does anything, in `python -c pass`; where the time of a cold query goes.
 
 Commands run in turn as processes of their own; processor seconds (user and system) and wall seconds, minima
-and ratios. `--index` has operators. The stages of a cold query are timed in a fresh process: imports, loading,
-kernels, the first query and the second. Kernels: the first query of a process with an empty cache directory,
-which compiles, and with the one that this filled.
+and ratios. `--index` has operators. The stages of a cold query are timed in a process of its own: imports,
+loading, kernels, the first query and the second. Kernels: the first query of a process with an empty cache
+directory, which compiles, and with the one that this filled.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""The benchmarks of building, measuring and fitting run at tiny sizes, and their records hold what they promise."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import build, fitting, measurement
+from tests.benchmarks._machine import interleave, watched_memory
+
+WORDS = "water stone river mountain history science treaty empire island planet".split()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("benchmarks") / "corpus.jsonl"
+    texts = [" ".join(WORDS[(row * k + k) % 10] for k in range(1, 40)) for row in range(30)]
+    path.write_text(
+        "".join(json.dumps({"id": str(n), "text": f"{n} {text}."}) + "\n" for n, text in enumerate(texts))
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(corpus: Path) -> Path:
+    from stride_cli import api
+    from stride_cli.models.pretraining import TrainOptions, train_model
+
+    model = corpus.parent / "model"
+    train_model([str(corpus)], model, TrainOptions(steps=2, layers=2, width=32, vocab=300, context=32))
+    out = corpus.parent / "run.stride"
+    api.build_index([str(corpus)], model_path=str(model), out=out, block_size=16, n_subsets=20, degree=3)
+    api.train(out, api.TrainOptions(rank=4, buckets=16))
+    return out
+
+
+def test_tasks_take_turns_and_memory_is_watched() -> None:
+    order: list[str] = []
+    tasks = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    seconds, _ = interleave(tasks, 2)
+    assert order == ["a", "b", "a", "b"] and [len(times) for times in seconds.values()] == [2, 2]
+    with watched_memory() as held:
+        block = bytearray(b"x") * 50_000_000
+        import time
+
+        time.sleep(0.1)
+        del block
+    assert held["peak_megabytes"] > 40
+
+
+@pytest.mark.slow
+def test_building(corpus: Path, index: Path) -> None:
+    from stride_cli.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(corpus.parent / "model")
+    record = build.throughput(corpus, tokenizer, 16, repeats=1)
+    assert record["documents"] == 30 and record["share_of_bare_tokenizer"] > 0
+    held = build.memory(64, tokenizer)
+    assert held["documents"] == 16 and held["chunks"] == 64
+
+
+@pytest.mark.slow
+def test_measuring(corpus: Path, index: Path, tmp_path: Path) -> None:
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(json.dumps({"id": "q", "text": " ".join(WORDS[:4])}) + "\n")
+    given = Namespace(index=index, queries=queries, count=1, tokens=8, batch_size=8, repeats=1)
+    agreement, linear, exact = measurement.run(given)
+    assert agreement["pearson_least"] > 0.9
+    assert linear["forward_passes"]["forward"] == 1
+    assert exact["continuations"] == 40 and exact["gigaflop"] > 0
+
+
+@pytest.mark.slow
+def test_fitting(index: Path) -> None:
+    closed, shares, sgd = fitting.run(Namespace(index=index, chunks=20, steps=1, repeats=1))
+    assert closed["share_of_bare_pass"] > 0 and closed["gate_megabytes"] > 0
+    assert shares["functions"] and shares["operations"]
+    assert sgd["processor_seconds_per_step"] != 0
