@@ -1,4 +1,4 @@
-"""The benchmarks of building, measuring and fitting run at tiny sizes, and their records hold what they promise."""
+"""Benchmarks of building, measuring and fitting run at tiny sizes; their records hold what they promise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.benchmarks import build, fitting, measurement
 from tests.benchmarks._machine import interleave, watched_memory
 
-WORDS = "water stone river mountain history science treaty empire island planet".split()
+WORDS = ["water", "stone", "river", "mountain", "history", "science", "treaty", "empire", "island", "planet"]
 
 
 @pytest.fixture(scope="module")
