@@ -64,16 +64,14 @@ def leave_one_out_p_values(
     statistics: np.ndarray, *, zero_is_nothing: Sequence[bool]
 ) -> tuple[np.ndarray, np.ndarray]:
     """`joint_p_values` of each item with all the other items as its controls; none is below 1 / N."""
+    count = len(statistics)
+    if not count:
+        return np.zeros(0), np.zeros(np.shape(statistics))
     statistics = np.asarray(statistics, np.float64)
-    found = [
-        joint_p_values(
-            statistics[row : row + 1], np.delete(statistics, row, axis=0), zero_is_nothing=zero_is_nothing
-        )
-        for row in range(len(statistics))
-    ]
-    if not found:
-        return np.zeros(0), np.zeros((0, statistics.shape[1]))
-    return np.concatenate([p for p, _ in found]), np.concatenate([each for _, each in found])
+    _, each = joint_p_values(statistics, statistics, zero_is_nothing=[False] * statistics.shape[1])
+    each = (each * (count + 1) - 0.5) / count  # each tied with itself, at half a rank
+    each[(statistics <= 0) & np.asarray(zero_is_nothing, bool)] = 1.0
+    return each.max(axis=1), each
 
 
 def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -77,10 +77,18 @@ def test_each_item_among_the_others() -> None:
     np.testing.assert_allclose(p, (40 - values) / 40)  # ranks: from 1 / N to 1
     np.testing.assert_array_equal(p, each[:, 0])
     assert benjamini_hochberg(p).min() == 1  # no item can stand out from those like it
-    assert [len(found) for found in leave_one_out_p_values(np.zeros((0, 2)), zero_is_nothing=[True] * 2)] == [
-        0,
-        0,
-    ]
+    nothing = leave_one_out_p_values(np.zeros((0, 2)), zero_is_nothing=[True, True])
+    assert [len(found) for found in nothing] == [0, 0]
+
+
+def test_leave_one_out_is_what_it_says() -> None:
+    values = np.random.default_rng(5).integers(-1, 4, size=(25, 2)).astype(float)
+    p, each = leave_one_out_p_values(values, zero_is_nothing=[False, True])
+    for row in range(25):
+        others = np.delete(values, row, axis=0)
+        expected, apart = joint_p_values(values[row : row + 1], others, zero_is_nothing=[False, True])
+        np.testing.assert_allclose(each[row], apart[0])
+        assert p[row] == pytest.approx(expected[0])
 
 
 def test_groups_do_not_pay_for_each_other() -> None:
