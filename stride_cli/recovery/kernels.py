@@ -24,7 +24,7 @@ BATCH = 64
 """Residuals that the batch scan reads at once, as 16-bit sums, four to a machine word."""
 
 USUAL = 10
-"""The degree that designs have unless told otherwise, to which the scan of one residual is fitted."""
+"""The degree that designs have unless told otherwise; the scan of one residual has a kernel for it."""
 
 _WORDS = BATCH // 4
 _SUM = 32_767  # the largest sum in 16 bits that leaves the top bit free
@@ -55,16 +55,56 @@ def keep_largest_kernel(scores, ids, values, rows, count, keep):
     return np.nextafter(cut, np.inf)
 
 
-@njit(cache=True, parallel=True)
-def scan_kernel(
-    columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest
-):
+@lru_cache(maxsize=2)
+def _scan_kernel(known: int) -> Callable[..., None]:
+    @njit(cache=True, parallel=True)
+    def kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
+        capacity = ids.shape[1]
+        for lane in prange(counts.shape[0]):
+            threshold = floor
+            best = -np.inf
+            count = 0
+            dropped[lane] = -np.inf
+            for i in range(bounds[lane], bounds[lane + 1]):
+                value = 0.0
+                for j in range(known or columns.shape[1]):
+                    value += residual[columns[i, j]]
+                score = value if signed else abs(value)
+                if not (score < threshold):  # also true of NaN
+                    if score != score:
+                        count = -1
+                        break
+                    if count == capacity:
+                        threshold = keep_largest_kernel(
+                            scores[lane], ids[lane], values[lane], rows[lane], count, capacity // 2
+                        )
+                        count = capacity // 2
+                        dropped[lane] = threshold
+                    if score > best:
+                        best = score
+                    if score >= threshold:
+                        scores[lane, count] = score
+                        ids[lane, count] = i
+                        values[lane, count] = value
+                        for j in range(columns.shape[1]):
+                            rows[lane, count, j] = columns[i, j]
+                        count += 1
+            counts[lane] = count
+            largest[lane] = best
+
+    return kernel
+
+
+def scan_kernel(degree: int) -> Callable[..., None]:
     """One pass over all columns: the largest score, and every column whose score reaches `floor`.
 
     score_i = |m_i · r|, or m_i · r where `signed`.
 
-    Parameters
-    ----------
+    A loop whose length is known takes 4 ns a column where another takes 7: the usual degree has a kernel of
+    its own, all others share one.
+
+    Parameters of the kernel
+    ------------------------
     columns : (n, d) uint16 or uint32
     residual : (P,) float64       padded with NaN to P = 2^16 (uint16); every entry in range (uint32)
     floor : float                 columns below it are not collected
@@ -75,43 +115,7 @@ def scan_kernel(
     dropped : (L,) float64        output; entries below this score may be missing (-inf: none is missing)
     largest : (L,) float64        output; the largest score seen at or above `floor`, else -inf
     """
-    degree = columns.shape[1]
-    capacity = ids.shape[1]
-    for lane in prange(counts.shape[0]):
-        threshold = floor
-        best = -np.inf
-        count = 0
-        dropped[lane] = -np.inf
-        for i in range(bounds[lane], bounds[lane + 1]):
-            value = 0.0
-            if degree == USUAL:  # a loop whose length is known takes 4 ns, another one 7
-                for j in range(USUAL):
-                    value += residual[columns[i, j]]
-            else:
-                for j in range(degree):
-                    value += residual[columns[i, j]]
-            score = value if signed else abs(value)
-            if not (score < threshold):  # also true of NaN
-                if score != score:
-                    count = -1
-                    break
-                if count == capacity:
-                    threshold = keep_largest_kernel(
-                        scores[lane], ids[lane], values[lane], rows[lane], count, capacity // 2
-                    )
-                    count = capacity // 2
-                    dropped[lane] = threshold
-                if score > best:
-                    best = score
-                if score >= threshold:
-                    scores[lane, count] = score
-                    ids[lane, count] = i
-                    values[lane, count] = value
-                    for j in range(degree):
-                        rows[lane, count, j] = columns[i, j]
-                    count += 1
-        counts[lane] = count
-        largest[lane] = best
+    return _scan_kernel(USUAL if degree == USUAL else 0)
 
 
 @njit(cache=True, nogil=True)

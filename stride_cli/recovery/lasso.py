@@ -26,8 +26,10 @@ from stride_cli.recovery import kernels
 from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
-_COLLECT = 32_768  # columns that a scan collects: enough that few passes are needed, quick to search;
-_COLLECT_SUBSETS = 4  # and so many times K, which bounds the number of non-zeros
+# columns that a scan collects: more means fewer passes where λ is small, and more to search in each; the
+# second number below _SMALL λ_max, and where the share is not known
+_COLLECT, _SMALL = (8_192, 32_768), 0.03
+_COLLECT_SUBSETS = 4  # but at least so many times K, which bounds the number of non-zeros
 _REACH = 0.25  # λ that a scan may be used for, as a share of the smallest score it collected
 _FAR = 1.05  # a λ below the scores of all collected columns by more than this is far from reached
 _PASSES = 100
@@ -152,9 +154,15 @@ def solve_batch(
     if warm_starts is not None:
         for problem, start in zip(problems, warm_starts, strict=True):
             problem.start_from(start)
+    solutions: list[Solution] = []
     with threads(n_threads):
-        _advance(design, problems, nonneg)
-    return [problem.solution() for problem in problems]
+        for first in range(0, len(problems), kernels.BATCH):
+            part = problems[first : first + kernels.BATCH]
+            _advance(design, part, nonneg)
+            solutions.extend(problem.solution() for problem in part)
+            for problem in part:
+                problem.forget()  # a few megabytes each
+    return solutions
 
 
 def solve_path(
@@ -239,7 +247,6 @@ class _Problem:
         self.lambda_max: float | None = None
         self.penalty: Penalty | None = None
         self.n_passes = 0
-        self.wanted = max(_COLLECT, _COLLECT_SUBSETS * design.n_subsets)
         self.capacity = 2 * self.wanted
         self.stage = 0.0  # the λ that the pool is optimised for, on the way to penalty.lambda_
         self.done = False
@@ -249,6 +256,12 @@ class _Problem:
         self._start: Solution | None = None
         if spread == 0.0 or (options.intercept and design.degree == design.n_subsets) or design.n_chunks == 0:
             self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
+
+    @property
+    def wanted(self) -> int:
+        """How many columns the next pass should collect."""
+        small = self.options.lambda_ is not None or self.options.lambda_ratio < _SMALL
+        return max(_COLLECT[small], _COLLECT_SUBSETS * self.design.n_subsets)
 
     def start_from(self, solution: Solution) -> None:
         if solution.n_chunks != self.design.n_chunks:
@@ -264,6 +277,7 @@ class _Problem:
         self._bound = -np.inf
         self._counted = (self.n_passes, self.pool.n_steps)
         self.stage = 0.0
+        self.capacity = max(self.capacity, 2 * self.wanted)
         if self.lambda_max is not None:
             self._find_penalty(self.lambda_max)
             if not self.done and len(self.pool.rows):
@@ -373,6 +387,10 @@ class _Problem:
         if self.lambda_max:
             return self.penalty.lambda_ / self.lambda_max
         return self.options.lambda_ratio if self.options.lambda_ is None else float("inf")
+
+    def forget(self) -> None:
+        """Give the collected columns back."""
+        self.pool = Pool(self.pool.target, self.design.degree, self.design.dtype)
 
     def solution(self) -> Solution:
         assert self.penalty is not None and self.lambda_max is not None

@@ -134,7 +134,7 @@ class Design:
         for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
             out = _outputs((len(bounds) - 1,), _slots(capacity, bounds), self.degree, self.dtype)
             with _parallel:
-                kernels.scan_kernel(shard, vector, floor, signed, bounds, *out)
+                kernels.scan_kernel(self.degree)(shard, vector, floor, signed, bounds, *out)
             found.append(_gather(out, int(start), floor))
         return _concatenate(found)
 

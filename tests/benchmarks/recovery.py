@@ -1,16 +1,25 @@
 """What a query costs in recovery, as a multiple of one bare pass over the columns (same kernel, same run).
 
 The design is generated in memory: n = 11.4 M chunks, d = 10, K = 1000 (the paper's NanoChat corpus). y is
-what a few dozen chunks add up to, plus noise. Repetitions are interleaved, so that other load on the machine
-falls on all measurements alike; the ratio of the minima is the figure to look at. Compilation is done before,
-on a small design, and reported apart.
+what a few dozen chunks add up to, plus noise; with `--index`, also what the operators of that index answer to
+some of its own chunks. Repetitions are interleaved, so that other load on the machine falls on all
+measurements alike; `bare_passes` is a ratio of minima. Next to elapsed time stands processor time, of all
+threads together, which other load hardly enters. Compilation is done before, on a small design, and reported
+apart.
+
+Parts: `solves` (one query at three λ, a path), `batch` (64 queries against single ones), `memory` (peak of a
+process that maps the columns from disk), `disk` (from a file that no page cache holds, against reading it
+from one end to the other), `growth` (of a pass in n, K and d), `operators`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import platform
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +29,21 @@ import numba
 import numpy as np
 
 from index_format.design import build_columns
-from stride_cli.output import emit
+from stride_cli.output import emit, note
+from stride_cli.recovery import kernels
 from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso, solve_path
 from stride_cli.recovery.screening import Design
+from tests.benchmarks._machine import machine
 
 LAMBDA_RATIOS = (0.8, 0.1, 0.01)
 PATH = (0.8, 0.4, 0.2, 0.1, 0.05, 0.02, 0.01)
-BATCH = 16
+BATCH = 64
+SINGLES = 8  # of the batch's queries, solved one by one
+GROWTH_N = (100_000, 1_000_000, 10_000_000, 100_000_000)
+GROWTH_K = (100, 300, 1_000, 3_000, 10_000, 30_000)
+GROWTH_D = (2, 5, 10, 20, 40)
+_SHARD = 1_000_000
+_READ = 8 << 20
 
 
 def measurements(columns: np.ndarray, n_subsets: int, count: int, noise: float) -> np.ndarray:
@@ -45,28 +62,96 @@ def bare_pass(design: Design, residual: np.ndarray) -> None:
     design.scan(residual, np.inf, signed=False, capacity=16)
 
 
-def run(n: int, n_subsets: int, degree: int, repeats: int, noise: float) -> Iterator[dict[str, Any]]:
-    size = {"n": n, "n_subsets": n_subsets, "degree": degree, "noise": noise}
+def shared_pass(design: Design, residuals: np.ndarray) -> None:
+    """The same for up to 64 residuals at once."""
+    design.scan_batch(list(residuals), [np.inf] * len(residuals), signed=False, capacity=16)
 
-    began = time.perf_counter()
+
+def hardware() -> dict[str, Any]:
+    """What the figures of a record depend on."""
+    return {"threads": numba.get_num_threads()} | machine("numpy", "numba")
+
+
+def clocks() -> tuple[float, float]:
+    """Elapsed and processor seconds so far."""
+    return time.perf_counter(), time.process_time()
+
+
+def timed(tasks: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, dict], dict[str, Any]]:
+    """Times of each task, run in turn, as a record's fields; and what each returned last."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in tasks}
+    results: dict[str, Any] = {}
+    for _ in range(repeats):
+        for name, task in tasks.items():
+            wall, cpu = clocks()
+            results[name] = task()
+            now = clocks()
+            taken[name].append((now[0] - wall, now[1] - cpu))
+    fields = {}
+    for name, pairs in taken.items():
+        walls, cpus = zip(*pairs, strict=True)
+        fields[name] = {
+            "seconds": min(walls),
+            "seconds_median": float(np.median(walls)),
+            "cpu_seconds": min(cpus),
+            "repeats": repeats,
+        }
+    return fields, results
+
+
+def in_passes(fields: dict[str, Any], unit: dict[str, Any], queries: int = 1) -> dict[str, float]:
+    """The times in units of a bare pass, in all and for each query."""
+    found = {
+        "bare_passes": fields["seconds"] / unit["seconds"],
+        "cpu_bare_passes": fields["cpu_seconds"] / unit["cpu_seconds"],
+    }
+    if queries > 1:
+        found |= {f"{name}_each": value / queries for name, value in list(found.items())}
+    return found
+
+
+def columns_of(n: int, n_subsets: int, degree: int) -> np.ndarray:
+    """(n, d) uint16: the design's columns, built piece by piece."""
+    columns = np.empty((n, degree), np.uint16)
+    for start in range(0, n, _SHARD):
+        stop = min(n, start + _SHARD)
+        columns[start:stop] = build_columns(start, stop, n_subsets=n_subsets, degree=degree, seed=0)
+    return columns
+
+
+def compile_all(n_subsets: int, degree: int, noise: float, *, batch: bool = True) -> None:
     small = build_columns(0, 2_000, n_subsets=n_subsets, degree=degree, seed=0)
-    warm_up = measurements(small, n_subsets, BATCH, noise)
+    y = measurements(small, n_subsets, BATCH, noise)
     for ratio in LAMBDA_RATIOS:
-        solve_lasso(small, warm_up[0], n_subsets=n_subsets, lambda_ratio=ratio)
-    solve_batch(small, warm_up, n_subsets=n_subsets)
-    yield {
-        "benchmark": "recovery",
-        "what": "compile or load",
-        "seconds": time.perf_counter() - began,
-    } | hardware()
+        solve_lasso(small, y[0], n_subsets=n_subsets, lambda_ratio=ratio)
+    if batch and degree <= 64:
+        empty = Design(small, n_subsets)
+        table, steps = np.empty((n_subsets, BATCH // 4), np.uint64), np.empty(BATCH)
+        kernels.rounded_kernel(y, degree, table, steps)
+        out = (
+            np.empty((BATCH, 1, 2)), np.empty((BATCH, 1, 2), np.int64), np.empty((BATCH, 1, 2)),
+            np.empty((BATCH, 1, 2, degree), np.uint16), np.empty((BATCH, 1), np.int64),
+            np.empty((BATCH, 1)), np.empty((BATCH, 1)),
+        )  # fmt: skip
+        bounds = np.array([0, empty.n_chunks])
+        floors = np.full(BATCH, np.inf)
+        kernels.scan_batch_kernel(degree)(empty.shards[0], y, table, steps, floors, False, bounds, *out)
 
-    columns = np.concatenate(
-        [
-            build_columns(start, min(n, start + 1_000_000), n_subsets=n_subsets, degree=degree, seed=0)
-            for start in range(0, n, 1_000_000)
-        ]
-    )
-    y = measurements(columns, n_subsets, BATCH, noise)
+
+def about(result: Any) -> dict[str, Any]:
+    if isinstance(result, Solution):
+        return {
+            "passes": result.n_passes,
+            "epochs": result.n_epochs,
+            "nonzeros": len(result.indices),
+            "relative_gap": result.relative_gap,
+        }
+    if isinstance(result, list):
+        return {"relative_gap": max(solution.relative_gap for solution in result)}
+    return {}
+
+
+def solves(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) -> Iterator[dict[str, Any]]:
     design = Design(columns, n_subsets)
     tasks: dict[str, Callable[[], Any]] = {"bare pass": lambda: bare_pass(design, y[0])}
     for ratio in LAMBDA_RATIOS:
@@ -76,60 +161,246 @@ def run(n: int, n_subsets: int, degree: int, repeats: int, noise: float) -> Iter
     tasks[f"path of {len(PATH)} down to {PATH[-1]} λ_max"] = lambda: solve_path(
         columns, y[0], PATH, n_subsets=n_subsets
     )
-    tasks[f"batch of {BATCH} at 0.8 λ_max"] = lambda: solve_batch(
-        columns, y, n_subsets=n_subsets, lambda_ratio=0.8
-    )
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    results: dict[str, Any] = {}
-    for _ in range(repeats):
-        for name, task in tasks.items():
-            began = time.perf_counter()
-            results[name] = task()
-            seconds[name].append(time.perf_counter() - began)
-    unit = min(seconds["bare pass"])
+    tasks["read every column's bytes"] = lambda: columns.reshape(-1).view(np.uint64).max()
+    fields, results = timed(tasks, repeats)
     for name in tasks:
-        record: dict[str, Any] = {
-            "benchmark": "recovery",
-            "what": name,
-            "seconds": min(seconds[name]),
-            "seconds_median": float(np.median(seconds[name])),
-            "bare_passes": min(seconds[name]) / unit,
-            "repeats": repeats,
-        }
-        result = results[name]
-        if isinstance(result, Solution):
-            record |= {
-                "passes": result.n_passes,
-                "epochs": result.n_epochs,
-                "nonzeros": len(result.indices),
-                "relative_gap": result.relative_gap,
-            }
-        elif isinstance(result, list):
-            record |= {
-                "bare_passes_each": record["bare_passes"] / len(result),
-                "relative_gap": max(solution.relative_gap for solution in result),
-            }
-        yield record | size | hardware() | {"load_1_minute": os.getloadavg()[0]}
+        many = len(PATH) if name.startswith("path") else 1
+        yield (
+            {"what": name}
+            | fields[name]
+            | in_passes(fields[name], fields["bare pass"], many)
+            | about(results[name])
+        )
 
 
-def hardware() -> dict[str, Any]:
-    """What the figures of a record depend on."""
+def batches(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """64 queries at once, against 8 of them one by one, each in bare passes of one query."""
+    design = Design(columns, n_subsets)
+    tasks: dict[str, Callable[[], Any]] = {
+        "bare pass": lambda: bare_pass(design, y[0]),
+        f"bare pass for {BATCH} queries": lambda: shared_pass(design, y),
+    }
+    for ratio in LAMBDA_RATIOS:
+        tasks[f"{SINGLES} single at {ratio} λ_max"] = lambda ratio=ratio: [
+            solve_lasso(columns, row, n_subsets=n_subsets, lambda_ratio=ratio) for row in y[:SINGLES]
+        ]
+        tasks[f"batch of {BATCH} at {ratio} λ_max"] = lambda ratio=ratio: solve_batch(
+            columns, y, n_subsets=n_subsets, lambda_ratio=ratio
+        )
+    fields, results = timed(tasks, repeats)
+    unit = fields["bare pass"]
+    single: dict[str, float] = {}
+    for name in list(tasks)[1:]:
+        count = SINGLES if "single" in name else BATCH
+        record = {"what": name} | fields[name] | in_passes(fields[name], unit, count) | about(results[name])
+        if "single" in name:
+            single = record
+        elif name.startswith("batch"):
+            for key in ("bare_passes_each", "cpu_bare_passes_each"):
+                record[f"{key}_of_single"] = record[key] / single[key]
+        yield record
+
+
+def memory(columns: np.ndarray, y: np.ndarray, n_subsets: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Peak memory of a process that maps the columns: beyond what it held before, and beyond the map."""
+    columns.tofile(folder / "columns")
+    np.save(folder / "y.npy", y)
+    for count, ratio in [(1, ratio) for ratio in LAMBDA_RATIOS] + [(BATCH, 0.8), (BATCH, 0.1)]:
+        command = [sys.executable, "-m", "tests.benchmarks", "recovery", "--mapped", str(folder)]
+        command += [f"--subsets={n_subsets}", f"--degree={columns.shape[1]}", f"--count={count}"]
+        done = subprocess.run(
+            [*command, f"--ratio={ratio}"], check=True, stdout=subprocess.PIPE, text=True, timeout=600
+        )
+        yield json.loads(done.stdout)
+
+
+def mapped(folder: Path, n_subsets: int, degree: int, count: int, ratio: float) -> dict[str, Any]:
+    """In a process of its own: see `memory`."""
+    compile_all(n_subsets, degree, 0.3, batch=count > 1)
+    columns = np.memmap(folder / "columns", np.uint16, "r").reshape(-1, degree)
+    y = np.load(folder / "y.npy")[:count]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = _resident("VmRSS")
+    solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio)
+    peak = _resident("VmHWM")
     return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": numba.get_num_threads(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
+        "what": f"memory of {count} at {ratio} λ_max",
+        "index_bytes": columns.nbytes,
+        "bytes_beyond_index": peak - before - columns.nbytes,
+        "bytes_before": before,
     }
 
 
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+def disk(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int, folder: Path) -> dict[str, Any]:
+    """A solve from a file that the page cache does not hold, against reading that file from end to end."""
+    path = folder / "columns"
+    if not path.exists():
+        columns.tofile(path)
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    buffer = bytearray(_READ)
+
+    def read() -> None:
+        while os.readv(file, [buffer]):
+            pass
+        os.lseek(file, 0, os.SEEK_SET)
+
+    def solve() -> Solution:
+        return solve_lasso(
+            np.memmap(path, np.uint16, "r").reshape(columns.shape),
+            y[0],
+            n_subsets=n_subsets,
+            lambda_ratio=0.8,
+        )
+
+    taken: dict[str, list[float]] = {"read": [], "cold": [], "warm": []}
+    for _ in range(repeats):
+        for name, task in (("read", read), ("cold", solve), ("warm", solve)):
+            if name != "warm":
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            task()
+            taken[name].append(time.perf_counter() - began)
+    os.close(file)
+    best = {name: min(seconds) for name, seconds in taken.items()}
+    return {
+        "what": "cold from disk at 0.8 λ_max",
+        "seconds": best["cold"],
+        "seconds_warm": best["warm"],
+        "seconds_reading": best["read"],
+        "disk_bytes_per_second": columns.nbytes / best["read"],
+        "over_reading": best["cold"] / best["read"],
+        "repeats": repeats,
+    }
+
+
+def growth(columns: np.ndarray, n_subsets: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """A bare pass over n, K and d, with ns per chunk; the slope over n is a least-squares line's.
+
+    More columns than the design has are passed over by passing over it several times: the pass, not its
+    memory, is what grows.
+    """
+    rng = np.random.default_rng(2)
+    degree = columns.shape[1]
+    large = len(columns)
+    designs: dict[tuple[str, int], Design] = {}
+    for n in GROWTH_N:
+        times, rest = divmod(n, large)
+        designs["n", n] = Design([columns] * times + ([columns[:rest]] if rest else []), n_subsets)
+    part = min(large, 1_000_000)
+    for k in GROWTH_K:
+        if k >= degree:
+            designs["K", k] = Design(columns_of(part, k, degree), k)
+    for d in GROWTH_D:
+        if d <= n_subsets:
+            designs["d", d] = Design(columns_of(part, n_subsets, d), n_subsets)
+    residuals = {key: rng.normal(size=design.n_subsets) for key, design in designs.items()}
+    fields, _ = timed(
+        {
+            f"{key[0]} {key[1]}": lambda key=key: bare_pass(designs[key], residuals[key])
+            for key in designs
+        },
+        repeats,
+    )  # fmt: skip
+    line: dict[str, list[float]] = {"n": [], "seconds": [], "cpu_seconds": []}
+    for (axis, value), design in designs.items():
+        record = {"what": f"pass growing in {axis}", "axis": axis, "value": value} | fields[f"{axis} {value}"]
+        size = {"n": design.n_chunks, "n_subsets": design.n_subsets, "degree": design.degree}
+        for kind in ("", "cpu_"):
+            record[f"{kind}ns_per_chunk"] = record[f"{kind}seconds"] / design.n_chunks * 1e9
+        if axis == "n":
+            line["n"].append(float(value))
+            line["seconds"].append(record["seconds"])
+            line["cpu_seconds"].append(record["cpu_seconds"])
+        yield record | size
+    slopes = {kind: float(np.polyfit(line["n"], line[f"{kind}seconds"], 1)[0] * 1e9) for kind in ("", "cpu_")}
+    yield {
+        "what": "slope in n",
+        "ns_per_chunk": slopes[""],
+        "cpu_ns_per_chunk": slopes["cpu_"],
+        "slope_in_d_cpu_ns": float(
+            np.polyfit(
+                [v for a, v in designs if a == "d"],
+                [fields[f"d {v}"]["cpu_seconds"] / part * 1e9 for a, v in designs if a == "d"],
+                1,
+            )[0]
+        ),
+    }
+
+
+def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """y from the operators of an index, for chunks of it: over its own design, and over n columns."""
+    from stride_cli.api import Session
+    from stride_cli.measurement.additive import additive_measurement
+    from stride_cli.measurement.linear import measure_linear_with_loss
+    from stride_cli.operators.batches import ChunkReader
+
+    session = Session.open(place)
+    chunks = ChunkReader(session.index)
+    chosen = np.linspace(0, session.index.n_chunks - 1, 4).astype(np.int64)
+    rows = [
+        measure_linear_with_loss(session.model, session.operators, chunks.batch(np.array([chunk])))[0][0]
+        for chunk in chosen
+    ]
+    y = additive_measurement(np.array(rows), session.row_sizes)
+    own = np.concatenate([np.asarray(part) for part in getattr(session.columns, "shards", [session.columns])])
+    n_subsets, degree = y.shape[1], own.shape[1]
+    wide = columns_of(n, n_subsets, degree)
+    for name, columns in (("its own design", own), (f"{n} columns", wide)):
+        design = Design(columns, n_subsets)
+        tasks: dict[str, Callable[[], Any]] = {"bare": lambda design=design: bare_pass(design, y[0])}
+        for ratio in LAMBDA_RATIOS:
+            tasks[f"{ratio}"] = lambda ratio=ratio, columns=columns: [
+                solve_lasso(columns, row, n_subsets=n_subsets, lambda_ratio=ratio) for row in y
+            ]
+        fields, results = timed(tasks, repeats)
+        for ratio in LAMBDA_RATIOS:
+            yield (
+                {
+                    "what": f"operators' y over {name} at {ratio} λ_max",
+                    "n": len(columns),
+                    "n_subsets": n_subsets,
+                    "degree": degree,
+                    "queries": len(y),
+                    "nonzeros": [len(solution.indices) for solution in results[f"{ratio}"]],
+                }
+                | fields[f"{ratio}"]
+                | in_passes(fields[f"{ratio}"], fields["bare"], len(y))
+                | about(results[f"{ratio}"])
+            )
+
+
+PARTS = ("solves", "batch", "memory", "disk", "growth", "operators")
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    began = clocks()
+    compile_all(given.subsets, given.degree, given.noise)
+    now = clocks()
+    yield {"what": "compile or load", "seconds": now[0] - began[0], "cpu_seconds": now[1] - began[1]}
+    columns = columns_of(given.chunks, given.subsets, given.degree)
+    y = measurements(columns, given.subsets, BATCH, given.noise)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        folder = Path(name)
+        for part in given.parts:
+            note(part)
+            if part == "solves":
+                yield from solves(columns, y, given.subsets, given.repeats)
+            elif part == "batch":
+                yield from batches(columns, y, given.subsets, max(1, given.repeats // 3))
+            elif part == "memory":
+                yield from memory(columns, y, given.subsets, folder)
+            elif part == "disk":
+                yield disk(columns, y, given.subsets, given.repeats, folder)
+            elif part == "growth":
+                yield from growth(columns, given.subsets, given.repeats)
+            elif given.index:
+                yield from operators(given.index, given.chunks, max(1, given.repeats // 3))
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def main(arguments: list[str]) -> None:
@@ -139,6 +410,23 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--degree", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.3)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--index", help="an index with operators, for the part `operators`")
+    parser.add_argument(
+        "--folder", type=Path, help="where files go that are read back (default: the system's)"
+    )
+    parser.add_argument("--mapped", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--ratio", type=float, default=0.8, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    for record in run(given.chunks, given.subsets, given.degree, given.repeats, given.noise):
-        emit(record)
+    if given.mapped:
+        emit(mapped(given.mapped, given.subsets, given.degree, given.count, given.ratio))
+        return
+    size = {"n": given.chunks, "n_subsets": given.subsets, "degree": given.degree, "noise": given.noise}
+    for record in run(given):
+        emit(
+            {"benchmark": "recovery"}
+            | record
+            | {k: v for k, v in size.items() if k not in record}
+            | hardware()
+        )

@@ -140,7 +140,7 @@ def sparse(columns: np.ndarray, n_subsets: int) -> Any:
 def _estimator(matrix: Any, make: Callable[[float, float], Any]) -> Solve:
     def solve(y: np.ndarray, lambda_: float, tolerance: float) -> Weights:
         fitted = make(lambda_ / len(y), tolerance).fit(matrix, y)
-        coefficients = np.asarray(fitted.coef_).ravel()
+        coefficients = np.asarray(fitted.coef_ if hasattr(fitted, "coef_") else fitted.coef_path_).ravel()
         indices = np.flatnonzero(coefficients)
         return indices, coefficients[indices]
 

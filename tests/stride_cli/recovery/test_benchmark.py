@@ -1,26 +1,115 @@
-"""The benchmark of recovery at a tiny size, so that it cannot rot."""
+"""The benchmarks of recovery at a tiny size, so that they cannot rot."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from tests.benchmarks import plot, recovery, solvers
+
 ROOT = Path(__file__).parents[3]
+SIZE = ["--subsets", "60", "--degree", "4"]
 
 
-def test_recovery_benchmark_prints_json_lines():
-    command = [sys.executable, "-m", "tests.benchmarks", "recovery", "--chunks", "3000", "--subsets", "60"]
-    result = subprocess.run(
-        [*command, "--degree", "4", "--repeats", "1"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+def benchmark(*arguments: str) -> list[dict]:
+    command = [sys.executable, "-m", "tests.benchmarks", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
-    records = [json.loads(line) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_recovery_benchmark_prints_json_lines(tmp_path):
+    records = benchmark(
+        "recovery", "--chunks", "3000", *SIZE, "--repeats", "1", "--folder", str(tmp_path),
+        "--parts", "solves", "batch", "memory", "disk",
+    )  # fmt: skip
     solved = [record for record in records if "relative_gap" in record]
-    assert len(records) == 7 and len(solved) == 5
-    assert all(record["relative_gap"] <= 1e-6 and record["bare_passes"] > 0 for record in solved)
-    assert all(record["cpu"] and record["numba"] for record in records)
+    assert len(solved) == 4 + 6
+    assert all(record["relative_gap"] <= 1e-6 and record["cpu_bare_passes"] > 0 for record in solved)
+    assert all(record["cpu"] and record["versions"]["numba"] and record["n"] for record in records)
+    assert sum(record["what"].startswith("memory") for record in records) == 5
+    assert [record["over_reading"] > 0 for record in records if "over_reading" in record] == [True]
+
+
+def test_growth_passes_over_a_design_several_times(monkeypatch):
+    monkeypatch.setattr(recovery, "GROWTH_N", (1_000, 9_000))
+    monkeypatch.setattr(recovery, "GROWTH_K", (20, 60))
+    monkeypatch.setattr(recovery, "GROWTH_D", (2, 4))
+    records = list(recovery.growth(recovery.columns_of(3_000, 60, 4), 60, 1))
+    assert [record["n"] for record in records if record.get("axis") == "n"] == [1_000, 9_000]
+    assert records[-1]["what"] == "slope in n" and len(records) == 7
+
+
+def test_the_gap_is_that_of_the_objective(rng):
+    columns = recovery.columns_of(400, 30, 4)
+    y = rng.normal(size=30)
+    matrix = np.zeros((30, 400))
+    matrix[columns.T, np.arange(400)] = 1.0
+    lambda_ = 0.3 * np.abs(matrix.T @ y).max()
+    solve = solvers.stride(columns, 30)
+    indices, values = solve(y, lambda_, 1e-10)
+    assert 0 <= solvers.relative_gap(columns, y, lambda_, (indices, values)) + 1e-15 < 1e-9
+    worse = values * 1.1  # what the gap says is at least what is lost
+    weights = np.zeros(400)
+    weights[indices] = values
+
+    def objective(scale: float) -> float:
+        left = y - matrix @ (scale * weights)
+        return 0.5 * left @ left + lambda_ * np.abs(scale * weights).sum()
+
+    lost = (objective(1.1) - objective(1.0)) / (0.5 * y @ y)
+    assert solvers.relative_gap(columns, y, lambda_, (indices, worse)) >= lost > 0
+
+
+def test_solvers_agree_and_a_missing_one_is_recorded():
+    found = list(solvers.run("scikit-learn", 2_000, 60, 4, 0.3, 2))
+    assert [record["lambda_ratio"] for record in found] == list(recovery.LAMBDA_RATIOS)
+    ours = list(solvers.run("stride", 2_000, 60, 4, 0.3, 2))
+    for one, other in zip(found, ours, strict=True):
+        assert one["reached"] and other["reached"] and one["cpu_bare_passes"] > 0
+        assert one["lambda_ratio"] < 0.8 or one["nonzeros"] == other["nonzeros"]  # else w is not unique
+        assert one["memory_bytes"] > 0 and one["cpu"] and one["version"]
+    name = "none"
+    solvers.SOLVERS[name] = ("no_such_package", solvers.celer, (1e-6,))
+    try:
+        (record,) = solvers.run(name, 2_000, 60, 4, 0.3, 2)
+    finally:
+        del solvers.SOLVERS[name]
+    assert "no_such_package" in record["missing"]
+
+
+def test_the_matrix_of_other_solvers_is_the_design():
+    columns = recovery.columns_of(50, 12, 3)
+    matrix = solvers.sparse(columns, 12).toarray()
+    assert (matrix.sum(axis=0) == 3).all() and matrix.shape == (12, 50)
+    assert (matrix[columns.T, np.arange(50)] == 1).all()
+
+
+def test_plot_draws_what_there_is(tmp_path):
+    both = [
+        {"what": "solve at 0.8 λ_max", "cpu_bare_passes": 2.5, "n": 1_000},
+        {"what": "batch of 64 at 0.8 λ_max", "cpu_bare_passes_each": 0.5, "n": 1_000},
+        {"what": "pass growing in n", "axis": "n", "value": 1_000, "cpu_seconds": 1e-5},
+        {"what": "pass growing in n", "axis": "n", "value": 10_000, "cpu_seconds": 1e-4},
+        {"what": "slope in n", "cpu_ns_per_chunk": 10.0},
+    ]
+    peer = {"solver": "x", "n": 9, "lambda_ratio": 0.8}
+    peer |= {"cpu_seconds_over_stride": 12.0, "memory_bytes_over_stride": 0.5}
+    (tmp_path / "recovery.jsonl").write_text("".join(json.dumps(record) + "\n" for record in both))
+    plot.main(["--results", str(tmp_path)])
+    text = (tmp_path / "recovery.svg").read_text()
+    ElementTree.fromstring(text)
+    assert "10.0 ns a chunk" in text and "12 ×" not in text
+    assert "12 × time" in plot.drawing(both, [peer])
+    with pytest.raises(ValueError, match="recovery"):
+        plot.drawing([], [])
 
 
 def test_unknown_benchmark_lists_those_there_are():

@@ -34,8 +34,8 @@ def test_scan(columns, rng, signed, slots):
     residual = residual_padded(rng.normal(size=12), 65_536)
     bounds = np.array([0, 100, 100, 300])
     compiled, plain = outputs((3,), slots, 4), outputs((3,), slots, 4)
-    kernels.scan_kernel(columns, residual, 1.0, signed, bounds, *compiled)
-    kernels.scan_kernel.py_func(columns, residual, 1.0, signed, bounds, *plain)
+    kernels.scan_kernel(4)(columns, residual, 1.0, signed, bounds, *compiled)
+    kernels.scan_kernel(4).py_func(columns, residual, 1.0, signed, bounds, *plain)
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_array_equal(one, other)
     _scores, ids, values, rows, counts, dropped, largest = compiled
@@ -77,7 +77,7 @@ def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):
         function(columns, residuals, table, steps, floors, signed, bounds, *out)
     for q in range(kernels.BATCH):
         single = outputs((2,), slots, 4)
-        kernels.scan_kernel(columns, residuals[q].copy(), floors[q], signed, bounds, *single)
+        kernels.scan_kernel(4)(columns, residuals[q].copy(), floors[q], signed, bounds, *single)
         for one, other, uncompiled in zip(compiled, single, plain, strict=True):
             np.testing.assert_array_equal(one[q], other)  # to the last bit
             np.testing.assert_array_equal(one[q], uncompiled[q])

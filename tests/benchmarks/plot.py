@@ -1,0 +1,176 @@
+"""Draw what the benchmarks `recovery` and `solvers` recorded: one SVG for the README.
+
+Three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of a pass over
+the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time throughout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stride_cli.output import note
+from stride_cli.report.drawing import Scale, label
+
+RESULTS = Path(__file__).parent / "results"
+LAMBDAS = (0.8, 0.1, 0.01)
+_WIDTH, _PANEL, _TOP, _LEFT, _RIGHT, _ROW = 760, 190, 44, 200, 70, 22
+_STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #1f2328; } .faint { fill: #59636e; }
+.title { font-weight: 600; }
+.c0 { fill: #0b62c4; stroke: #0b62c4; } .c1 { fill: #b35900; stroke: #b35900; } .rule { stroke: #d1d9e0; }
+.line { fill: none; stroke-width: 2; } rect { stroke: none; } .paper { fill: #ffffff; }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .faint { fill: #9aa4af; }
+.paper { fill: #0d1117; }
+.c0 { fill: #6cb0ff; stroke: #6cb0ff; } .c1 { fill: #ffa657; stroke: #ffa657; } .rule { stroke: #30363d; } }
+"""
+
+Record = dict[str, Any]
+Bar = tuple[str, float, str, str]
+"""What it is, its value, the text beside it, its colour class."""
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a JSON Lines file; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def drawing(recovery: Sequence[Record], solvers: Sequence[Record]) -> str:
+    """The whole SVG; a panel without records is left out.
+
+    Raises
+    ------
+    ValueError      nothing to draw
+    """
+    panels = [panel for panel in (_solves(recovery), _growth(recovery), _peers(solvers)) if panel]
+    if not panels:
+        raise ValueError("no records to draw: run `python -m tests.benchmarks recovery` first")
+    marks, top = [], 0.0
+    for height, inside in panels:
+        marks.append(f'<g transform="translate(0 {top:g})">' + "".join(inside) + "</g>")
+        top += height
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top:g}" role="img" '
+        f'aria-label="Cost of recovery"><style>{_STYLE}</style>'
+        f'<rect class="paper" width="{_WIDTH}" height="{top:g}"/>' + "".join(marks) + "</svg>\n"
+    )
+
+
+def _solves(records: Sequence[Record]) -> tuple[float, list[str]] | None:
+    by_name = {record["what"]: record for record in records}
+    bars: list[Bar] = []
+    for ratio in LAMBDAS:
+        for name, key, colour in (
+            (f"solve at {ratio} λ_max", "cpu_bare_passes", "c0"),
+            (f"batch of 64 at {ratio} λ_max", "cpu_bare_passes_each", "c1"),
+        ):
+            if key in (record := by_name.get(name, {})):
+                shown = name.replace("solve", "one query").replace("batch of 64", "each of 64 at once,")
+                bars.append((shown, record[key], f"{record[key]:.1f}", colour))
+    if not bars:
+        return None
+    n = next(record["n"] for record in records if "n" in record)
+    return _bars(f"A whole solve over {n:,} chunks, in bare passes over the columns", bars, logarithmic=False)
+
+
+def _growth(records: Sequence[Record]) -> tuple[float, list[str]] | None:
+    points = sorted(
+        (record["value"], record["cpu_seconds"]) for record in records if record.get("axis") == "n"
+    )
+    if len(points) < 2:
+        return None
+    across = Scale(math.log10(points[0][0]), math.log10(points[-1][0]), _LEFT, _WIDTH - _RIGHT)
+    low, high = (math.log10(seconds) for seconds in (points[0][1], points[-1][1]))
+    down = Scale(math.floor(low), math.ceil(high), _PANEL - 30, _TOP)
+    title = "One pass over the columns, processor time"
+    slope = next((record for record in records if record["what"] == "slope in n"), None)
+    if slope:
+        title += f": {slope['cpu_ns_per_chunk']:.1f} ns a chunk"
+    marks = [_title(title)]
+    for power in range(math.floor(low), math.ceil(high) + 1):
+        marks.append(_rule(_LEFT, _WIDTH - _RIGHT, down(power)))
+        marks.append(label(_LEFT - 8, down(power) + 4, _seconds(10.0**power), "end", faint=True))
+    for n, _ in points:
+        marks.append(
+            label(across(math.log10(n)), _PANEL - 10, f"10{_raised(n)} chunks", "middle", faint=True)
+        )
+    places = [(across(math.log10(n)), down(math.log10(seconds))) for n, seconds in points]
+    marks.append(
+        '<path class="line c0" style="fill:none" d="M'
+        + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        + '"/>'
+    )
+    marks += [f'<circle class="c0" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places]
+    return _PANEL, marks
+
+
+def _peers(records: Sequence[Record]) -> tuple[float, list[str]] | None:
+    measured = [record for record in records if "cpu_seconds_over_stride" in record]
+    if not measured:
+        return None
+    n = max(record["n"] for record in measured)
+    bars: list[Bar] = []
+    for ratio in LAMBDAS:
+        for record in measured:
+            if record["n"] == n and record["lambda_ratio"] == ratio:
+                name = f"{record['solver']}, {ratio} λ_max"
+                for what, colour in (("cpu_seconds", "c0"), ("memory_bytes", "c1")):
+                    times = record[f"{what}_over_stride"]
+                    kind = "time" if colour == "c0" else "memory"
+                    bars.append((name if colour == "c0" else "", times, f"{times:.3g} × {kind}", colour))
+    return _bars(f"Other solvers at n = {n:,}, same duality gap: times of STRIDE's", bars, logarithmic=True)
+
+
+def _bars(title: str, bars: Sequence[Bar], *, logarithmic: bool) -> tuple[float, list[str]]:
+    def place(value: float) -> float:
+        return math.log10(max(value, 0.1)) + 1 if logarithmic else value
+
+    across = Scale(0.0, max(place(bar[1]) for bar in bars), _LEFT, _WIDTH - _RIGHT - 30)
+    marks = [_title(title)]
+    for number, (name, value, text, colour) in enumerate(bars):
+        y = _TOP + number * _ROW
+        x = across(place(value))
+        marks.append(label(_LEFT - 8, y + 13, name, "end"))
+        marks.append(
+            f'<rect class="{colour}" x="{_LEFT}" y="{y}" width="{x - _LEFT:.1f}" height="{_ROW - 5}"/>'
+        )
+        marks.append(label(x + 6, y + 13, text, "start", faint=True))
+    return _TOP + len(bars) * _ROW + 18, marks
+
+
+def _title(text: str) -> str:
+    return f'<text class="title" x="8" y="24">{text}</text>'
+
+
+def _rule(start: float, stop: float, y: float) -> str:
+    return f'<line class="rule" x1="{start}" x2="{stop}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _raised(n: int) -> str:
+    return str(round(math.log10(n))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= factor * 0.999:
+            return f"{value / factor:g} {unit}"
+    return f"{value:g} s"
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks plot", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the directory of the records")
+    parser.add_argument("--out", type=Path, help="default: recovery.svg beside the records")
+    given = parser.parse_args(arguments)
+    out = given.out or given.results / "recovery.svg"
+    page = drawing(read(given.results / "recovery.jsonl"), read(given.results / "solvers.jsonl"))
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(out)
+    note(f"wrote {out}")
