@@ -2,52 +2,178 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.slow
+EXAMPLES = ROOT / "examples"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")]
+Runs = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_own_corpus(workspace: Path, tmp_path: Path) -> None:
-    if shutil.which("jq") is None:
-        pytest.skip("jq is not installed")
-    stride = tmp_path / "stride"
-    stride.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
-    stride.chmod(0o755)
-    done = subprocess.run(
-        ["bash", str(ROOT / "examples/own_corpus.sh"), str(workspace / "corpus.jsonl"), str(workspace)],
-        input="The French Revolution began in\n",
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.fixture
+def script(tmp_path: Path) -> Runs:
+    """Runs a program in `tmp_path`, with this environment's `stride` and `python`, on one thread."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, line in (("stride", f'"{sys.executable}" -m stride_cli'), ("python", f'"{sys.executable}"')):
+        (tools / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        (tools / name).chmod(0o755)
+
+    def run(
+        *command: str, code: int = 0, stdin: str = "", **settings: str
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            input=stdin,
+            env={**os.environ, **environment, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def read(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write(path: Path, records: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def documents(workspace: Path) -> list[dict]:
+    return read((workspace / "corpus.jsonl").read_text(encoding="utf-8"))
+
+
+def test_own_corpus(workspace: Path, script: Runs) -> None:
+    done = script(
+        *("bash", f"{EXAMPLES}/own_corpus.sh", f"{workspace}/corpus.jsonl", str(workspace)),
+        stdin="The French Revolution began in\n",
     )
-    assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["documents"][0]["document"] == "history/french-revolution"
 
 
-def test_ask(workspace: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "examples/ask.py"),
-            str(workspace / "run.stride"),
-            "The French Revolution began in",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_ask(workspace: Path, script: Runs) -> None:
+    done = script("python", f"{EXAMPLES}/ask.py", f"{workspace}/run.stride", "The French Revolution began in")
     lines = done.stdout.splitlines()
     assert "1789" in lines[0] and lines[1].strip().startswith("supports")
     assert "history/french-revolution" in lines[1] and "duality gap" in lines[-1]
+
+
+@pytest.fixture
+def benchmark(documents: list[dict], tmp_path: Path) -> Path:
+    """Two items that are in the corpus and one that is not; controls.jsonl beside it."""
+    fresh = [
+        f"Report {n}: the {a} of the northern {b} was closed for {n + 3} weeks after a {c} damaged its roof."
+        for n, (a, b, c) in enumerate([("library", "town", "storm"), ("bakery", "suburb", "flood")] * 15)
+    ]
+    write(tmp_path / "controls.jsonl", [{"id": f"c{n}", "text": text} for n, text in enumerate(fresh[1:])])
+    items = [{"id": f"in/{n}", "text": documents[n]["text"][:300]} for n in range(2)]
+    return write(tmp_path / "benchmark.jsonl", [*items, {"id": "out", "text": fresh[0]}])
+
+
+def test_audit(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
+    """A level that every item reaches fails, one that none can reach does not."""
+    line = ("bash", f"{EXAMPLES}/audit.sh", "benchmark.jsonl", f"{workspace}/run.stride", "controls.jsonl")
+    done = script(*line, "1", code=1)
+    found = {record["item"]: record for record in read(done.stdout)}
+    assert {"in/0", "in/1"} <= set(found)
+    assert all(record["document"].startswith("history/") for item, record in found.items() if item != "out")
+    sarif = json.loads((tmp_path / "audit.sarif").read_text())
+    assert sarif["version"] == "2.1.0" and len(sarif["runs"][0]["results"]) >= 2
+    assert read(script(*line, "0").stdout) == list(found.values())
+
+
+def test_the_ci_job(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
+    job = yaml.safe_load((EXAMPLES / "ci-audit.yml").read_text(encoding="utf-8"))
+    steps = job["jobs"]["audit"]["steps"]
+    (step,) = (step for step in steps if step.get("name") == "Audit")
+    assert steps[-1]["with"]["sarif_file"] == "audit.sarif"  # what the step before it writes
+    for level, code in (("1", 1), ("0", 0)):
+        settings = {**job["env"], "INDEX": f"{workspace}/run.stride", "LEVEL": level}
+        script("bash", "-eo", "pipefail", "-c", step["run"], code=code, **settings)  # as the runner does
+        assert json.loads((tmp_path / "audit.sarif").read_text())["version"] == "2.1.0"
+
+
+def test_select(workspace: Path, script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    words = [document["text"].split() for document in documents]
+    queries = [
+        {"id": f"q{n}", "prompt": " ".join(words[n][:8]), "response": " ".join(words[n][8:16])}
+        for n in range(3)
+    ]
+    write(tmp_path / "task.jsonl", queries[:2])
+    write(tmp_path / "heldout.jsonl", queries[2:])
+    done = script(
+        *("bash", f"{EXAMPLES}/select.sh", "task.jsonl", "heldout.jsonl"),
+        *(f"{workspace}/run.stride", f"{workspace}/model", "4", "chosen"),
+        SEEDS="1",
+    )
+    assert [record["set"] for record in read(done.stdout)] == ["base", "chosen", "random", "bm25"]
+    assert all(record["loss"] > 0 for record in read(done.stdout))
+    first = read("\n".join(line for line in done.stderr.splitlines() if line.startswith('{"id"')))
+    assert len(first) == 3 and {record["query"] for record in first} <= {"q0", "q1", None}
+    for name in ("chosen", "random", "bm25"):
+        assert len((tmp_path / f"chosen/{name}.jsonl").read_text().splitlines()) == 4
+
+
+SMALL = {"WIDTH": "64", "VOCAB": "512", "METHODS": "stride,tfidf,chance"}
+
+
+def test_the_pretraining_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    packed = "".join(json.dumps(document) + "\n" for document in documents)
+    (tmp_path / "articles.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
+    line = ("bash", f"{EXAMPLES}/suites/pretraining.sh", "articles.jsonl.gz", "work", "3")
+    done = script(*line, **SMALL, PASSAGES="40", QUERIES="4", QUERY_WORDS="20")
+    records = [record for record in read(done.stdout) if record["schema"] == "stride.comparison/1"]
+    assert [record["method"] for record in records] == SMALL["METHODS"].split(",")
+    assert all(record["queries"] == 4 and record["subsets"] == 3 for record in records)
+    assert (tmp_path / "work/comparison.html").is_file()
+    queries = read((tmp_path / "work/queries.jsonl").read_text(encoding="utf-8"))
+    assert sorted(query["id"].split("/")[0] for query in queries) == ["other", "same", "same", "same"]
+    kept = (tmp_path / "work/model/model.safetensors").stat().st_mtime_ns
+    again = script(*line, **SMALL)  # everything is there: nothing is trained again
+    assert '"trained": 0' in again.stdout
+    assert (tmp_path / "work/model/model.safetensors").stat().st_mtime_ns == kept
+
+
+def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    words = [document["text"].split() for document in documents]
+    pairs = [
+        {"id": f"p{n}", "prompt": " ".join(some[:8]), "response": " ".join(some[8:24])}
+        for n, some in enumerate(words)
+    ]
+    packed = "".join(json.dumps(pair) + "\n" for pair in pairs)
+    (tmp_path / "pairs.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
+    line = ("bash", f"{EXAMPLES}/suites/finetuning.sh", "pairs.jsonl.gz", "work", "3")
+    done = script(*line, **SMALL, PAIRS="24", QUERIES="4")
+    records = [record for record in read(done.stdout) if record["schema"] == "stride.comparison/1"]
+    assert [record["method"] for record in records] == SMALL["METHODS"].split(",")
+    assert all(record["queries"] == 4 for record in records)
+    corpus, base, queries = (
+        {row["id"] for row in read((tmp_path / f"work/{name}.jsonl").read_text(encoding="utf-8"))}
+        for name in ("corpus", "base", "queries")
+    )
+    assert (len(corpus), len(base), len(queries)) == (24, 24, 4)
+    assert len(corpus | base | queries) == 52  # no pair is in two of them
