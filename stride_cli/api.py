@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
 PAPER_LAMBDA_RATIO = 0.8
-DEFAULT_SPACE = "residual-matrix+logit+token-logit"
+DEFAULT_SPACE = "mlp-matrix+logit+token-logit"
 _SPOT_CHECK = 16
 _CLASSIFIER_RANK = 512
 _CLASSIFIER_GATES = 8192
@@ -390,7 +390,7 @@ def options_fit(options: TrainOptions) -> str:
 def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
     """Options with every default filled in: ClosedSettings or SgdSettings."""
     from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.operators.bases import affordable_buckets
+    from stride_cli.operators.bases import affordable_buckets, affordable_rank
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
     from stride_cli.operators.losses import STABILITY_VARIANTS
     from stride_cli.operators.sgd import SgdSettings
@@ -399,7 +399,18 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     fit = options_fit(options)
     classifier = is_classifier_index(index)
     default_space = DEFAULT_SPACE if fit == "closed" else "residual"
+    if not model.mlp_outputs:
+        default_space = default_space.replace("mlp-matrix", "residual-matrix")
     names = parse_space(options.space or ("logit" if classifier else default_space))
+    if "mlp-matrix" in names and not model.mlp_outputs:
+        raise UsageError(
+            f"space mlp-matrix steers feed-forward parts, of which {model.name} has none that can be told",
+            fix="use --space residual-matrix+logit+token-logit",
+        )
+    if "mlp-matrix" in names and fit == "sgd":
+        raise UsageError(
+            "space mlp-matrix is fitted in closed form only", fix="drop --fit sgd, or use --space residual"
+        )
     default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
     layer = options.layer if options.layer is not None else default_layer
     if not 0 <= layer <= model.n_layers:
@@ -414,6 +425,8 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
     default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK} if classifier else DEFAULT_RANKS
     ranks = {name: options.rank or default_ranks[name] for name in names}
+    if "mlp-matrix" in ranks and options.rank is None:
+        ranks["mlp-matrix"] = affordable_rank(model)
     seed = options.seed if options.seed is not None else index.seed
     common: dict[str, Any] = {"spaces": names, "layer": layer, "ranks": ranks, "seed": seed}
     if fit == "closed":
@@ -429,7 +442,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             curvature = "exact"
         given: dict[str, Any] = {
             "curvature": curvature,
-            "n_buckets": options.buckets or affordable_buckets(names, ranks, model.d_model, index.n_subsets),
+            "n_buckets": options.buckets or affordable_buckets(names, ranks, model, index.n_subsets),
             "damping": _CLASSIFIER_DAMPING
             if curvature == "exact" and not options.damping
             else options.damping,

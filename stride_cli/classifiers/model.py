@@ -332,6 +332,11 @@ class ClassifierModel:
             state = block(state)
         return _with_label_position(state.flatten(1))
 
+    @property
+    def mlp_outputs(self) -> list[nn.Module]:
+        """None of a classifier's layers; see `CausalLM.mlp_outputs`."""
+        return []
+
     def uncapped_logits(self, final: Tensor) -> Tensor:
         """The same as `logits`: a classifier's are never capped."""
         return self.logits(final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, reads_input
+from stride_cli.operators.spaces import LogitSpace, MlpMatrixSpace, first_block, reads_input
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -75,7 +76,8 @@ def measure_exact(
             targets = batch.ids[row, scored + 1].to(model.device)
             share = (weights[scored] / weights[scored].sum()).to(model.device)
             scored = scored.to(model.device)
-            hidden = model.hidden(ids, operators.layer)
+            start_at = first_block(spaces, operators.layer)
+            hidden = model.hidden(ids, start_at)
             inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
             unsteered = None
             if all(space.site == "logit" for space in spaces):  # the blocks say the same for every subset
@@ -180,7 +182,7 @@ def token_losses(
 
     Parameters
     ----------
-    hidden : (1, T, d)          state of the sequence at `layer`
+    hidden : (1, T, d)          state of the sequence after the `first_block` blocks
     inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
     gates : list of (B, p)      one per space; None: one continuation, unsteered
     scored, targets : (S,)      positions that predict, and the tokens they should predict
@@ -191,11 +193,19 @@ def token_losses(
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
-    shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
-    if not isinstance(shift, int):
-        state = state + shift.to(state.dtype)
+    mlp = [(space, gate) for space, gate in pairs if isinstance(space, MlpMatrixSpace)]
+
+    def steer(block: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return output + sum(space(read, gate, block) for space, gate in mlp).to(output.dtype)
+
     if unsteered is None:
-        final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
+        with model.at_mlp_outputs(hidden.shape[1], steer) if mlp else nullcontext():
+            if (start := first_block(spaces, layer)) < layer:
+                state = model.advance(state, start, layer)
+            shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
+            if not isinstance(shift, int):
+                state = state + shift.to(state.dtype)
+            final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
         logits = model.uncapped_logits(final).float()  # (B, S, V)
     else:
         final, logits = (part.expand(count, -1, -1) for part in unsteered)

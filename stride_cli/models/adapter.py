@@ -9,6 +9,7 @@ wrongly.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,11 @@ from stride_cli.models.structure import (
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
 _PROBE_LENGTH = 12
+# the last linear layer of a feed-forward part, by the names that model families give it
+_MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|wo|proj_out)$")
+_ATTENTION = re.compile(r"attn|attention")
+
+MlpVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
 class _Stop(Exception):
@@ -229,14 +235,61 @@ class CausalLM:
         -------
         Tensor (B, T, d_model), what the output head reads.
         """
-        self._check_layer(layer)
-        calls = self.prepare(hidden.shape[1])
-        for block, call in zip(self.blocks[layer:], calls[layer:], strict=True):
-            output = block(hidden, *call.args, **call.kwargs)
-            hidden = output[0] if isinstance(output, tuple) else output
+        hidden = self.advance(hidden, layer, self.n_layers)
         for module in self._structure.tail:
             hidden = module(hidden)
         return hidden
+
+    def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Blocks `start` … `stop` − 1: the residual stream (B, T, d_model) after `stop` blocks."""
+        self._check_layer(start)
+        self._check_layer(stop)
+        calls = self.prepare(hidden.shape[1])
+        for block, call in zip(self.blocks[start:stop], calls[start:stop], strict=True):
+            output = block(hidden, *call.args, **call.kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
+        return hidden
+
+    @property
+    def mlp_outputs(self) -> list[nn.Module]:
+        """Of every block the linear layer with which its feed-forward part writes; empty where a block has
+        none that can be told, or several (mixtures of experts)."""
+        found = []
+        for block in self.blocks:
+            own = [
+                module
+                for name, module in block.named_modules()
+                if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name) and hasattr(module, "weight")
+            ]
+            if len(own) != 1 or self.d_model not in own[0].weight.shape:
+                return []
+            found += own
+        return found
+
+    @contextmanager
+    def at_mlp_outputs(self, length: int, visit: MlpVisitor) -> Iterator[None]:
+        """While it lasts, `visit(block, inputs, outputs)` is called when a block's feed-forward part writes.
+
+        Parameters
+        ----------
+        length : int       T of the passes to come
+        visit : callable
+            inputs (B, T, d_ff) and outputs (B, T, d_model), in the autograd graph; what it returns, if
+            anything, takes the place of the outputs.
+        """
+        self.prepare(length)  # runs the model's own forward pass
+
+        def hook(number: int) -> Any:
+            return lambda module, args, output: visit(number, args[0], output)
+
+        handles = [
+            module.register_forward_hook(hook(number)) for number, module in enumerate(self.mlp_outputs)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def logits(self, final: Tensor) -> Tensor:
         """The output head, with the model's own scaling and soft-capping.

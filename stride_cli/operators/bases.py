@@ -19,6 +19,7 @@ from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.gradients import signals
 from stride_cli.operators.spaces import (
     LogitSpace,
+    MlpMatrixSpace,
     OperatorSpace,
     ResidualMatrixSpace,
     ResidualSpace,
@@ -36,6 +37,8 @@ _SAMPLE_TOKENS = (16_384, 65_536)
 # p of one logit space, within these bounds as K × p of all spaces allows: it is held in memory and stored
 _LOGIT_GATES = (1 << 15, 1 << 17)
 _GATES = 1 << 28
+_MLP_GATES = 1 << 17  # p of the gates in feed-forward parts, where no rank is asked for
+_MOST_UNITS = 2048  # of a wider feed-forward part so many units, drawn at random, are read
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
 
@@ -80,7 +83,16 @@ def fit_bases(
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
     residual = any("residual" in name for name in names)
     reads_input = "token-logit" in names
-    probe = [ResidualSpace(torch.zeros(1, 1), torch.zeros(1, 1)).to(model.device)] if residual else []
+    mlp = "mlp-matrix" in names
+    probe: list[OperatorSpace] = []
+    if residual:
+        probe.append(ResidualSpace(torch.zeros(1, 1), torch.zeros(1, 1)).to(model.device))
+    if mlp:
+        probe.append(MlpMatrixSpace(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)).to(model.device))
+    reads: list[torch.Tensor] = [torch.zeros(0, 0, dtype=torch.float64)] * len(model.mlp_outputs)
+    writes = list(reads)
+    units, width = None, 0  # inner units that are read, and how many there are
+    passed = 0  # tokens that a scored prediction reads
     for batch in chunks.batches(batch_tokens, _sample(chunks, seed, model.d_model)):
         _, drawn = signals(
             model,
@@ -104,6 +116,17 @@ def fit_bases(
             # per token again: each row's loss is a mean over its scored tokens
             per_token = drawn.pull.double() * batch.scored.to(model.device)[:, None, None]
             outer = _add_moment(outer, per_token[used])
+        if mlp:
+            # what stands at or before a prediction moves it
+            active = (used.flip(1).cumsum(1) > 0).flip(1)
+            passed += int(active.sum())
+            scored = batch.scored.to(model.device)[:, None, None]
+            if units is None:
+                width = drawn.inner[0].shape[-1]
+                units = _units(width, seed)
+            for block, (read, pull) in enumerate(zip(drawn.inner, drawn.written, strict=True)):
+                reads[block] = _add_moment(reads[block], read[..., units][active].float())
+                writes[block] = _add_moment(writes[block], (pull.double() * scored)[active])
     tokens = max(1.0, float(prediction.sum()))
     spaces: list[OperatorSpace] = []
     for name in names:
@@ -114,6 +137,14 @@ def fit_bases(
             rank = min(ranks[name], len(inner))
             V = _leading(inner / tokens, rank, damping)
             spaces.append(ResidualMatrixSpace(V.T, _leading(outer / tokens, rank, damping)))
+        elif name == "mlp-matrix":
+            assert units is not None
+            rank = min(ranks[name], model.d_model)
+            V = torch.zeros(len(reads), min(2 * rank, len(units)), width)
+            for block, moment in enumerate(reads):
+                V[block, :, units] = _leading(moment / max(1, passed), V.shape[1], damping).T
+            U = [_leading(moment / max(1, passed), rank, damping) for moment in writes]
+            spaces.append(MlpMatrixSpace(V, torch.stack(U)))
         else:
             kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
             rank = min(ranks[name], len(moment))
@@ -127,16 +158,32 @@ def fit_bases(
     return [space.to(model.device).requires_grad_(False) for space in spaces]
 
 
-def affordable_buckets(names: Sequence[str], ranks: dict[str, int], width: int, n_subsets: int) -> int:
+def affordable_rank(model: CausalLM) -> int:
+    """r' of the gates in feed-forward parts (r = 2 r'), so that those of all blocks are about 2¹⁷ numbers."""
+    each = _MLP_GATES // max(1, len(model.mlp_outputs))
+    return int(np.clip(np.sqrt(each / 2), 8, model.d_model))
+
+
+def affordable_buckets(names: Sequence[str], ranks: dict[str, int], model: CausalLM, n_subsets: int) -> int:
     """Buckets c of each logit space, so that the gates of all spaces and K subsets are about 2²⁸ numbers.
 
     The more buckets, the less of a chunk's gradient is lost to tokens that share one: between 2¹⁵ and 2¹⁷
     gates a space, whatever K.
     """
+    width = model.d_model
     logit = [min(ranks[name], width) for name in names if "logit" in name]
     others = sum(min(ranks[name], width) ** 2 for name in names if name == "residual-matrix")
+    if "mlp-matrix" in names:
+        others += 2 * min(ranks["mlp-matrix"], width) ** 2 * len(model.mlp_outputs)
     each = (_GATES // max(1, n_subsets) - others) // max(1, len(logit))
     return max(1, int(np.clip(each, *_LOGIT_GATES)) // max(logit, default=1))
+
+
+def _units(width: int, seed: int) -> torch.Tensor:
+    """Which inner units of a feed-forward part are read, ascending."""
+    if width <= _MOST_UNITS:
+        return torch.arange(width)
+    return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:_MOST_UNITS]))
 
 
 def _add_moment(moment: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

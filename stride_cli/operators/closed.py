@@ -42,7 +42,7 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-DEFAULT_RANKS = {"residual": 32, "residual-matrix": 128, "logit": 128, "token-logit": 128}
+DEFAULT_RANKS = {"residual": 32, "residual-matrix": 128, "logit": 128, "token-logit": 128, "mlp-matrix": 128}
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
@@ -140,7 +140,12 @@ def fit_closed(
             gates.append(mean.div_(settings.stability))
         else:
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
-    _equalise(gates, probes)
+    weights = natural_weights(settings)
+    if weights is None:
+        _equalise(gates, probes)
+    else:
+        for gate, weight in zip(gates, weights, strict=True):
+            gate.mul_(weight)
     return Operators(
         spaces=[space.cpu() for space in spaces],
         gates=[gate.numpy() for gate in gates],
@@ -275,6 +280,20 @@ def _accumulate(
                 if save_seconds:
                     pause = max(save_seconds, 20 * (last_saved - started))
     return sums, fisher, probes, loss_sum / max(1, loss_count)
+
+
+def natural_weights(settings: ClosedSettings) -> list[float] | None:
+    """What the gates of each space are multiplied with; None where spaces are put on one spread instead.
+
+    Whitened gates are in units of the model's own Fisher matrix, which says how far each space of a sum moves
+    the model: gates inside the blocks hardly do so in pre-training, and most of it in fine-tuning. Logit
+    spaces, which have no gates in the blocks below them, count twice (chosen on queries and subsets of their
+    own: LDS .448 → .456 and .690 → .693).
+    """
+    if settings.curvature != "kronecker" or "residual" in settings.spaces:
+        return None
+    alone = len(settings.spaces) == 1
+    return [2.0 if "logit" in name and not alone else 1.0 for name in settings.spaces]
 
 
 def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, reads_input
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, first_block, reads_input
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -33,6 +34,9 @@ class Signals:
         ``−∂loss/∂a`` of each logit space, in order.
     loss : (B,) float64           mean nats per scored token
     inputs : (B, T, d) or None    input of the first block, where a space reads it
+    inner : list of (B, T, f)     of every block what its feed-forward part's last layer reads, where a space
+                                  acts there
+    written : list of (B, T, d)   ``−∂loss/∂`` what it writes
     prediction : (V,) float64 or None
         Sum over the scored positions of the model's distribution of the next token; where asked for.
     """
@@ -43,6 +47,8 @@ class Signals:
     logit: list[torch.Tensor]
     loss: torch.Tensor
     inputs: torch.Tensor | None = None
+    inner: list[torch.Tensor] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
     prediction: torch.Tensor | None = None
 
 
@@ -98,13 +104,24 @@ def signals(
     share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
     residual = any(space.site == "residual" for space in spaces)
     logit_spaces = [space for space in spaces if isinstance(space, LogitSpace)]
+    mlp = any(space.site == "mlp" for space in spaces)
+    tracked = residual or mlp
+    start = first_block(spaces, layer)
     with torch.no_grad():
-        hidden = model.hidden(ids, layer)
+        begin = model.hidden(ids, start)
         inputs = model.hidden(ids, 0) if with_inputs or reads_input(logit_spaces) else None
+    inner: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+
+    def catch(block: int, read: torch.Tensor, output: torch.Tensor) -> None:
+        inner.append(read.detach())
+        outputs.append(output)
+
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
-    with torch.set_grad_enabled(residual):
-        if residual:
-            hidden.requires_grad_(True)
+    with torch.set_grad_enabled(tracked), model.at_mlp_outputs(ids.shape[1], catch) if mlp else nullcontext():
+        if tracked:
+            begin.requires_grad_(True)
+        hidden = model.advance(begin, start, layer) if start < layer else begin
         final = model.continue_from(hidden, layer)
     uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
 
@@ -124,8 +141,8 @@ def signals(
             columns = torch.zeros(1, dtype=torch.int64, device=ids.device)
         stretch = slice(int(columns[0]), int(columns[-1]) + 1)
         after = slice(stretch.start + 1, stretch.stop + 1)
-        state = final.detach()[rows, stretch].requires_grad_(residual)
-        with torch.set_grad_enabled(residual):
+        state = final.detach()[rows, stretch].requires_grad_(tracked)
+        with torch.set_grad_enabled(tracked):
             raw = model.logits(state)
         weight = share[rows, after]  # (b, s)
         values = raw.detach().float()  # (b, s, V)
@@ -153,7 +170,7 @@ def signals(
             for position, space in enumerate(logit_spaces):
                 read = space.reads(state.detach(), None if inputs is None else inputs[rows, stretch])
                 (logit_drawn if number else logit)[position].append(space.gate_gradient(read, before_cap))
-            if residual:
+            if tracked:
                 (d_state,) = torch.autograd.grad(
                     raw, state, error.to(raw.dtype), retain_graph=number + 1 < len(labels)
                 )
@@ -165,13 +182,24 @@ def signals(
     loss = torch.cat(losses)
     _check_finite(loss, batch)
     pull_hidden = pull_drawn = None
-    if residual:
-        (pull_hidden,) = torch.autograd.grad(final, hidden, d_final, retain_graph=d_final_drawn is not None)
+    written: list[torch.Tensor] = []
+    written_drawn: list[torch.Tensor] = []
+    if tracked:
+        sites = [hidden, *outputs] if residual else outputs
+        pulls = torch.autograd.grad(final, sites, d_final, retain_graph=d_final_drawn is not None)
+        pull_hidden, written = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
         if d_final_drawn is not None:
-            (pull_drawn,) = torch.autograd.grad(final, hidden, d_final_drawn)
+            pulls = torch.autograd.grad(final, sites, d_final_drawn)
+            pull_drawn, written_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
     hidden, final = hidden.detach(), final.detach()
-    seen = {"inputs": inputs, "prediction": prediction if with_prediction else None}
-    true = Signals(hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, **seen)
+    seen: dict[str, Any] = {
+        "inputs": inputs,
+        "inner": inner,
+        "prediction": prediction if with_prediction else None,
+    }
+    true = Signals(
+        hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, written=written, **seen
+    )
     if uniform is None:
         return true, None
     return true, Signals(
@@ -180,6 +208,7 @@ def signals(
         pull_drawn,
         [torch.cat(parts) for parts in logit_drawn],
         torch.cat(losses_drawn),
+        written=written_drawn,
         **seen,
     )
 
@@ -192,6 +221,13 @@ def _assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Ten
         for space in spaces:
             if space.site == "logit":
                 gradients.append(next(logit))
+            elif space.site == "mlp":
+                pairs = zip(found.inner, found.written, strict=True)
+                parts = [
+                    space.gate_gradient(read, pull, block)  # type: ignore[call-arg]
+                    for block, (read, pull) in enumerate(pairs)
+                ]
+                gradients.append(torch.cat(parts, dim=1))
             else:
                 assert found.pull is not None
                 gradients.append(space.gate_gradient(found.hidden, found.pull))

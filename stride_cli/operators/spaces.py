@@ -1,13 +1,15 @@
 """Operator spaces: what a steering operator is allowed to change, and the gradient of a loss in its gates.
 
 Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear
-in ``a``: of the residual stream at one layer (site ``"residual"``) or of the output logits (``"logit"``).
+in ``a``: of the residual stream at one layer (site ``"residual"``), of what the feed-forward parts of all
+blocks write (``"mlp"``), or of the output logits before any soft cap (``"logit"``).
 
 ============================  =========================================  ====================================
 space                         shift                                      source
 ============================  =========================================  ====================================
 ``residual``                  ``U (a ⊙ SiLU(W LN(h)))``                  paper, Table operator_arch
 ``residual-matrix``           ``U (a V LN(h))``, a is r' × r              design, PCA bases on both sides
+``mlp-matrix``                ``U_b (a_b V_b φ_b)`` in every block b     as above; φ: inner activations
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
 ============================  =========================================  ====================================
@@ -28,7 +30,7 @@ import torch.nn.functional as F
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream, torch_seed
 
-SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit")
+SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix")
 
 
 def parse_space(text: str) -> tuple[str, ...]:
@@ -62,7 +64,8 @@ class OperatorSpace(torch.nn.Module):
     Attributes
     ----------
     name : str
-    site : str          ``"residual"`` (shift added to h at the layer) or ``"logit"`` (added to the logits)
+    site : str          ``"residual"`` (shift added to h at the layer), ``"mlp"`` (to what every feed-forward
+                        part writes) or ``"logit"`` (to the logits)
     gate_size : int     p, the length of one gate vector
     """
 
@@ -164,6 +167,40 @@ class ResidualMatrixSpace(OperatorSpace):
         return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
 
 
+class MlpMatrixSpace(OperatorSpace):
+    """Matrix gates in the feed-forward parts of all blocks: ``U_b (a_b V_b φ_b)``, added to what block b's
+    feed-forward part writes, with φ_b what its last linear layer reads.
+
+    Parameters
+    ----------
+    V : (L, r, f) float32     leading principal directions of the inner activations of every block
+    U : (L, d, r') float32    of the loss gradients in what it writes
+
+    A gate vector is the L matrices (r', r) one after the other, row by row: p = L r' r.
+    """
+
+    name = "mlp-matrix"
+    site = "mlp"
+
+    def __init__(self, V: torch.Tensor, U: torch.Tensor) -> None:
+        super().__init__()
+        self.V = torch.nn.Parameter(V.float().clone())
+        self.U = torch.nn.Parameter(U.float().clone())
+        self.n_blocks, self._inner, self._outer = V.shape[0], V.shape[1], U.shape[2]
+        self.gate_size = self.n_blocks * self._outer * self._inner
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, block: int = 0) -> torch.Tensor:
+        """The shift (B, T, d) of what one block writes, from its inner activations (B, T, f)."""
+        matrices = gates.reshape(len(gates), self.n_blocks, self._outer, self._inner)
+        return (hidden.float() @ self.V[block].T) @ matrices[:, block].transpose(1, 2) @ self.U[block].T
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, block: int = 0) -> torch.Tensor:
+        """The part (B, r' r) of the gates of one block, from its (B, T, f) and (B, T, d)."""
+        inner = hidden.float() @ self.V[block].T
+        outer = cotangent.float() @ self.U[block]
+        return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+
+
 class LogitSpace(OperatorSpace):
     """Shift of the output logits: ``S (a B LN(h_final))`` (paper, §3.1, with a factored vocabulary).
 
@@ -230,13 +267,18 @@ class TokenLogitSpace(LogitSpace):
     source = "input"
 
 
+def first_block(spaces: Iterable[OperatorSpace], layer: int) -> int:
+    """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
+    return 0 if any(space.site == "mlp" for space in spaces) else layer
+
+
 def reads_input(spaces: Iterable[OperatorSpace]) -> bool:
     """Whether any of the spaces reads the input of the first block."""
     return any(isinstance(space, LogitSpace) and space.source == "input" for space in spaces)
 
 
 _CLASSES: dict[str, type[OperatorSpace]] = {
-    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, LogitSpace, TokenLogitSpace)
+    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, MlpMatrixSpace, LogitSpace, TokenLogitSpace)
 }
 
 

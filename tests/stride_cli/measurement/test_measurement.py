@@ -113,6 +113,24 @@ def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
     assert sorted(seen["uncapped_logits"]) == sorted(scored * (1 + K // 4))
 
 
+def test_exact_agrees_with_linear_where_feed_forward_parts_are_steered(model, chunks) -> None:
+    """Together with the residual stream: both act in one continuation from the first block."""
+    columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(40)])
+    settings = ClosedSettings(
+        spaces=("mlp-matrix", "residual-matrix", "token-logit"),
+        layer=2,
+        ranks={"mlp-matrix": 6, "residual-matrix": 6, "token-logit": 6},
+    )
+    operators = fit_closed(model, chunks, columns.astype(np.uint16), K, settings)
+    batch = chunks.batch(np.arange(4))
+    operators.step, agreement = choose_step(model, operators, batch, seed=0)
+    assert agreement > 0.999
+    linear, exact = measure_linear(model, operators, batch), measure_exact(model, operators, batch)
+    for a, b in zip(linear, exact, strict=True):
+        assert pearson(a, b) > 0.999
+        assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
+
+
 def test_zero_gates_change_nothing(model, chunks) -> None:
     operators = random_operators(model, scale=0.0)
     assert np.abs(measure_exact(model, operators, chunks.batch(np.arange(2)))).max() < 1e-6

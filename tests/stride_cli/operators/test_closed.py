@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def columns() -> np.ndarray:
 
 
 def settings_for(space: str, **changes) -> ClosedSettings:
-    ranks = {"residual": 5, "residual-matrix": 4, "logit": 3, "token-logit": 3}
+    ranks = {"residual": 5, "residual-matrix": 4, "logit": 3, "token-logit": 3, "mlp-matrix": 3}
     return ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks, **changes)
 
 
@@ -203,7 +204,9 @@ def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunk
 
 
 def test_spaces_of_a_sum_are_put_on_one_scale(model, chunks: ChunkReader, columns: np.ndarray) -> None:
-    operators = fit_closed(model, chunks, columns, K, settings_for("residual-matrix+logit"))
+    """Where the Fisher matrix is solved space by space; whitened gates are on one scale as they are."""
+    chosen = settings_for("residual-matrix+logit", curvature="fisher")
+    operators = fit_closed(model, chunks, columns, K, chosen)
     spreads = []
     for space, gates in zip(operators.spaces, operators.gates, strict=True):
         (gradient,), _, _ = gate_gradients(model, [space], 2, chunks.batch(np.arange(40)))
@@ -211,6 +214,47 @@ def test_spaces_of_a_sum_are_put_on_one_scale(model, chunks: ChunkReader, column
         deviation = (responses - responses.median(0).values).abs().median(0).values
         spreads.append(float(deviation.median()))
     assert spreads[0] == pytest.approx(spreads[1], rel=0.02)
+
+
+def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, columns) -> None:
+    """A sum's gates are those of each space alone, logit spaces counted twice."""
+    names = ("mlp-matrix", "logit", "token-logit")
+    together = fit_closed(model, chunks, columns, K, settings_for("+".join(names)))
+    for name, gates in zip(names, together.gates, strict=True):
+        alone = fit_closed(model, chunks, columns, K, settings_for(name)).gates[0]
+        expected = alone * (2 if "logit" in name else 1)
+        np.testing.assert_allclose(gates, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+def test_gates_in_feed_forward_parts_are_whitened_block_by_block(model, chunks, columns) -> None:
+    """U_b a V_b φ = S⁻¹ Ḡ_b A⁻¹ φ with Ḡ_b the mean weight gradient of the block's last linear layer."""
+    chosen = replace(settings_for("mlp-matrix"), ranks={"mlp-matrix": 24})
+    operators = fit_closed(model, chunks, columns, K, chosen)
+    space = operators.spaces[0]
+    layers = model.mlp_outputs
+    sums = [torch.zeros(K, *layer.weight.shape) for layer in layers]
+    tokens = 0
+    for chunk in range(chunks.n_chunks):
+        batch = chunks.batch(np.asarray([chunk]))
+        tokens += float(batch.scored[0])
+        for layer in layers:
+            layer.weight.requires_grad_(True)
+        logits = model.model(batch.ids).logits[0, :-1]
+        losses = torch.nn.functional.cross_entropy(logits, batch.ids[0, 1:], reduction="none")
+        grads = torch.autograd.grad((losses * batch.weights[0, 1:]).sum(), [layer.weight for layer in layers])
+        for layer in layers:
+            layer.weight.requires_grad_(False)
+        for total, gradient in zip(sums, grads, strict=True):
+            for subset in columns[chunk]:
+                total[int(subset)] -= gradient
+    sizes = np.maximum(np.bincount(columns.reshape(-1), minlength=K), 1)
+    scale = torch.from_numpy(chunks.n_chunks / tokens / sizes)[:, None, None]
+    matrices = torch.from_numpy(operators.gates[0]).reshape(K, len(layers), 24, -1)
+    for block, total in enumerate(sums):
+        expected = space.U[block].T @ (total * scale).float() @ space.V[block].T
+        torch.testing.assert_close(
+            matrices[:, block], expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+        )
 
 
 def test_an_interrupted_pass_continues_to_the_same_bits(

@@ -10,13 +10,19 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.spaces import MlpMatrixSpace, initial_space
 
-SPACES = ("residual", "residual-matrix", "logit", "token-logit")
+SPACES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix")
 LAYER = 2
 
 
 def make_space(model, name: str, buckets: int = 4096):
+    if name == "mlp-matrix":
+        generator = torch.Generator().manual_seed(3)
+        width = model.mlp_outputs[0].weight.shape[1]
+        V = torch.randn(model.n_layers, 4, width, generator=generator) / width**0.5
+        U = torch.randn(model.n_layers, model.d_model, 3, generator=generator)
+        return MlpMatrixSpace(V, U).requires_grad_(False)
     return initial_space(
         name, d_model=model.d_model, vocab_size=model.vocab_size, rank=5, n_buckets=buckets, seed=3
     ).requires_grad_(False)
@@ -27,7 +33,19 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
     hidden = model.hidden(batch.ids, LAYER)
     if space.site == "residual":
         hidden = hidden + space(hidden, gates)
-    final = model.continue_from(hidden, LAYER)
+    handles = []
+    if space.site == "mlp":
+        for number, block in enumerate(model.blocks):
+            handles.append(
+                block.mlp.fc2.register_forward_hook(
+                    lambda module, args, output, number=number: output + space(args[0], gates, number)
+                )
+            )
+        final = model.continue_from(model.hidden(batch.ids, 0), 0)
+    else:
+        final = model.continue_from(hidden, LAYER)
+    for handle in handles:
+        handle.remove()
     logits = model.head(final)
     if space.site == "logit":
         logits = logits + space(final if space.source == "final" else model.hidden(batch.ids, 0), gates)
