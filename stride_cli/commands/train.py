@@ -32,8 +32,8 @@ def train(
         str | None,
         typer.Option(
             "--space",
-            help="residual, residual-matrix, logit, token-logit, or a sum such as the default, "
-            "residual-matrix+logit+token-logit (sgd: residual).",
+            help="residual, residual-matrix, mlp-matrix, logit, token-logit, or a sum such as the default, "
+            "mlp-matrix+logit+token-logit (residual-matrix where there is no plain MLP; sgd: residual).",
             autocompletion=complete_spaces,
         ),
     ] = None,

@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def finetune_model(
             )
             recipe = Recipe(
                 kind="finetune",
-                base=str(model),
+                base=str(Path(model).resolve() if Path(model).exists() else model),  # or a hub id
                 base_fingerprint=fingerprint,
                 lora_rank=options.lora_rank,
                 block_size=block_size,

@@ -37,7 +37,7 @@ _SAMPLE_TOKENS = (16_384, 65_536)
 # p of one logit space, within these bounds as K × p of all spaces allows: it is held in memory and stored
 _LOGIT_GATES = (1 << 15, 1 << 17)
 _GATES = 1 << 28
-_MLP_GATES = 1 << 17  # p of the gates in feed-forward parts, where no rank is asked for
+_MLP_GATES = 1 << 16  # p of the gates in feed-forward parts, where no rank is asked for
 _MOST_UNITS = 2048  # of a wider feed-forward part so many units, drawn at random, are read
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
@@ -159,7 +159,7 @@ def fit_bases(
 
 
 def affordable_rank(model: CausalLM) -> int:
-    """r' of the gates in feed-forward parts (r = 2 r'), so that those of all blocks are about 2¹⁷ numbers."""
+    """r' of the gates in feed-forward parts (r = 2 r'), so that those of all blocks are about 2¹⁶ numbers."""
     each = _MLP_GATES // max(1, len(model.mlp_outputs))
     return int(np.clip(np.sqrt(each / 2), 8, model.d_model))
 
