@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ _SAMPLE_RUNS, _SAMPLE_RUN = 64, 256  # columns read to guess a score's distribut
 _UNROLLED = 64  # largest degree the batch scan is compiled for
 # residuals and columns from which on one batch scan is faster than a scan of each, and worth its compilation
 _SHARED, _SHARED_COLUMNS = 6, 500_000
+# room in a lane, in fair shares: good columns may sit together; less where 64 queries want room
+_SPARE, _SPARE_SHARED = 8.0, 1.5
 
 # numba's simplest threading layer ends the process when two threads enter it at once
 _parallel = threading.Lock()
@@ -132,7 +135,7 @@ class Design:
         vector = residual_padded(residual, self._padded)
         found = []
         for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
-            out = _outputs((len(bounds) - 1,), _slots(capacity, bounds), self.degree, self.dtype)
+            out = _outputs((len(bounds) - 1,), _slots(capacity, bounds, _SPARE), self.degree, self.dtype)
             with _parallel:
                 kernels.scan_kernel(self.degree)(shard, vector, floor, signed, bounds, *out)
             found.append(_gather(out, int(start), floor))
@@ -159,7 +162,8 @@ class Design:
             found: list[list[Candidates]] = [[] for _ in part]
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
                 shape = (kernels.BATCH, len(bounds) - 1)
-                out = _outputs(shape, _slots(capacity, bounds), self.degree, self.dtype)
+                slots = _slots(capacity, bounds, _SPARE_SHARED)
+                out = _outputs(shape, slots, self.degree, self.dtype)
                 with _parallel:
                     kernels.scan_batch_kernel(self.degree)(
                         shard, exact, table, steps, lows, signed, bounds, *out
@@ -227,10 +231,10 @@ def _lanes(length: int) -> np.ndarray:
     return np.linspace(0, length, count + 1).astype(np.int64)
 
 
-def _slots(capacity: int, bounds: np.ndarray) -> int:
-    """Room in each lane: 8 times its fair share, for good columns may sit together."""
+def _slots(capacity: int, bounds: np.ndarray, spare: float) -> int:
+    """Room in each lane: `spare` times its fair share."""
     longest = int(np.diff(bounds).max())
-    return max(2, min(longest, -(-8 * capacity // (len(bounds) - 1))))
+    return max(2, min(longest, math.ceil(spare * capacity / (len(bounds) - 1))))
 
 
 def _outputs(shape: tuple[int, ...], slots: int, degree: int, dtype: Any) -> tuple[np.ndarray, ...]:
