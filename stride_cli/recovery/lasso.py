@@ -27,7 +27,7 @@ from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
 # columns that a scan collects: more means fewer passes where λ is small, and more to search in each; the
-# second number below _SMALL λ_max, and where the share is not known
+# second number below _SMALL λ_max
 _COLLECT, _SMALL = (8_192, 32_768), 0.03
 _COLLECT_SUBSETS = 4  # but at least so many times K, which bounds the number of non-zeros
 _REACH = 0.25  # λ that a scan may be used for, as a share of the smallest score it collected
@@ -245,6 +245,7 @@ class _Problem:
         self.half = 0.5 * float(centred @ centred)
         self.pool = Pool(centred, design.degree, design.dtype)
         self.lambda_max: float | None = None
+        self._guess: float | None = None
         self.penalty: Penalty | None = None
         self.n_passes = 0
         self.capacity = 2 * self.wanted
@@ -260,8 +261,16 @@ class _Problem:
     @property
     def wanted(self) -> int:
         """How many columns the next pass should collect."""
-        small = self.options.lambda_ is not None or self.options.lambda_ratio < _SMALL
-        return max(_COLLECT[small], _COLLECT_SUBSETS * self.design.n_subsets)
+        return max(_COLLECT[self._share() < _SMALL], _COLLECT_SUBSETS * self.design.n_subsets)
+
+    def _share(self) -> float:
+        """λ / λ_max, by a guess at λ_max where λ is given and no pass was made yet."""
+        if self.options.lambda_ is None:
+            return self.options.lambda_ratio
+        if self.lambda_max is None and self._guess is None:
+            self._guess = self.design.floor_for(self.pool.target, 1, signed=self.options.nonneg)
+        lambda_max = self.lambda_max if self.lambda_max is not None else self._guess
+        return self.options.lambda_ / self.scale / lambda_max if lambda_max and lambda_max > 0 else 1.0
 
     def start_from(self, solution: Solution) -> None:
         if solution.n_chunks != self.design.n_chunks:
@@ -287,10 +296,10 @@ class _Problem:
         """Score from which on the next pass should collect columns."""
         floor = self.design.floor_for(self.pool.residual, self.wanted, signed=self.options.nonneg)
         if self.lambda_max is None:
-            if self.options.lambda_ is None and self.options.lambda_ratio > 0.5:
+            if self._share() > 0.5:
                 # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
                 floor = max(floor, self.design.floor_for(self.pool.residual, 1, signed=self.options.nonneg)
-                            * min(1.0, 2.0 * self.options.lambda_ratio - 1.0))  # fmt: skip
+                            * min(1.0, 2.0 * self._share() - 1.0))  # fmt: skip
             return floor
         assert self.penalty is not None
         if floor > _FAR * self.penalty.lambda_ and not self.penalty.l2:

@@ -107,9 +107,10 @@ class Design:
     @cached_property
     def _sample(self) -> np.ndarray:
         """Runs of columns spread evenly over the design, to guess how scores are distributed."""
-        starts = np.linspace(0, max(0, self.n_chunks - _SAMPLE_RUN), _SAMPLE_RUNS).astype(np.int64)
-        ids = np.unique((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel())
-        return self.rows(ids[ids < self.n_chunks])
+        if self.n_chunks <= _SAMPLE_RUNS * _SAMPLE_RUN:
+            return self.rows(np.arange(self.n_chunks))
+        starts = np.linspace(0, self.n_chunks - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64)
+        return self.rows((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel())
 
     def floor_for(self, residual: np.ndarray, wanted: int, *, signed: bool) -> float:
         """A score that about `wanted` of the n columns reach, guessed from a sample; never above the largest.
