@@ -26,6 +26,7 @@ from stride_cli.commands import (
     tune,
     verify_hit,
 )
+from stride_cli.startup import share_cores
 
 app = typer.Typer(
     name="stride",
@@ -71,6 +72,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line; every known error leaves as one line, a remedy and its exit code."""
+    share_cores()
     try:
         app(prog_name="stride", standalone_mode=True)
     except (errors.StrideError, IndexFormatError) as error:

@@ -41,3 +41,14 @@ def test_kernels_have_a_place_where_nothing_else_can_be_written(
     startup.choose_kernel_cache()
     assert ("NUMBA_CACHE_DIR" in os.environ) == chosen
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # so that what was chosen does not outlive the test
+
+
+@pytest.mark.parametrize("given, found", [(None, "passive"), ("active", "active")])
+def test_waiting_threads_sleep_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, found: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # restored afterwards
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    startup.share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == found
