@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import time
@@ -176,7 +175,6 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     y = measurements(columns, n_subsets, 1, noise)[0]
     lambda_max = float(np.abs(correlate(columns, y)).max())
     design = Design(columns, n_subsets)
-    _reset_peak()
     solve = make(columns, n_subsets)
     held = before if name == "stride" else before + columns.nbytes
     passes: list[tuple[float, float]] = []
@@ -184,6 +182,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     for ratio in LAMBDA_RATIOS:
         found: dict[str, Any] = {}
         for tolerance in tolerances:
+            _reset_peak()  # the benchmark's own arrays, between solves, do not count
             try:
                 taken, weights = _timed(lambda t=tolerance: solve(y, ratio * lambda_max, t))  # noqa: B023
             except Exception as error:
@@ -204,7 +203,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
                 "reached": found["relative_gap"] <= GAP,
                 "seconds": min(wall for wall, _ in again),
                 "cpu_seconds": min(cpu for _, cpu in again),
-                "memory_bytes": max(peak, _resident("VmHWM")) - held,
+                "memory_bytes": peak - held,
             }
         records.append({"lambda_ratio": ratio} | found)
     # a process of its own keeps other solvers' loads out, not those of the machine: the quickest pass counts
@@ -269,12 +268,10 @@ def _apart(name: str, n: int, given: argparse.Namespace) -> list[dict[str, Any]]
     options = {"chunks": n, "subsets": given.subsets, "degree": given.degree, "noise": given.noise}
     flags = [f"--{key}={value}" for key, value in options.items()]
     command = [sys.executable, "-m", "tests.benchmarks", "solvers", "--here", "--solvers", name, *flags]
-    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0"}
     failed = {"benchmark": "solvers", "solver": name, "n": n, "n_subsets": given.subsets}
     try:
         done = subprocess.run(
-            [*command, f"--repeats={given.repeats}"], stdout=subprocess.PIPE, text=True, timeout=given.limit,
-            env=environment,
+            [*command, f"--repeats={given.repeats}"], stdout=subprocess.PIPE, text=True, timeout=given.limit
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return [failed | {"failed": f"not done within {given.limit:.0f} s"}]
