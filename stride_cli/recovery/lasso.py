@@ -261,7 +261,7 @@ class _Problem:
     @property
     def wanted(self) -> int:
         """How many columns the next pass should collect."""
-        return max(_COLLECT[self._share() < _SMALL], _COLLECT_SUBSETS * self.design.n_subsets)
+        return max(_COLLECT[int(self._share() < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets)
 
     def _share(self) -> float:
         """λ / λ_max, by a guess at λ_max where λ is given and no pass was made yet."""
