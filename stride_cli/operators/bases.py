@@ -125,7 +125,8 @@ def fit_bases(
                 width = drawn.inner[0].shape[-1]
                 units = _units(width, seed)
             for block, (read, pull) in enumerate(zip(drawn.inner, drawn.written, strict=True)):
-                reads[block] = _add_moment(reads[block], read[..., units][active].float())
+                # in float32: these are most of the arithmetic of the bases, and one batch is short
+                reads[block] = _add_moment(reads[block], read[..., units][active].float(), single=True)
                 writes[block] = _add_moment(writes[block], (pull.double() * scored)[active])
     tokens = max(1.0, float(prediction.sum()))
     spaces: list[OperatorSpace] = []
@@ -186,10 +187,11 @@ def _units(width: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:_MOST_UNITS]))
 
 
-def _add_moment(moment: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Moment (d, d) float64 plus the rows' (N, d) own; an empty moment is zero."""
-    rows = values.double()
-    own = (rows.T @ rows).cpu()
+def _add_moment(moment: torch.Tensor, values: torch.Tensor, *, single: bool = False) -> torch.Tensor:
+    """Moment (d, d) float64 plus the rows' (N, d) own, multiplied in float32 if `single`; an empty moment is
+    zero."""
+    rows = values if single else values.double()
+    own = (rows.T @ rows).double().cpu()
     return moment + own if len(moment) else own
 
 
