@@ -625,27 +625,11 @@ class Session:
         ------
         QueryError, NumericalError
         """
-        from stride_cli.measurement.queries import Query, build_query
         from stride_cli.recovery.ranking import rank_documents
 
         options = options or QueryOptions()
         start = clock()
-        if isinstance(prompt, Query):
-            query = prompt
-        elif self.is_classifier:
-            from stride_cli.classifiers.queries import row_query
-
-            classifier: Any = self.model
-            query = row_query(classifier, prompt, label=response)
-        else:
-            query = build_query(
-                self.model,
-                prompt,
-                response=response,
-                span=span,
-                max_new_tokens=options.max_new_tokens,
-                chat=options.chat,
-            )
+        query = as_query(self.index, self.model, prompt, options, response=response, span=span)
         generated = clock()
         responses, loss, method, agreement = self.measure(query, options)
         measured = clock()
@@ -763,6 +747,36 @@ class Session:
         weights = rarity(texts.values())
         wanted = f"{query.prompt} {query.response}"
         return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
+
+
+def as_query(
+    index: Index,
+    model: CausalLM,
+    prompt: str | Query,
+    options: QueryOptions,
+    *,
+    response: str | None = None,
+    span: str | None = None,
+) -> Query:
+    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.measurement.queries import Query, build_query
+
+    if isinstance(prompt, Query):
+        return prompt
+    if is_classifier_index(index):
+        from stride_cli.classifiers.queries import row_query
+
+        classifier: Any = model
+        return row_query(classifier, prompt, label=response)
+    return build_query(
+        model,
+        prompt,
+        response=response,
+        span=span,
+        max_new_tokens=options.max_new_tokens,
+        chat=options.chat,
+    )
 
 
 def verify_hit(
@@ -926,24 +940,12 @@ def select(
     UsageError      more documents than the corpus has, an index without text, something at ``out``
     StageMissing    the index has no operators, and the method needs them
     """
-    from index_format.reader import Index
-    from stride_cli.evaluation.bench import check_method, read_queries
-    from stride_cli.evaluation.scoring import TaskPath, open_task
-    from stride_cli.selection import select as selecting
+    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.selection.select import run_selection
 
-    if out is not None:
-        selecting.refuse_existing(Path(out), overwrite=overwrite)
-    selecting.check_selection(Index.open(index_path), size)
-    check_method(method)
-    opened = open_task(TaskPath(Path(index_path), model_path, device, dtype))
-    queries = read_queries(opened, Path(task))
-    tasks = selecting.read_tasks(Path(task)) if by == "quota" else None
-    found = selecting.select(opened, queries, size=size, method=method, by=by, tasks=tasks)
-    if out is not None:
-        selecting.write_selection(
-            Path(out), opened, found, queries, method=method, by=by, overwrite=overwrite
-        )
-    return found
+    where = TaskPath(Path(index_path), model_path, device, dtype)
+    out = None if out is None else Path(out)
+    return run_selection(where, Path(task), size=size, method=method, by=by, out=out, overwrite=overwrite)[2]
 
 
 def evaluate(

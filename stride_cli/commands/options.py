@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stride_cli.commands.completion import DEVICES, DTYPES, complete_index, one_of
 from stride_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from stride_cli.api import QueryOptions
 
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
 Device = Annotated[
@@ -39,6 +42,14 @@ ModelPath = Annotated[
     str | None,
     typer.Option("--model", help="Checkpoint directory, hub id or .gguf file; default: the index's own."),
 ]
+
+
+def query_options(chosen: Any, **more: Any) -> QueryOptions:
+    """How a query is answered, from settings of the group "query"; `more` are further fields."""
+    from stride_cli import api
+
+    names = ("top", "bottom", "lambda_ratio", "measure", "intercept", "nonneg", "max_new_tokens")
+    return api.QueryOptions(**{**{name: getattr(chosen, name) for name in names}, **more})
 
 
 def find_index(given: Path | str | None) -> Path:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli.commands.completion import MEASURES, one_of
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
 from stride_cli.errors import QueryError, UsageError
 
 EXAMPLE = """\b
@@ -125,17 +125,7 @@ def query(
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
-    options = api.QueryOptions(
-        top=chosen.top,
-        bottom=chosen.bottom,
-        lambda_ratio=chosen.lambda_ratio,
-        measure=chosen.measure,
-        intercept=chosen.intercept,
-        nonneg=chosen.nonneg,
-        max_new_tokens=chosen.max_new_tokens,
-        chat=chat,
-        check=check,
-    )
+    options = query_options(chosen, chat=chat, check=check)
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})

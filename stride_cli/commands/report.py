@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.commands.completion import MEASURES, one_of
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
 from stride_cli.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
@@ -167,16 +167,7 @@ def _ask(
     from stride_cli.report.contents import from_answer
 
     chosen = resolve("query", settings)
-    options = api.QueryOptions(
-        top=chosen.top,
-        bottom=chosen.bottom,
-        lambda_ratio=chosen.lambda_ratio,
-        measure=chosen.measure,
-        intercept=chosen.intercept,
-        nonneg=chosen.nonneg,
-        max_new_tokens=chosen.max_new_tokens,
-        chat=chat,
-    )
+    options = query_options(chosen, chat=chat)
     general = resolve("general", {"model": model})
     session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
     records = list(wanted.records(session))

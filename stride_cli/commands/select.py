@@ -64,28 +64,19 @@ def select(
     """Choose training documents for a task, with equally many at random and by BM25 beside them."""
     import numpy as np
 
-    from index_format.reader import Index
     from stride_cli.commands.tables import print_table
     from stride_cli.config import resolve
-    from stride_cli.errors import UsageError
-    from stride_cli.evaluation.bench import check_method, read_queries
-    from stride_cli.evaluation.scoring import TaskPath, open_task
+    from stride_cli.evaluation.scoring import TaskPath
     from stride_cli.output import emit, note, wants_json
-    from stride_cli.selection import select as selecting
+    from stride_cli.selection.select import run_selection
 
     started = time.perf_counter()
     path = find_index(index)
-    selecting.refuse_existing(out, overwrite=overwrite)
-    selecting.check_selection(Index.open(path), size)
-    check_method(method)
-    if not task.is_file():
-        raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
     general = resolve("general", {"model": model})
-    opened = open_task(TaskPath(path, general.model, device or "auto", dtype or "auto"))
-    queries = read_queries(opened, task)
-    tasks = selecting.read_tasks(task) if by is By.quota else None
-    found = selecting.select(opened, queries, size=size, method=method, by=by.value, tasks=tasks)
-    selecting.write_selection(out, opened, found, queries, method=method, by=by.value, overwrite=overwrite)
+    where = TaskPath(path, general.model, device or "auto", dtype or "auto")
+    opened, queries, found = run_selection(
+        where, task, size=size, method=method, by=by.value, out=out, overwrite=overwrite
+    )
     lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
     if lots:
         note(

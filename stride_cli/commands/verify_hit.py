@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli.commands.evaluate_retraining import Command, Engine, Recipe, WhereTrained, Workers
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
 from stride_cli.errors import UsageError
 
 EXAMPLE = """\b
@@ -92,15 +92,7 @@ def verify_hit(
             "dtype": dtype,
         },
     )
-    options = api.QueryOptions(
-        top=chosen.top,
-        lambda_ratio=chosen.lambda_ratio,
-        measure=chosen.measure,
-        intercept=chosen.intercept,
-        nonneg=chosen.nonneg,
-        max_new_tokens=chosen.max_new_tokens,
-        chat=chat,
-    )
+    options = query_options(chosen, bottom=0, chat=chat)
     path = find_index(index)
     check_kind(path, row)
     found = api.verify_hit(

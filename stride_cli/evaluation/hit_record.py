@@ -17,7 +17,6 @@ from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_docu
 from stride_cli.output import note
 
 if TYPE_CHECKING:
-    from index_format.reader import Index
     from stride_cli.api import QueryOptions
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
@@ -74,7 +73,7 @@ def verify_hit(
         chosen = find_documents(index, documents)
         influences = [None] * len(chosen)
         loaded = model or api.open_model(index, model_path, device=device, dtype=dtype)
-        query = _as_query(loaded, index, prompt, options, response, span)
+        query = api.as_query(index, loaded, prompt, options, response=response, span=span)
     task = Task(index, loaded, ChunkReader(index), index.seed)
     queries = QuerySet.from_queries([query])
     if seeds == 1:
@@ -124,34 +123,6 @@ def verify_hit(
         "runs": found.runs(),
         "seconds": time.monotonic() - started,
     }
-
-
-def _as_query(
-    model: Any,
-    index: Index,
-    prompt: str | Query,
-    options: QueryOptions,
-    response: str | None,
-    span: str | None,
-) -> Query:
-    """The query that `Session.query` would make of a prompt."""
-    from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.measurement.queries import Query, build_query
-
-    if isinstance(prompt, Query):
-        return prompt
-    if is_classifier_index(index):
-        from stride_cli.classifiers.queries import row_query
-
-        return row_query(model, prompt, label=response)
-    return build_query(
-        model,
-        prompt,
-        response=response,
-        span=span,
-        max_new_tokens=options.max_new_tokens,
-        chat=options.chat,
-    )
 
 
 def _record(found: Interval) -> dict[str, float]:

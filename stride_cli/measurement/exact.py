@@ -12,7 +12,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, MlpMatrixSpace, first_block, reads_input
+from stride_cli.operators.spaces import LogitSpace, MlpMatrixSpace, entry_states, first_block
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -76,9 +76,8 @@ def measure_exact(
             targets = batch.ids[row, scored + 1].to(model.device)
             share = (weights[scored] / weights[scored].sum()).to(model.device)
             scored = scored.to(model.device)
-            start_at = first_block(spaces, operators.layer)
-            hidden = model.hidden(ids, start_at)
-            inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
+            hidden, inputs = entry_states(model, spaces, operators.layer, ids)
+            inputs = None if inputs is None else inputs[:, scored]
             unsteered = None
             if all(space.site == "logit" for space in spaces):  # the blocks say the same for every subset
                 final = model.continue_from(hidden, operators.layer)[:, scored]

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,7 @@ class CausalLM:
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    @property
+    @cached_property
     def mlp_outputs(self) -> list[nn.Module]:
         """Of every block the linear layer with which its feed-forward part writes; empty where a block has
         none that can be told, or several (mixtures of experts)."""

@@ -210,8 +210,8 @@ def _accumulate(
     scratch: Path | None,
     save_seconds: float,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor], float]:
-    """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space;
-    mean loss."""
+    """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space
+    (none where `_equalise` has no use for them); mean loss."""
     sizes = [space.gate_size for space in spaces]
     dense = [settings.curvature == "fisher" or space.name == "residual" for space in spaces]
     limit = _FISHER_ROWS
@@ -222,7 +222,8 @@ def _accumulate(
     slot = np.full(chunks.n_chunks, -1, dtype=np.int64)  # which Fisher row a chunk fills
     slot[np.sort(order[:limit])] = np.arange(min(limit, chunks.n_chunks))
     n_fisher = min(limit, chunks.n_chunks)
-    n_probe = min(_SPREAD_CHUNKS, n_fisher)
+    equalised = len(spaces) > 1 and natural_weights(settings) is None
+    n_probe = min(_SPREAD_CHUNKS, n_fisher) if equalised else 0
 
     sums = [torch.zeros(n_subsets, size) for size in sizes]
     fisher = [

@@ -12,7 +12,7 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, first_block, reads_input
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, entry_states, first_block
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -107,9 +107,7 @@ def signals(
     mlp = any(space.site == "mlp" for space in spaces)
     tracked = residual or mlp
     start = first_block(spaces, layer)
-    with torch.no_grad():
-        begin = model.hidden(ids, start)
-        inputs = model.hidden(ids, 0) if with_inputs or reads_input(logit_spaces) else None
+    begin, inputs = entry_states(model, spaces, layer, ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 

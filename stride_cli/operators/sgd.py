@@ -15,7 +15,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.closed import save_atomically
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space, reads_input
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, entry_states, initial_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -315,9 +315,9 @@ def _continue(
     """Base and steered logits (B, T − 1, V), the shift, targets and weights (B, T − 1)."""
     ids = piece.ids.to(model.device)
     with torch.no_grad():
-        hidden = model.hidden(ids, layer)
+        hidden, inputs = entry_states(model, spaces, layer, ids)
         base = model.logits(model.continue_from(hidden, layer)[:, :-1]).float()
-        inputs = model.hidden(ids, 0)[:, :-1] if reads_input(spaces) else None
+        inputs = None if inputs is None else inputs[:, :-1]
     pairs = list(zip(spaces, gates, strict=True))
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)

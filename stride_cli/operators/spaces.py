@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ import torch.nn.functional as F
 
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream, torch_seed
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
 
 SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix")
 
@@ -270,6 +273,25 @@ class TokenLogitSpace(LogitSpace):
 def first_block(spaces: Iterable[OperatorSpace], layer: int) -> int:
     """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
     return 0 if any(space.site == "mlp" for space in spaces) else layer
+
+
+def entry_states(
+    model: CausalLM,
+    spaces: Iterable[OperatorSpace],
+    layer: int,
+    ids: torch.Tensor,
+    *,
+    with_inputs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a steered continuation starts from: the residual stream (B, T, d) after the `first_block` blocks,
+    and the input of the first block, where a space reads it (or `with_inputs`). Without gradients."""
+    spaces = list(spaces)
+    start = first_block(spaces, layer)
+    with torch.no_grad():
+        hidden = model.hidden(ids, start)
+        if not (with_inputs or reads_input(spaces)):
+            return hidden, None
+        return hidden, hidden.detach() if start == 0 else model.hidden(ids, 0)
 
 
 def reads_input(spaces: Iterable[OperatorSpace]) -> bool:

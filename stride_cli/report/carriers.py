@@ -41,7 +41,7 @@ def token_influence(
     import torch
 
     from stride_cli.measurement.exact import token_losses
-    from stride_cli.operators.spaces import first_block, reads_input
+    from stride_cli.operators.spaces import entry_states
 
     centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
     direction = [centred @ gate for gate in operators.gates]
@@ -61,8 +61,8 @@ def token_influence(
             if len(scored) and step > 0:
                 ids = tokens[None, : int(scored[-1]) + 2].to(model.device)
                 scored = scored.to(model.device)
-                hidden = model.hidden(ids, first_block(spaces, operators.layer))
-                inputs = model.hidden(ids, 0)[:, scored] if reads_input(spaces) else None
+                hidden, inputs = entry_states(model, spaces, operators.layer, ids)
+                inputs = None if inputs is None else inputs[:, scored]
                 towards, away = token_losses(
                     model, spaces, operators.layer, hidden, inputs, both_ways, scored, ids[0, scored + 1]
                 )

@@ -21,6 +21,7 @@ from stride_cli.selection.stored import require_stored_text, stored_documents
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.scoring import TaskPath
     from stride_cli.measurement.query_set import QuerySet
 
 SETS = ("chosen", "random", "bm25")
@@ -39,6 +40,42 @@ class Selection:
     chosen: list[Choice]
     bm25: list[Choice]
     random: np.ndarray
+
+
+def run_selection(
+    where: TaskPath,
+    task: Path,
+    *,
+    size: int,
+    method: str,
+    by: str,
+    out: Path | None,
+    overwrite: bool = False,
+) -> tuple[Task, QuerySet, Selection]:
+    """What `stride select` does: refuse what cannot work, read the queries, select, write to `out` if given.
+
+    Raises
+    ------
+    UsageError      as `check_selection`; no file `task`, an unknown method, something at `out`
+    StageMissing    the index has no operators, and the method needs them
+    """
+    from index_format.reader import Index
+    from stride_cli.evaluation.bench import check_method, read_queries
+    from stride_cli.evaluation.scoring import open_task
+
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
+    check_selection(Index.open(where.index), size)
+    check_method(method)
+    if not task.is_file():
+        raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
+    opened = open_task(where)
+    queries = read_queries(opened, task)
+    tasks = read_tasks(task) if by == "quota" else None
+    found = select(opened, queries, size=size, method=method, by=by, tasks=tasks)
+    if out is not None:
+        write_selection(out, opened, found, queries, method=method, by=by, overwrite=overwrite)
+    return opened, queries, found
 
 
 def check_selection(index: Index, size: int) -> None:
