@@ -185,7 +185,7 @@ def test_ids_of_an_index_are_taken(write_jsonl: Callable[..., str]) -> None:
         list(read_documents([path], known_ids=["b", "a"]))
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"")])
+@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
 def test_no_document_at_all(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(data)
     with pytest.raises(CorpusError, match="at least one document, found none"):
