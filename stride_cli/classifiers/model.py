@@ -337,9 +337,15 @@ class ClassifierModel:
         """None of a classifier's layers; see `CausalLM.mlp_outputs`."""
         return []
 
-    def uncapped_logits(self, final: Tensor) -> Tensor:
-        """The same as `logits`: a classifier's are never capped."""
-        return self.logits(final)
+    def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The same as `logits`: no cap is there; of the classes `tokens` (…, m) alone, if given."""
+        logits = self.logits(final)
+        return logits if tokens is None else logits.gather(-1, tokens)
+
+    def token_losses(self, final: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of targets (B, T) at penultimate features (B, T, d_model), fp32 nats."""
+        logits = self.logits(final).float().flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction="none").reshape(targets.shape)
 
     def soft_cap(self, logits: Tensor) -> Tensor:
         """The logits themselves."""

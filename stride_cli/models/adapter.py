@@ -20,10 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
-from stride_cli.models.objective import head_logits, logit_cap, soft_cap, uncapped_logits
+from stride_cli.models.objective import (
+    head_logits,
+    logit_cap,
+    plain_head,
+    soft_cap,
+    token_losses,
+    uncapped_logits,
+)
 from stride_cli.models.structure import (
     check_vocabulary,
     context_length,
@@ -306,9 +314,24 @@ class CausalLM:
         """
         return head_logits(self.model, final)
 
-    def uncapped_logits(self, final: Tensor) -> Tensor:
-        """As `logits`, before the model's soft cap: where logit spaces act."""
-        return uncapped_logits(self.model, final)
+    def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """As `logits`, before the model's soft cap: where logit spaces act.
+
+        `tokens` (…, m) int64 selects m of the vocabulary at each position; gives (…, m).
+        """
+        return uncapped_logits(self.model, final, tokens)
+
+    def token_losses(self, final: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of targets (B, T) under the head at final (B, T, d): (B, T) fp32 nats, differentiable
+        once in `final`; where the head is a plain product, without holding all logits at once."""
+        weight = plain_head(self.model)
+        if weight is not None:
+            flat = final.reshape(-1, final.shape[-1])
+            losses = token_losses(flat, weight, targets.flatten(), soft_cap=logit_cap(self.model))
+        else:
+            logits = self.logits(final).float().flatten(0, 1)
+            losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
+        return losses.reshape(targets.shape)
 
     def soft_cap(self, logits: Tensor) -> Tensor:
         """What `logits` makes of `uncapped_logits`; the same where the model has no cap."""

@@ -37,51 +37,84 @@ def cross_entropy(final: Tensor, weight: Tensor, targets: Tensor, *, soft_cap: f
     """
     device = final.device.type
     low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    loss: Tensor = _CrossEntropy.apply(final, weight, targets, soft_cap, low)
+    loss: Tensor = _MeanLoss.apply(final, weight, targets, soft_cap, low)
     return loss
 
 
-class _CrossEntropy(torch.autograd.Function):
+def token_losses(final: Tensor, weight: Tensor, targets: Tensor, *, soft_cap: float | None = None) -> Tensor:
+    """`cross_entropy` of each row, (N,) fp32, with the output head frozen: differentiable once in `final`."""
+    losses: Tensor = _TokenLosses.apply(final, weight, targets, soft_cap)
+    return losses
+
+
+def plain_head(model: Any) -> Tensor | None:
+    """The output head's weight (V, d) where logits are its product alone (and a soft cap), else None."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    scaled = any(getattr(config, name, None) is not None for name in ("logits_scaling", "logit_scale"))
+    plain = type(head) is torch.nn.Linear and head.bias is None and not scaled
+    return head.weight if plain else None
+
+
+def _losses_and_gradients(
+    final: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    cap: float | None,
+    low: torch.dtype,
+    *,
+    wants_final: bool,
+    wants_weight: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Loss of each row (N,), its gradient (N, d), and the gradient (V, d) of their sum in the head; fp32."""
+    with torch.autocast(final.device.type, enabled=False):
+        rows = final.to(low)  # (N, d)
+        head = weight.to(low)  # (V, d)
+        losses = torch.empty(len(targets), dtype=torch.float32, device=final.device)
+        grad_final = torch.empty_like(final, dtype=torch.float32) if wants_final else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        for start in range(0, len(targets), _ROWS):
+            block, wanted = rows[start : start + _ROWS], targets[start : start + _ROWS, None]
+            z = (block @ head.T).float()  # (R, V)
+            slope = None
+            if cap is not None:
+                z = z.div_(cap).tanh_()
+                if wants_final or wants_weight:
+                    slope = (z * z).neg_().add_(1.0)  # derivative of the cap
+                z.mul_(cap)
+            hit = z.gather(1, wanted)
+            highest = z.amax(1, keepdim=True)
+            z.sub_(highest).exp_()
+            norm = z.sum(1, keepdim=True)
+            losses[start : start + _ROWS] = (norm.log() + highest - hit)[:, 0]
+            if not (wants_final or wants_weight):
+                continue
+            z.div_(norm)  # softmax
+            z.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=z.dtype))
+            if slope is not None:
+                z.mul_(slope)
+            gradient = z.to(low)
+            if grad_final is not None:
+                grad_final[start : start + _ROWS] = gradient @ head
+            if grad_weight is not None:
+                grad_weight += gradient.T @ block
+    return losses, grad_final, grad_weight
+
+
+class _MeanLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, final: Tensor, weight: Tensor, targets: Tensor, cap: float | None, low: torch.dtype
     ) -> Tensor:
-        n = len(targets)
-        device = final.device.type
-        with torch.autocast(device, enabled=False):
-            rows = final.to(low)  # (N, d)
-            head = weight.to(low)  # (V, d)
-            wants_weight = ctx.needs_input_grad[1]
-            grad_final = torch.empty_like(final, dtype=torch.float32)
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-            total = torch.zeros((), dtype=torch.float64, device=final.device)
-            for start in range(0, n, _ROWS):
-                block, wanted = rows[start : start + _ROWS], targets[start : start + _ROWS, None]
-                z = (block @ head.T).float()  # (R, V)
-                slope = None
-                if cap is not None:
-                    z = z.div_(cap).tanh_()
-                    slope = (z * z).neg_().add_(1.0)  # derivative of the cap
-                    z.mul_(cap)
-                hit = z.gather(1, wanted)
-                highest = z.amax(1, keepdim=True)
-                z.sub_(highest).exp_()
-                norm = z.sum(1, keepdim=True)
-                total += (norm.log() + highest - hit).double().sum()
-                z.div_(norm)  # softmax
-                z.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=z.dtype))
-                if slope is not None:
-                    z.mul_(slope)
-                gradient = z.to(low)
-                grad_final[start : start + _ROWS] = gradient @ head
-                if grad_weight is not None:
-                    grad_weight += gradient.T @ block
-        scale = 1.0 / max(n, 1)
+        losses, grad_final, grad_weight = _losses_and_gradients(
+            final, weight, targets, cap, low, wants_final=True, wants_weight=ctx.needs_input_grad[1]
+        )
+        scale = 1.0 / max(len(targets), 1)
         ctx.final_dtype, ctx.weight_dtype = final.dtype, weight.dtype
+        assert grad_final is not None
         ctx.save_for_backward(
             grad_final.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale)
         )
-        return (total * scale).float()
+        return (losses.double().sum() * scale).float()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
@@ -89,6 +122,23 @@ class _CrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = (grad_weight * upstream).to(ctx.weight_dtype)
         return (grad_final * upstream).to(ctx.final_dtype), grad_weight, None, None, None
+
+
+class _TokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, final: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+        wanted = ctx.needs_input_grad[0]
+        losses, gradient, _ = _losses_and_gradients(
+            final, weight, targets, cap, final.dtype, wants_final=wanted, wants_weight=False
+        )
+        ctx.final_dtype = final.dtype
+        ctx.save_for_backward(gradient)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream[:, None]).to(ctx.final_dtype), None, None, None
 
 
 def next_token_loss(model: Any, batch: Any) -> Tensor:
@@ -102,11 +152,8 @@ def next_token_loss(model: Any, batch: Any) -> Tensor:
     """
     head = model.get_output_embeddings()
     final = _before_head(model, head, batch.ids).flatten(0, 1).index_select(0, batch.rows)  # (N, d)
-    config = model.config.get_text_config()
-    cap = getattr(config, "final_logit_softcapping", None)
-    scaled = any(getattr(config, name, None) is not None for name in ("logits_scaling", "logit_scale"))
-    if isinstance(head, torch.nn.Linear) and head.bias is None and not scaled:
-        return cross_entropy(final, head.weight, batch.targets, soft_cap=cap)
+    if (weight := plain_head(model)) is not None:
+        return cross_entropy(final, weight, batch.targets, soft_cap=logit_cap(model))
     return torch.nn.functional.cross_entropy(head_logits(model, final).float(), batch.targets)
 
 
@@ -127,10 +174,19 @@ def soft_cap(model: Any, logits: Tensor) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def uncapped_logits(model: Any, final: Tensor) -> Tensor:
-    """Logits with the model's own scaling (Granite, Cohere), before its soft cap."""
+def uncapped_logits(model: Any, final: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Logits with the model's own scaling (Granite, Cohere), before its soft cap; or of `tokens` (…, m)."""
     config = model.config.get_text_config()
-    logits: Tensor = model.get_output_embeddings()(final)
+    head = model.get_output_embeddings()
+    logits: Tensor
+    if tokens is None:
+        logits = head(final)
+    elif type(head) is torch.nn.Linear:
+        # m rows of the head for each position, instead of all V for all
+        logits = (head.weight[tokens] @ final.unsqueeze(-1)).squeeze(-1)
+        logits = logits if head.bias is None else logits + head.bias[tokens]
+    else:
+        logits = head(final).gather(-1, tokens)
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:

@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 STABILITY_VARIANTS = ("kl", "logit", "norm")
 
 
-def fidelity_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def fidelity_loss(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of each row over its scored tokens (paper, L_fid; mean instead of sum over tokens).
 
     Parameters
     ----------
-    logits : (B, T, V) float32
-    targets : (B, T) int64
+    losses : (B, T) float32       cross-entropy of each token, nats
     weights : (B, T) float32      ω
 
     Returns
     -------
     Tensor (B,)      mean nats per scored token
     """
-    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").reshape(targets.shape)
     return (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
 def stability_loss(
     variant: str,
-    base: torch.Tensor,
+    base: torch.Tensor | None,
     steered: torch.Tensor,
     shift: torch.Tensor,
     weights: torch.Tensor,
-    *,
-    top: int = 20,
 ) -> torch.Tensor:
     """How far steering moves predictions that it should leave alone, per row (paper, app:ablations).
 
     Parameters
     ----------
     variant : str
-        ``"kl"``: KL(base ∥ steered) over the base model's ``top`` tokens, renormalised (paper, L_stab-KL);
+        ``"kl"``: KL(base ∥ steered) over the base model's m highest tokens, renormalised (paper, L_stab-KL);
         ``"logit"``: squared change of those logits; ``"norm"``: squared norm of the injected shift.
-    base, steered : (B, T, V) float32 logits
+    base, steered : (B, T, m) float32 logits of the base model's m highest tokens; not read by ``"norm"``
     shift : (B, T, ·)          what was added, in the residual stream or to the logits
     weights : (B, T)           positions that count
-    top : int                  m
 
     Returns
     -------
@@ -53,12 +47,11 @@ def stability_loss(
     if variant == "norm":
         positions = shift.float().square().sum(dim=-1)
     else:
-        values, indices = base.topk(min(top, base.shape[-1]), dim=-1)
-        picked = steered.gather(-1, indices)
+        assert base is not None
         if variant == "logit":
-            positions = (picked - values).square().sum(dim=-1)
+            positions = (steered - base).square().sum(dim=-1)
         else:
-            log_base, log_steered = values.log_softmax(-1), picked.log_softmax(-1)
+            log_base, log_steered = base.log_softmax(-1), steered.log_softmax(-1)
             positions = (log_base.exp() * (log_base - log_steered)).sum(dim=-1)
     return (positions * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch, ChunkReader
@@ -125,6 +126,7 @@ def fit_sgd(
     sketches = _sketch(row_offsets, row_members, chunks.n_chunks, settings)
     seen = np.zeros(chunks.n_chunks, dtype=np.uint8)
     curves = {name: np.zeros(settings.steps) for name in CURVES}
+    base_losses = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
 
     first = 0
     saved = scratch / "sgd.pt" if scratch is not None else None
@@ -135,7 +137,7 @@ def fit_sgd(
             target.data.copy_(source)
         muon.load_state_dict(state["muon"])
         adamw.load_state_dict(state["adamw"])
-        seen = state["seen"].numpy()
+        seen, base_losses = state["seen"].numpy(), state["base losses"].numpy()
         curves = {name: values.numpy() for name, values in state["curves"].items()}
     last_saved = time.monotonic()
     with progress("training operators", settings.steps, unit="steps") as bar:
@@ -147,7 +149,7 @@ def fit_sgd(
             draw = _draw(step, row_offsets, row_members, chunks.n_chunks, settings)
             muon.zero_grad(set_to_none=True)
             adamw.zero_grad(set_to_none=True)
-            values = _step_losses(model, spaces, gates, chunks, draw, sketches, settings)
+            values = _step_losses(model, spaces, gates, chunks, draw, sketches, base_losses, settings)
             if not np.isfinite(values["loss"]):
                 raise NumericalError(
                     f"the operator loss at step {step} is {values['loss']} (expected a finite number)",
@@ -166,6 +168,7 @@ def fit_sgd(
                 checkpoint["parameters"] = [parameter.detach() for parameter in (*bases, *gates)]
                 checkpoint["adamw"] = adamw.state_dict()
                 checkpoint["seen"] = torch.from_numpy(seen)
+                checkpoint["base losses"] = torch.from_numpy(base_losses)
                 checkpoint["curves"] = {name: torch.from_numpy(curve) for name, curve in curves.items()}
                 save_atomically(checkpoint, saved)
                 last_saved = time.monotonic()
@@ -237,9 +240,13 @@ def _step_losses(
     chunks: ChunkReader,
     draw: _Draw,
     sketches: torch.Tensor,
+    base_losses: np.ndarray,
     settings: SgdSettings,
 ) -> dict[str, float]:
-    """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts."""
+    """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts.
+
+    `base_losses` (n,) float32 holds each chunk's loss without steering, NaN where it was not needed yet.
+    """
     device = model.device
     values = dict.fromkeys(CURVES, 0.0)
 
@@ -258,17 +265,26 @@ def _step_losses(
             loss.backward()
 
     def fidelity(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-        base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
-        losses = fidelity_loss(steered, targets, weights) / settings.fidelity_batch
+        entered = _enter(model, spaces, settings.layer, piece)
+        losses = _losses(model, spaces, settings.layer, entered, gate) / settings.fidelity_batch
         values["fidelity"] += float(losses.detach().sum())
-        values["gain"] += float(
-            (fidelity_loss(base, targets, weights) / settings.fidelity_batch - losses.detach()).sum()
-        )
+        unknown = np.isnan(base_losses[piece.rows])
+        if unknown.any():
+            few = entered.rows(torch.from_numpy(unknown))
+            base_losses[piece.rows[unknown]] = _base_losses(model, settings.layer, few).cpu().numpy()
+        base = float(base_losses[piece.rows].astype(np.float64).sum()) / settings.fidelity_batch
+        values["gain"] += base - float(losses.detach().sum())
         return settings.fidelity * losses.sum()
 
     def stability(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-        base, steered, shift, _, weights = _continue(model, spaces, settings.layer, piece, gate)
-        losses = stability_loss(settings.variant, base, steered, shift, weights, top=settings.top)
+        entered = _enter(model, spaces, settings.layer, piece)
+        final, logit, shift = _steer(model, spaces, settings.layer, entered, gate)
+        top, steered = None, shift
+        if settings.variant != "norm":
+            top, tokens = _highest(model, settings.layer, entered, settings.top)
+            steered = model.uncapped_logits(final, tokens).float()
+            steered = model.soft_cap(sum((moved.gather(-1, tokens) for moved in logit), steered))
+        losses = stability_loss(settings.variant, top, steered, shift, entered.weights)
         losses = losses / settings.stability_batch
         values["stability"] += float(losses.detach().sum())
         return settings.stability * losses.sum()
@@ -279,28 +295,27 @@ def _step_losses(
     if settings.stability:
         run(draw.stability.reshape(-1), np.repeat(draw.subsets, settings.stability_batch), stability)
     if settings.linearity and count > settings.sketch:
-        # L_LDS couples the subsets: its gradient 2 QᵀQ y in y first, then backward through each response
         residual = linearity_residual(sketches[draw.subsets])
-        probe = np.full(count, draw.probe)
-        responses = torch.zeros(count, dtype=torch.float64)
+        probe = _enter(model, spaces, settings.layer, chunks.batch(np.asarray([draw.probe])))
+        base = _base_losses(model, settings.layer, probe)
+        owners = torch.from_numpy(draw.subsets).to(device)
+        size = max(1, _LOGIT_BYTES // (4 * model.vocab_size * probe.targets.shape[1]))
 
-        def respond(piece: Batch, gate: list[torch.Tensor]) -> torch.Tensor:
-            base, steered, _, targets, weights = _continue(model, spaces, settings.layer, piece, gate)
-            return fidelity_loss(base, targets, weights) - fidelity_loss(steered, targets, weights)
+        def respond(start: int) -> torch.Tensor:
+            gate = [value[owners[start : start + size]] for value in gates]
+            return base - _losses(model, spaces, settings.layer, probe.repeated(len(gate[0])), gate)
 
-        def measure(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-            with torch.no_grad():
-                responses[where] = respond(piece, gate).double().cpu()
-            return torch.zeros((), requires_grad=True)
-
-        run(probe, draw.subsets, measure)
+        # L_LDS couples the subsets: its gradient 2 QᵀQ y in y, then backward through each response. Graphs
+        # that do not fit together in memory are built a second time.
+        whole = size >= count
+        with torch.set_grad_enabled(whole):
+            pieces = [respond(start) for start in range(0, count, size)]
+        responses = torch.cat(pieces).detach().double().cpu()
         slope = (2 * residual.T @ (residual @ responses)).to(device)
         values["linearity"] = float((residual @ responses).square().sum())
-
-        def pull(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-            return settings.linearity * (slope[where] * respond(piece, gate)).sum()
-
-        run(probe, draw.subsets, pull)
+        for number, start in enumerate(range(0, count, size)):
+            response = pieces[number] if whole else respond(start)
+            (settings.linearity * (slope[start : start + size] * response).sum()).backward()
     values["loss"] = (
         settings.fidelity * values["fidelity"]
         + settings.stability * values["stability"]
@@ -309,23 +324,74 @@ def _step_losses(
     return {name: value / (1 if name == "linearity" else count) for name, value in values.items()}
 
 
-def _continue(
-    model: CausalLM, spaces: list[OperatorSpace], layer: int, piece: Batch, gates: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Base and steered logits (B, T − 1, V), the shift, targets and weights (B, T − 1)."""
+@dataclass(frozen=True)
+class _Entered:
+    """A batch where steering begins, without gradients: `hidden` (B, T, d) after the first blocks, `inputs`
+    (B, T, d) of the first block where a space reads them; `targets` and `weights` (B, T − 1)."""
+
+    hidden: torch.Tensor
+    inputs: torch.Tensor | None
+    targets: torch.Tensor
+    weights: torch.Tensor
+
+    def rows(self, chosen: torch.Tensor) -> _Entered:
+        """Only some of its rows."""
+        inputs = None if self.inputs is None else self.inputs[chosen]
+        return _Entered(self.hidden[chosen], inputs, self.targets[chosen], self.weights[chosen])
+
+    def repeated(self, count: int) -> _Entered:
+        """Its one row, `count` times."""
+        return self.rows(torch.zeros(count, dtype=torch.int64))
+
+
+def _enter(model: CausalLM, spaces: list[OperatorSpace], layer: int, piece: Batch) -> _Entered:
     ids = piece.ids.to(model.device)
+    hidden, inputs = entry_states(model, spaces, layer, ids)
+    inputs = None if inputs is None else inputs[:, :-1]
+    return _Entered(hidden, inputs, ids[:, 1:], piece.weights[:, 1:].to(model.device))
+
+
+def _base_losses(model: CausalLM, layer: int, entered: _Entered) -> torch.Tensor:
+    """Loss (B,) of each row under the model as it is, without gradients."""
     with torch.no_grad():
-        hidden, inputs = entry_states(model, spaces, layer, ids)
-        base = model.logits(model.continue_from(hidden, layer)[:, :-1]).float()
-        inputs = None if inputs is None else inputs[:, :-1]
+        final = model.continue_from(entered.hidden, layer)[:, :-1]
+        return fidelity_loss(model.token_losses(final, entered.targets), entered.weights)
+
+
+def _highest(model: CausalLM, layer: int, entered: _Entered, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
+    with torch.no_grad():
+        logits = model.logits(model.continue_from(entered.hidden, layer)[:, :-1]).float()
+        values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return values, tokens
+
+
+def _losses(
+    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: _Entered, gates: list[torch.Tensor]
+) -> torch.Tensor:
+    """Loss (B,) of each row under its operator."""
+    final, logit, _ = _steer(model, spaces, layer, entered, gates)
+    if not logit:  # nothing acts behind the head: its logits need not be held
+        losses = model.token_losses(final, entered.targets)
+    else:
+        steered = model.soft_cap(sum(logit, model.uncapped_logits(final).float()))
+        flat = F.cross_entropy(steered.flatten(0, 1), entered.targets.flatten(), reduction="none")
+        losses = flat.reshape(entered.targets.shape)
+    return fidelity_loss(losses, entered.weights)
+
+
+def _steer(
+    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: _Entered, gates: list[torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """Steered input of the head (B, T − 1, d), what is added to the logits, and the first shift of all."""
+    hidden = entered.hidden
     pairs = list(zip(spaces, gates, strict=True))
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
     final = model.continue_from(state, layer)[:, :-1]
     logit = [
-        space(space.reads(final, inputs), gate) for space, gate in pairs if isinstance(space, LogitSpace)
+        space(space.reads(final, entered.inputs), gate)
+        for space, gate in pairs
+        if isinstance(space, LogitSpace)
     ]
-    shifts += logit
-    steered = model.soft_cap(sum(logit, model.uncapped_logits(final).float()))
-    shift = shifts[0][:, : base.shape[1]]
-    return base, steered, shift, ids[:, 1:], piece.weights[:, 1:].to(model.device)
+    return final, logit, [*shifts, *logit][0][:, : final.shape[1]]

@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.models.batches import make_batch
-from stride_cli.models.objective import cross_entropy, next_token_loss
+from stride_cli.models.objective import (
+    cross_entropy,
+    head_logits,
+    next_token_loss,
+    soft_cap,
+    token_losses,
+    uncapped_logits,
+)
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])
@@ -31,6 +38,38 @@ def test_value_and_gradient(n: int, cap: float | None) -> None:
     found = torch.autograd.grad(3 * ours, (final, weight))
     for a, b in zip(found, wanted, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("n", [1, 256, 700])
+def test_losses_of_rows_and_their_gradients(n: int, cap: float | None) -> None:
+    generator = torch.Generator().manual_seed(n)
+    final = torch.randn(n, 12, generator=generator, requires_grad=True)
+    weight = torch.randn(40, 12, generator=generator)
+    targets = torch.randint(0, 40, (n,), generator=generator)
+    upstream = torch.randn(n, generator=generator)
+    logits = final @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    plain = functional.cross_entropy(logits, targets, reduction="none")
+    ours = token_losses(final, weight, targets, soft_cap=cap)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+    (wanted,) = torch.autograd.grad(plain, final, upstream)
+    (found,) = torch.autograd.grad(ours, final, upstream)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(token_losses(final, weight, targets, soft_cap=cap), plain)
+
+
+@pytest.mark.parametrize("name", ["NanoChat", "Llama", "GPT2", "Granite", "Cohere", "OPT"])
+def test_logits_of_some_tokens_are_those_of_all(name: str, make_model: Callable[..., Any]) -> None:
+    model = make_model(name)
+    generator = torch.Generator().manual_seed(0)
+    final = torch.randn(2, 3, model.get_output_embeddings().weight.shape[1], generator=generator)
+    tokens = torch.randint(0, model.config.vocab_size, (2, 3, 5), generator=generator)
+    with torch.no_grad():
+        found = soft_cap(model, uncapped_logits(model, final, tokens))
+        torch.testing.assert_close(found, head_logits(model, final).gather(-1, tokens))
 
 
 def test_a_frozen_head_costs_no_gradient() -> None:
