@@ -23,6 +23,7 @@ import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
+from stride_cli.recovery.part_pool import PartPool
 from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
 from stride_cli.recovery.screening import Candidates, Design, threads
 
@@ -142,15 +143,28 @@ def solve_batch(
     max_epochs: int = 20_000,
     n_threads: int | None = None,
     warm_starts: Sequence[Solution] | None = None,
+    kept: np.ndarray | None = None,
 ) -> list[Solution]:
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
 
     Each solution has the bits of the query's own `solve_lasso`.
+
+    Parameters
+    ----------
+    kept : (Q, K) bool, optional
+        Subsets that each problem consists of: rows of M and y that are not kept do not exist for it, and a
+        chunk in none of the kept ones gets no weight. λ_max, the gap and R² are those of the smaller problem;
+        the residual is 0 in the other rows.
     """
     design = Design(columns, n_subsets)
     options = _Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
     rows = _measurements(measurements, design)
-    problems = [_Problem(design, row, options, number) for number, row in enumerate(rows)]
+    if kept is not None and (kept.shape != rows.shape or kept.dtype != bool or not kept.any(axis=1).all()):
+        raise UsageError(f"kept should be {rows.shape} bool with a subset or more in each row")
+    problems = [
+        _Problem(design, row, options, number, None if kept is None else kept[number])
+        for number, row in enumerate(rows)
+    ]
     if warm_starts is not None:
         for problem, start in zip(problems, warm_starts, strict=True):
             problem.start_from(start)
@@ -229,21 +243,28 @@ class _Problem:
     takes the same steps.
     """
 
-    def __init__(self, design: Design, y: np.ndarray, options: _Options, number: int) -> None:
+    def __init__(
+        self, design: Design, y: np.ndarray, options: _Options, number: int, kept: np.ndarray | None = None
+    ) -> None:
         self.design = design
         self.options = options
         self.number = number
-        self.y = y
-        centred = y - y.mean() if options.intercept else y.copy()
+        self.kept = None if kept is None or kept.all() else kept
+        self.y = y if self.kept is None else y[self.kept]
+        centred = self.y - self.y.mean() if options.intercept else self.y.copy()
         spread = float(np.abs(centred).max(initial=0.0))
-        if spread <= 8 * np.finfo(float).eps * float(np.abs(y).max(initial=0.0)):
-            centred, spread = np.zeros_like(y), 0.0  # constant: what is left is rounding
+        if spread <= 8 * np.finfo(float).eps * float(np.abs(self.y).max(initial=0.0)):
+            centred, spread = np.zeros_like(self.y), 0.0  # constant: what is left is rounding
         self.scale = float(2.0 ** np.round(np.log2(spread))) if spread else 1.0
         centred = centred / self.scale
         if options.intercept:
             centred -= centred.mean()
         self.half = 0.5 * float(centred @ centred)
-        self.pool = Pool(centred, design.degree, design.dtype)
+        self.pool = (
+            Pool(centred, design.degree, design.dtype)
+            if self.kept is None
+            else PartPool(centred, self.kept, design.degree, design.dtype)
+        )
         self.lambda_max: float | None = None
         self._guess: float | None = None
         self.penalty: Penalty | None = None
@@ -399,7 +420,7 @@ class _Problem:
 
     def forget(self) -> None:
         """Give the collected columns back."""
-        self.pool = Pool(self.pool.target, self.design.degree, self.design.dtype)
+        self.pool = self.pool.emptied()
 
     def solution(self) -> Solution:
         assert self.penalty is not None and self.lambda_max is not None
@@ -412,7 +433,10 @@ class _Problem:
             support = support[np.argsort(self.pool.ids[support])]
             indices, values, residual = self.pool.ids[support], weights[support], self.pool.residual
         values = values * self.scale
-        offset = float(self.y.mean() - self.design.degree / self.design.n_subsets * values.sum())
+        sizes: Any = self.design.degree  # |m_i|
+        if self.kept is not None:
+            sizes = self.kept[self.design.rows(indices)].sum(axis=1)
+        offset = float(self.y.mean() - (sizes * values).sum() / len(self.y))
         before = self._counted
         return Solution(
             indices=indices,

@@ -152,21 +152,13 @@ class Pool:
         self, working: np.ndarray, penalty: Penalty, ridge: np.ndarray, goal: float, limit: int
     ) -> None:
         """Coordinate descent over `working` until the gap over it is ≤ goal, or n_steps reaches the limit."""
-        part = Pool(self.target, self.rows.shape[1], self.rows.dtype)
-        part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
-        part.residual, part.multiplicity = self.residual, self.multiplicity[working]
+        part = self.restricted(working)
+        ridge = ridge[working]
         whole = np.arange(len(working))
         threshold = 1e-2 * penalty.lambda_
-
-        def rounds(order: np.ndarray, count: int) -> int:
-            return kernels.descend_kernel(
-                part.rows, part.weights, part.residual, penalty.lambda_, ridge[working], penalty.intercept,
-                penalty.nonneg, order, count, threshold,
-            )  # fmt: skip
-
         while True:
-            self.n_steps += rounds(whole, 2)
-            self.n_steps += rounds(np.flatnonzero(part.weights), _ROUNDS)
+            self.n_steps += part.sweep(penalty, ridge, whole, 2, threshold)
+            self.n_steps += part.sweep(penalty, ridge, np.flatnonzero(part.weights), _ROUNDS, threshold)
             part.refresh_residual(penalty)
             certificate = part.certify(penalty, float(part.scores(penalty).max(initial=0.0)))
             if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:
@@ -174,6 +166,28 @@ class Pool:
             threshold *= 0.3
         self.weights[working] = part.weights
         self.residual = part.residual
+
+    def restricted(self, working: np.ndarray) -> Pool:
+        """The columns `working` (W,) alone, at the residual as it stands."""
+        part = self.emptied()
+        part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
+        part.residual, part.multiplicity = self.residual, self.multiplicity[working]
+        return part
+
+    def emptied(self) -> Pool:
+        """The same problem, no columns collected."""
+        return Pool(self.target, self.rows.shape[1], self.rows.dtype)
+
+    def sweep(
+        self, penalty: Penalty, ridge: np.ndarray, order: np.ndarray, n_epochs: int, threshold: float
+    ) -> int:
+        """Coordinate rounds over the columns in `order`; see `kernels.descend_kernel`."""
+        return int(
+            kernels.descend_kernel(
+                self.rows, self.weights, self.residual, penalty.lambda_, ridge, penalty.intercept,
+                penalty.nonneg, order, n_epochs, threshold,
+            )
+        )  # fmt: skip
 
     def thin(self, penalty: Penalty) -> None:
         """Leave no more non-zeros than there are independent columns (with l2 > 0 the solution is unique)."""
