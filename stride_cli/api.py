@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import Batch, ChunkReader
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
@@ -52,6 +51,8 @@ class TrainOptions:
     steps, lr, variant, fidelity, stability, linearity : the sgd recipe
     recipe : "paper" sets every published hyperparameter, at training and at query time
     seed : default: the index's
+    checkpoints : further models whose operators are fitted and which queries are measured with, beside the
+        index's own: paths of checkpoints along its training, or of models trained independently
     """
 
     fit: str | None = None
@@ -70,6 +71,7 @@ class TrainOptions:
     batch_tokens: int | None = None
     recipe: str | None = None
     seed: int | None = None
+    checkpoints: Sequence[str | Path] = ()
 
 
 @dataclass(frozen=True)
@@ -285,21 +287,18 @@ def train(
 
     Raises
     ------
-    IndexMismatch      the model or tokenizer is not the index's
+    IndexMismatch      the model or tokenizer is not the index's; a checkpoint has another tokenizer
+    ModelError         a checkpoint cannot be loaded
     IndexExists        operators are there and ``overwrite`` is False
     """
     import hashlib
     import json
 
-    import numpy as np
-
     from index_format.errors import IndexExists
     from index_format.reader import Index
     from index_format.writer import GroupWriter
-    from stride_cli.measurement.exact import choose_step
     from stride_cli.operators.batches import ChunkReader
-    from stride_cli.operators.closed import fit_closed
-    from stride_cli.operators.sgd import fit_sgd
+    from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
 
     started = time.perf_counter()
     index = Index.open(index_path)
@@ -308,72 +307,64 @@ def train(
             f"index '{index_path}' has operators already",
             fix="query them, or fit anew with --overwrite",
         )
-    model = model or open_model(index, model_path, device=device, dtype=dtype)
     options = options or TrainOptions()
-    settings = resolve_settings(options, model, index)
+    checkpoints = find_checkpoints(index, options.checkpoints)
+    models = [model or open_model(index, model_path, device=device, dtype=dtype)]
+    settings = resolve_settings(options, models[0], index)
     chunks = ChunkReader(index)
     if chunks.scored_tokens() == 0:
         raise UsageError(
             f"no token of index '{index_path}' is scored, so there is nothing to fit",
             fix="build the index from documents longer than one token, with non-empty responses",
         )
-    identity = {"settings": asdict(settings), "fit": type(settings).__name__, "dtype": str(model.dtype)}
+    identity = {"settings": asdict(settings), "fit": type(settings).__name__, "dtype": str(models[0].dtype)}
+    if checkpoints:
+        identity["checkpoints"] = [found.fingerprint for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    loaded = time.perf_counter()
+    loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
-        scratch = writer.scratch_path("pass").parent
-        if options_fit(options) == "closed":
-            operators = fit_closed(
-                model,
-                chunks,
-                np.asarray(index.array("design/columns")),
-                index.n_subsets,
-                settings,
-                scratch=scratch,
-                save_seconds=save_seconds,
-            )
-        else:
-            operators = fit_sgd(
-                model,
-                chunks,
-                np.asarray(index.array("design/row_offsets")),
-                index.array("design/row_members"),
-                settings,
-                scratch=scratch,
-                save_seconds=save_seconds,
-            )
-        if not all(np.isfinite(gate).all() for gate in operators.gates):
-            raise NumericalError(
-                "the fitted gates are not finite",
-                fix="raise --damping, or run with --dtype fp32",
-            )
-        agreement = None
-        if operators.fit == "closed":
-            probes = _probe_batch(chunks, model, settings.seed)
-            operators.step, agreement = choose_step(model, operators, probes, seed=settings.seed)
-        fitted = time.perf_counter()
-        arrays, attributes = operators.to_arrays()
-        attributes["settings"] = asdict(settings)
-        attributes["recipe"] = options.recipe
-        attributes["step_agreement"] = agreement
-        attributes["model_fingerprint"] = model.fingerprint
-        for name, values in arrays.items():
-            writer.append(f"operators/{name}", values)
+        fitted = fit_with_checkpoints(
+            writer,
+            models,
+            chunks,
+            index,
+            lambda model: resolve_settings(options, model, index),
+            checkpoints,
+            save_seconds=save_seconds,
+        )
+        publishing = time.perf_counter()
+        own, *others = (entry["attributes"] for entry in fitted)
+        listed = [{"path": found.path, **entry} for found, entry in zip(checkpoints, others, strict=True)]
+        attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
         writer.publish(attributes)
-    ended = time.perf_counter()
+    reports = [entry["report"] for entry in fitted]
+    seconds = {stage: sum(report[stage] for report in reports) for stage in ("load", "fit", "write")}
+    seconds["load"] += loaded
+    seconds["write"] += time.perf_counter() - publishing
     return {
         "schema": "stride.train/1",
         "index": str(index_path),
-        "fit": operators.fit,
-        "space": operators.space_name,
-        "layer": operators.layer,
-        "subsets": operators.n_subsets,
-        "gate_size": operators.gate_size,
-        "coverage": operators.coverage,
-        "step": operators.step,
-        "step_agreement": agreement,
-        "loss": float(operators.log["loss"][-1]) if len(operators.log.get("loss", ())) else None,
-        "seconds": {"load": loaded - started, "fit": fitted - loaded, "write": ended - fitted},
+        "fit": own["fit"],
+        "space": own["space"],
+        "layer": own["layer"],
+        "subsets": index.n_subsets,
+        "gate_size": own["gate_size"],
+        "coverage": own["coverage"],
+        "step": own["step"],
+        "step_agreement": own["step_agreement"],
+        "loss": reports[0]["loss"],
+        "checkpoints": [
+            {
+                "path": entry["path"],
+                "fingerprint": entry["model_fingerprint"],
+                "layer": entry["layer"],
+                "step_agreement": entry["step_agreement"],
+                "loss": report["loss"],
+                "seconds": report["load"] + report["fit"] + report["write"],
+            }
+            for entry, report in zip(listed, reports[1:], strict=True)
+        ],
+        "seconds": seconds,
     }
 
 
@@ -486,26 +477,6 @@ def recovery_defaults(index: Index, fit: str, recipe: str | None) -> dict[str, A
     }
 
 
-def _probe_batch(chunks: ChunkReader, model: CausalLM, seed: int) -> Batch:
-    """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
-    import numpy as np
-
-    from stride_cli.operators.batches import pad_batch
-    from stride_cli.randomness import stream
-
-    rows, tokens, weights = [], [], []
-    for row in stream(seed, "step probes", 1).permutation(chunks.n_chunks):
-        ids, mask = chunks.chunk(int(row))
-        start = max(0, int(mask.argmax()) - 64)
-        if mask[start : start + 128].sum() > 0:
-            rows.append(int(row))
-            tokens.append(ids[start : start + 128])
-            weights.append(mask[start : start + 128])
-        if len(rows) == 2:
-            break
-    return pad_batch(np.asarray(rows), tokens, weights)
-
-
 def open_model(
     index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
 ) -> CausalLM:
@@ -547,6 +518,9 @@ class Session:
     columns: Any  # (n, d), the design matrix
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[tuple[CausalLM, Operators]] = field(
+        default_factory=list
+    )  # beside the index's own model
 
     @classmethod
     def open(
@@ -562,12 +536,15 @@ class Session:
 
         Raises
         ------
-        IndexNotFound, IndexDamaged, IndexVersionError, IndexMismatch
+        IndexNotFound, IndexDamaged, IndexVersionError
+        IndexMismatch     the model is not the index's, or a checkpoint that takes part has changed
+        ModelError        a model cannot be loaded, or a checkpoint is gone
         StageMissing      the index has no operators yet
         """
         import numpy as np
 
         from index_format.reader import Index
+        from stride_cli.operators.checkpoints import open_checkpoints
         from stride_cli.operators.store import Operators
 
         index = Index.open(index_path)
@@ -586,7 +563,13 @@ class Session:
             columns=index.array("design/columns"),
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
             defaults=defaults,
+            checkpoints=open_checkpoints(index, model),
         )
+
+    @property
+    def pairs(self) -> list[tuple[CausalLM, Operators]]:
+        """All models that measure, each with its operators; the index's own first."""
+        return [(self.model, self.operators), *self.checkpoints]
 
     @property
     def is_classifier(self) -> bool:
@@ -675,29 +658,29 @@ class Session:
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
-        """Responses (K,) in nats, the query's own loss, the method used and its spot check."""
+        """Responses (K,) in nats, the query's own loss, the method used and its spot check; of several
+        checkpoints, as `stride_cli.measurement.checkpoints.combine_checkpoints` makes them one."""
         import numpy as np
 
-        from stride_cli.measurement.exact import measure_exact, pearson
-        from stride_cli.measurement.linear import measure_linear_with_loss
+        from stride_cli.measurement.checkpoints import measure_checkpoints
         from stride_cli.randomness import stream
 
         method = self.defaults["measure"] if options.measure == "auto" else options.measure
         if method not in ("linear", "exact"):
             raise UsageError(f"unknown measurement '{method}'", fix="use auto, linear or exact")
-        batch = query.batch()
-        responses, losses = measure_linear_with_loss(self.model, self.operators, batch)
-        agreement = None
-        if method == "exact":
-            exact = measure_exact(self.model, self.operators, batch, batch_size=options.batch_size)
-            agreement = pearson(exact[0], responses[0])
-            responses = exact
-        elif options.check:
-            chosen = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)[:_SPOT_CHECK]
-            exact = measure_exact(
-                self.model, self.operators, batch, subsets=np.sort(chosen), batch_size=options.batch_size
-            )
-            agreement = pearson(exact[0], responses[0, np.sort(chosen)])
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        check = None
+        if options.check:
+            order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+            check = np.sort(order[:_SPOT_CHECK])
+        responses, losses, agreement = measure_checkpoints(
+            self.pairs,
+            query.batch(),
+            method=method,
+            row_sizes=self.row_sizes if intercept else None,
+            batch_size=options.batch_size,
+            check=check,
+        )
         if not np.isfinite(responses).all():
             raise NumericalError(
                 "the measured responses are not finite",

@@ -34,6 +34,7 @@ class TrainSettings:
     rank: int | None = None
     damping: float | None = None
     seed: int | None = None
+    checkpoints: list | None = None  # of paths; in the environment joined as in PATH
     device: str = "auto"
     dtype: str = "auto"
 
@@ -227,6 +228,8 @@ def _check(value: Any, hint: Any, key: str, where: str) -> Any:
     kinds = _kinds(hint)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+        raise UsageError(f"{where}: {key} is {value!r} (expected a list of texts)")
     if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
         return value
     names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
@@ -246,6 +249,8 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
         for kind in (int, float):
             if kind in kinds:
                 return kind(text)
+        if list in kinds:
+            return text.split(os.pathsep)
     except (KeyError, ValueError):
         names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
         raise UsageError(f"{variable} is {text!r} (expected {names})", fix=f"unset {variable}") from None

@@ -77,7 +77,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "stride.setting/1": {
         "schema": ("string", "stride.setting/1"),
         "key": ("string", "section and name, such as query.top"),
-        "value": ("string or number or boolean or null", "null: what fits the index and model"),
+        "value": ("string or number or boolean or array or null", "null: what fits the index and model"),
         "source": ("string", '"default", "stride.yaml" or the name of a variable'),
     },
     "stride.report/1": {
@@ -102,6 +102,16 @@ RECORDS: dict[str, dict[str, Any]] = {
             "Pearson correlation of exact and linear responses at that step; null for sgd",
         ),
         "loss": ("number", "closed: mean loss of the corpus; sgd: the last iteration's objective per subset"),
+        "checkpoints": [
+            {
+                "path": ("string", "a further model that takes part: its directory or hub id"),
+                "fingerprint": ("string", "SHA-256 of its weights, hex"),
+                "layer": ("integer", "residual spaces act after this many of its blocks"),
+                "step_agreement": ("number", "as above"),
+                "loss": ("number", "as above"),
+                "seconds": ("number", "load, fit and write"),
+            }
+        ],
         "seconds": {
             "load": ("number", "seconds"),
             "fit": ("number", "seconds"),

@@ -102,28 +102,34 @@ def measure_effects(
 
 def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
     """Responses (q, K) and losses (q,) float64 of the samples."""
+    from stride_cli.measurement.checkpoints import combine_checkpoints
     from stride_cli.measurement.exact import measure_exact
     from stride_cli.measurement.linear import measure_linear_with_loss
     from stride_cli.operators.batches import pad_batch
 
     rows = [(number, ids, weights) for number, s in enumerate(samples) for ids, weights in _rows(s)]
-    responses = np.zeros((len(samples), session.operators.n_subsets))
+    responses = np.zeros((len(session.pairs), len(samples), session.operators.n_subsets))
     losses = np.zeros(len(samples))
     for group in _of_bounded_tokens([len(ids) for _, ids, _ in rows]):
         batch = pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group])
-        found, loss = measure_linear_with_loss(session.model, session.operators, batch)
-        if session.defaults["measure"] == "exact":
-            found = measure_exact(session.model, session.operators, batch)
-        for position, i in enumerate(group):
-            share = rows[i][2].sum() / samples[rows[i][0]].scored
-            responses[rows[i][0]] += share * found[position]
-            losses[rows[i][0]] += share * loss[position]
-    if not (np.isfinite(responses).all() and np.isfinite(losses).all()):
+        for place, (model, operators) in enumerate(session.pairs):
+            found, loss = measure_linear_with_loss(model, operators, batch)
+            if session.defaults["measure"] == "exact":
+                found = measure_exact(model, operators, batch)
+            for position, i in enumerate(group):
+                share = rows[i][2].sum() / samples[rows[i][0]].scored
+                responses[place, rows[i][0]] += share * found[position]
+                if place == 0:  # of the index's own model
+                    losses[rows[i][0]] += share * loss[position]
+    combined = combine_checkpoints(
+        list(responses), session.row_sizes if session.defaults["intercept"] else None
+    )
+    if not (np.isfinite(combined).all() and np.isfinite(losses).all()):
         raise NumericalError(
             "a measured response or loss is not finite",
             fix="run with --dtype fp32, or fit the operators anew",
         )
-    return responses, losses
+    return combined, losses
 
 
 def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:

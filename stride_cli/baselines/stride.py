@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,9 +32,11 @@ class StrideMethod:
     lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
     measure : str                       "auto", "linear" or "exact"
     nonneg : bool                       influences ≥ 0
-    checkpoints : str, optional         paths of checkpoints joined by ``|``, which share the design; their
-                                        measurements are added, each at unit spread
-    stored : bool                       use the operators in the index instead of fitting
+    checkpoints : str, optional         paths of checkpoints joined by ``|``, which share the design; measured
+                                        one after the other and combined as by `stride query`, on the first's
+                                        scale. Their gates are kept in temporary files.
+    stored : bool                       use the operators in the index, of all its checkpoints, instead of
+                                        fitting
     """
 
     def __init__(
@@ -80,7 +83,10 @@ class StrideMethod:
         self._nonneg = nonneg
         self._checkpoints = checkpoints
         self._stored = stored
-        self._fitted: list[tuple[CausalLM, Operators]] = []
+        self._fitted: list[
+            tuple[str | int | None, Operators]
+        ] = []  # path, or place in the index; None: task's
+        self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
 
     def fit(self, task: Task) -> None:
         """Fit the operators of every checkpoint.
@@ -92,8 +98,11 @@ class StrideMethod:
         """
         from index_format.design import build_columns
         from stride_cli.api import recovery_defaults
+        from stride_cli.operators.checkpoints import stored_checkpoints
         from stride_cli.operators.store import Operators
 
+        self._task = task
+        self._measured.clear()
         self._columns = task.index.array("design/columns")
         self._n_subsets = task.index.n_subsets
         if self._subsets is not None or self._degree is not None:
@@ -108,11 +117,12 @@ class StrideMethod:
             )
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
-                raise UsageError("stored operators have the index's design and model: no other options")
-            self._fitted = [(task.model, Operators.from_index(task.index))]
+                raise UsageError("stored operators have the index's design and models: no other options")
+            places = range(1 + len(stored_checkpoints(task.index)))
+            self._fitted = [(place or None, Operators.from_index(task.index, place)) for place in places]
             recipe = task.index.group_attributes("operators").get("recipe")
         else:
-            self._fitted = [(model, self._fit_one(task, model)) for model in _models(task, self._checkpoints)]
+            self._fitted = self._fit_all(task)
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, operators.fit, recipe)
@@ -121,17 +131,37 @@ class StrideMethod:
         gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         self.bytes_per_chunk = (gates + np.asarray(self._columns).nbytes) / max(1, task.n_chunks)
 
-    def _fit_one(self, task: Task, model: CausalLM) -> Operators:
-        from index_format.design import build_rows
-        from stride_cli.api import options_fit, resolve_settings
-        from stride_cli.operators.closed import fit_closed
-        from stride_cli.operators.sgd import fit_sgd
+    def _fit_all(self, task: Task) -> list[tuple[str | int | None, Operators]]:
+        """The operators of every checkpoint; of several, one at a time is in memory."""
+        from stride_cli.api import resolve_settings
+        from stride_cli.operators.fitting import fit_operators
 
-        settings = resolve_settings(self._options, model, task.index)
-        if options_fit(self._options) == "closed":
-            return fit_closed(model, task.chunks, np.asarray(self._columns), self._n_subsets, settings)
-        offsets, members = build_rows(np.asarray(self._columns), self._n_subsets)
-        return fit_sgd(model, task.chunks, offsets, members, settings)
+        paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
+        fitted: list[tuple[str | int | None, Operators]] = []
+        with TemporaryDirectory(prefix="stride-") as folder:  # what is mapped stays when its name goes
+            for path in paths:
+                model = self._open(path)
+                settings = resolve_settings(self._options, model, task.index)
+                operators = fit_operators(
+                    model, task.chunks, np.asarray(self._columns), self._n_subsets, settings
+                )
+                if len(paths) > 1:
+                    operators = operators.mapped_from(Path(folder))
+                fitted.append((path, operators))
+                del model, operators
+        return fitted
+
+    def _open(self, which: str | int | None) -> CausalLM:
+        """The task's model (None), a checkpoint in the index (its place), or one at a path."""
+        if which is None:
+            return self._task.model
+        if isinstance(which, int):
+            from stride_cli.operators.checkpoints import open_stored
+
+            return open_stored(self._task.index, self._task.model, which)
+        from stride_cli.baselines.gradients.passes import load_checkpoint
+
+        return load_checkpoint(self._task, Path(which))
 
     def at_lambda(self, ratio: float) -> StrideMethod:
         """The same operators, recovered at another λ / λ_max."""
@@ -146,17 +176,13 @@ class StrideMethod:
 
         intercept = self._defaults["intercept"]
         ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
-        for batch in queries.batches(QUERY_BLOCK):
-            total = np.zeros((len(batch.rows), self._n_subsets))
-            for model, operators in self._fitted:
-                responses = self._responses(model, operators, queries, batch.rows)
-                y = additive_measurement(responses, self._row_sizes) if intercept else responses
-                if len(self._fitted) > 1:
-                    y = y / np.maximum(y.std(axis=1, keepdims=True), np.finfo(float).tiny)
-                total += y
+        responses = self._responses(queries)
+        if intercept:
+            responses = additive_measurement(responses, self._row_sizes)
+        for start in range(0, len(responses), QUERY_BLOCK):
             solutions = solve_batch(
                 self._columns,
-                total,
+                responses[start : start + QUERY_BLOCK],
                 n_subsets=self._n_subsets,
                 lambda_ratio=ratio,
                 intercept=intercept,
@@ -167,20 +193,27 @@ class StrideMethod:
                 row[solution.indices] = solution.values
             yield scores
 
-    def _responses(
-        self, model: CausalLM, operators: Operators, queries: QuerySet, rows: np.ndarray
-    ) -> np.ndarray:
-        """Measurements (q, K) float64 of the given queries."""
+    def _responses(self, queries: QuerySet) -> np.ndarray:
+        """Responses (Q, K) float64 of all queries; measured once, with one checkpoint after the other."""
+        from stride_cli.measurement.checkpoints import combine_checkpoints
         from stride_cli.measurement.exact import measure_exact
         from stride_cli.measurement.linear import measure_linear
 
+        key = queries.fingerprint()
+        if key in self._measured:
+            return self._measured[key]
         method = self._defaults["measure"] if self._measure == "auto" else self._measure
+        measure = measure_linear if method == "linear" else measure_exact
         found = []
-        for group in queries.groups(_QUERY_TOKENS, rows):
-            batch = queries.batch(group)
-            measure = measure_linear if method == "linear" else measure_exact
-            found.append(measure(model, operators, batch))
-        return np.concatenate(found)
+        for which, operators in self._fitted:
+            model = self._open(which)
+            groups = queries.groups(_QUERY_TOKENS)
+            found.append(np.concatenate([measure(model, operators, queries.batch(rows)) for rows in groups]))
+            del model
+        self._measured.clear()
+        sizes = self._row_sizes if self._defaults["intercept"] else None
+        self._measured[key] = combine_checkpoints(found, sizes)
+        return self._measured[key]
 
 
 class DirectReadout:

@@ -8,16 +8,21 @@ import typer
 
 from stride_cli.commands.completion import CURVATURES, FITS, STABILITY_LOSSES, complete_spaces, one_of
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.errors import UsageError
 
 EXAMPLE = """\b
 Examples:
   stride train --index run.stride
   stride train --index run.stride --fit sgd --steps 2000
   stride train --index run.stride --recipe paper
+  stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 
 
 def train(
+    more_checkpoints: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECKPOINT...]", hidden=True, show_default=False)
+    ] = None,
     index: IndexPath = None,
     model: ModelPath = None,
     fit: Annotated[
@@ -80,6 +85,16 @@ def train(
             autocompletion=one_of("paper"),
         ),
     ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="PATH...",
+            help="Further models that every query is measured with, one or several: checkpoints of the same "
+            "training, or models trained independently, with the same tokenizer. The index's own model "
+            "always takes part.",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: the index's seed.")] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -97,6 +112,11 @@ def train(
     from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
+    if more_checkpoints and not checkpoints:
+        raise UsageError(
+            f"unexpected argument '{more_checkpoints[0]}'",
+            fix="an index is given with --index, checkpoints with --checkpoints",
+        )
     path = find_index(index)
     general = resolve("general", {"model": model})
     chosen = resolve(
@@ -108,6 +128,7 @@ def train(
             "rank": rank,
             "damping": damping,
             "seed": seed,
+            "checkpoints": [*(checkpoints or ()), *(more_checkpoints or ())] or None,
             "device": device,
             "dtype": dtype,
         },
@@ -128,6 +149,7 @@ def train(
         linearity=linearity,
         recipe=recipe,
         seed=chosen.seed,
+        checkpoints=chosen.checkpoints or (),
     )
     result = api.train(
         path,
@@ -147,4 +169,6 @@ def train(
         f"{result['gate_size']:,} gates each) in {result['seconds']['fit']:.1f} s; "
         f"coverage {result['coverage']:.0%}"
     )
+    for entry in result["checkpoints"]:
+        note(f"and of checkpoint {entry['path']} (layer {entry['layer']}) in {entry['seconds']:.1f} s")
     note(f'next: stride query "…" --index {path}')

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 _HALF_BYTES = 64 << 20  # larger gate matrices are stored as float16 with one scale a row
+_CHECKPOINT = "checkpoint_"
+
+
+def array_name(name: str, checkpoint: int = 0) -> str:
+    """Where an array of `Operators.to_arrays` is in an index.
+
+    Parameters
+    ----------
+    checkpoint : 0 for the index's own model, else the position in the attribute ``checkpoints``, from 1
+    """
+    return f"operators/{_CHECKPOINT}{checkpoint}.{name}" if checkpoint else f"operators/{name}"
 
 
 @dataclass
@@ -111,8 +124,8 @@ class Operators:
         )
 
     @classmethod
-    def from_index(cls, index: Index) -> Operators:
-        """The operators of an index.
+    def from_index(cls, index: Index, checkpoint: int = 0) -> Operators:
+        """The operators of an index's own model, or of a further checkpoint (1, 2, …).
 
         Raises
         ------
@@ -120,6 +133,20 @@ class Operators:
             ``stride train`` has not been run on it.
         """
         attributes = index.group_attributes("operators")
-        names = [name.removeprefix("operators/") for name in index.names("operators")]
-        arrays = {name: np.asarray(index.array(f"operators/{name}")) for name in names}
+        if checkpoint:
+            attributes = attributes["checkpoints"][checkpoint - 1]
+        prefix = array_name("", checkpoint)
+        names = [name.removeprefix(prefix) for name in index.names("operators") if name.startswith(prefix)]
+        if not checkpoint:
+            names = [name for name in names if not name.startswith(_CHECKPOINT)]
+        arrays = {name: np.asarray(index.array(f"{prefix}{name}")) for name in names}
         return cls.from_arrays(arrays, attributes)
+
+    def mapped_from(self, folder: Path) -> Operators:
+        """The same operators, their gates written to new files of a directory and mapped from there."""
+        gates = []
+        for gate in self.gates:
+            with NamedTemporaryFile(dir=folder, suffix=".npy", delete=False) as file:
+                np.save(file, gate)
+            gates.append(np.load(file.name, mmap_mode="r"))
+        return replace(self, gates=gates)

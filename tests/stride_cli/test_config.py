@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,14 @@ def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pyte
 
 
 def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {int: "3", float: "0.5", bool: "true", str: "x"}
+    texts = {int: "3", float: "0.5", bool: "true", list: os.pathsep.join("xy"), str: "x"}
     for setting in settings():
         section, name = setting.key.split(".")
         hint = SECTIONS[section].__dataclass_fields__[name].type
-        kind = next(k for k in (bool, int, float, str) if k.__name__ in str(hint))
+        kind = next(k for k in (bool, int, float, list, str) if k.__name__ in str(hint))
         monkeypatch.setenv(f"STRIDE_{section}_{name}".upper(), texts[kind])
-    expected = {"3": 3, "0.5": 0.5, "true": True, "x": "x"}
     for setting in settings():
-        assert setting.value in expected.values() and setting.source.startswith("STRIDE_")
+        assert setting.value in (3, 0.5, True, ["x", "y"], "x") and setting.source.startswith("STRIDE_")
 
 
 @pytest.mark.parametrize(

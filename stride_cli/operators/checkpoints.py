@@ -1,0 +1,277 @@
+"""Operators of further checkpoints in an index: found, fitted one after the other, opened for queries.
+
+The arrays of checkpoint i ≥ 1 are ``operators/checkpoint_<i>.<name>``, each like ``operators/<name>`` of the
+index's own model; the group's attribute ``checkpoints`` lists what else `Operators.from_arrays` needs, with
+path and weights' fingerprint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.errors import IndexMismatch
+from stride_cli.errors import ModelError
+from stride_cli.operators.fitting import fit_operators, set_step
+from stride_cli.operators.store import Operators, array_name
+from stride_cli.output import note
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from index_format.writer import GroupWriter
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import ChunkReader
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model beside the index's own.
+
+    Attributes
+    ----------
+    path : str             absolute where it is local, else as given
+    fingerprint : str      of its weights
+    """
+
+    path: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Loads further checkpoints as the index's own model is loaded.
+
+    Attributes
+    ----------
+    device, dtype : as `load_model` takes them
+    table : inputs of a classifier's rows, by number
+    """
+
+    device: str
+    dtype: str
+    table: Any = None
+
+    @classmethod
+    def like(cls, own: CausalLM) -> Opener:
+        """With device, precision and (classifiers) inputs of a model."""
+        import torch
+
+        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+        return cls(str(own.device), names[own.dtype], getattr(own, "table", None))
+
+    def load(self, path: str) -> CausalLM:
+        """The model at a path; ModelError where it cannot be loaded."""
+        from stride_cli.models.loading import load_model
+
+        model: Any = load_model(path, device=self.device, dtype=self.dtype)
+        if self.table is not None:
+            model.table = self.table
+        loaded: CausalLM = model
+        return loaded
+
+
+def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoint]:
+    """The checkpoints at some paths, checked without loading a language model's weights.
+
+    Left out, with a note: the index's own model, and what has the weights of an earlier one.
+
+    Raises
+    ------
+    ModelError         there is no model, it has no tokenizer, or it reads less than a chunk
+    IndexMismatch      its tokenizer (of a classifier: its classes) is not the index's
+    """
+    from stride_cli.models.loading import model_fingerprint
+
+    own = index.attributes["fingerprints"]["model"]
+    found: list[Checkpoint] = []
+    for given in paths:
+        local = Path(given).expanduser()
+        path = str(local.resolve()) if local.exists() else str(given)
+        fingerprint = model_fingerprint(path)
+        if fingerprint == own:
+            note(f"{given} is the index's own model, which takes part in any case")
+            continue
+        if any(fingerprint == checkpoint.fingerprint for checkpoint in found):
+            note(f"{given} has the weights of an earlier checkpoint: left out")
+            continue
+        _check_readable(index, path)
+        found.append(Checkpoint(path, fingerprint))
+    return found
+
+
+def _check_readable(index: Index, path: str) -> None:
+    """Whether a checkpoint reads the index's chunks: the same tokens (or classes), a context long enough."""
+    from stride_cli.classifiers.kind import is_classifier, is_classifier_index
+    from stride_cli.corpus.context import context_length
+    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+
+    kind = is_classifier_index(index)
+    if is_classifier(path) != kind:
+        wanted = "a classifier" if kind else "a language model"
+        raise ModelError(
+            f"checkpoint '{path}' is not {wanted}, and index '{index.path}' is of one",
+            fix="give checkpoints of the same training",
+        )
+    if kind:
+        from stride_cli.classifiers.loading import load_classifier
+
+        tokenizer = load_classifier(path, device="cpu").tokenizer_fingerprint
+    else:
+        tokenizer = tokenizer_fingerprint(load_tokenizer(path))
+    expected = index.attributes["fingerprints"]["tokenizer"]
+    if tokenizer != expected:
+        what = "classes" if kind else "tokenizer"
+        raise IndexMismatch(
+            f"checkpoint '{path}' has another {what} than index '{index.path}' "
+            f"(expected {expected}, found {tokenizer})",
+            fix="give checkpoints of the same training, or of models that share the tokenizer",
+        )
+    longest = index.attributes["block_size"]
+    context = None if kind else context_length(path)
+    if context is not None and context < longest:
+        raise ModelError(
+            f"checkpoint '{path}' reads {context} tokens (expected {longest}, the block size of index "
+            f"'{index.path}')",
+            fix="leave it out, or build the index with a smaller --block-size",
+        )
+
+
+def fit_with_checkpoints(
+    writer: GroupWriter,
+    models: list[CausalLM],
+    chunks: ChunkReader,
+    index: Index,
+    settings_for: Callable[[CausalLM], Any],
+    checkpoints: Sequence[Checkpoint],
+    *,
+    save_seconds: float,
+) -> list[dict[str, Any]]:
+    """Fit the index's own model, then each checkpoint; one model with its operators in memory at a time.
+
+    With checkpoints, what is fitted is committed, and not fitted again by a build that resumes.
+
+    Parameters
+    ----------
+    models : [the index's own model]; emptied, so that the caller need not keep it from being freed
+    settings_for : ClosedSettings or SgdSettings of a model
+
+    Returns
+    -------
+    list of dict, one a model: ``attributes`` (what the group says of it) and ``report`` (its loss in nats or
+    None, and seconds: load, fit, write)
+
+    Raises
+    ------
+    NumericalError, ModelError, UsageError
+    """
+    scratch = writer.scratch_path("pass").parent
+    done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
+    opener = Opener.like(models[0])
+    for number in range(len(done), 1 + len(checkpoints)):
+        begun = time.perf_counter()
+        if number:
+            models.clear()  # freed before the next one is loaded
+            note(f"checkpoint {number} of {len(checkpoints)}: {checkpoints[number - 1].path}")
+            models.append(opener.load(checkpoints[number - 1].path))
+        loaded = time.perf_counter() - begun
+        # without checkpoints there is one fit only
+        place = scratch / f"checkpoint-{number}" if checkpoints else scratch
+        place.mkdir(exist_ok=True)
+        entry = _fit_into(
+            writer, number, models[0], chunks, index, settings_for(models[0]), place, save_seconds
+        )
+        entry["report"]["load"] = loaded
+        done.append(entry)
+        if checkpoints:
+            writer.commit({"fitted": done})
+            shutil.rmtree(place)
+    models.clear()
+    return done
+
+
+def _fit_into(
+    writer: GroupWriter,
+    number: int,
+    model: CausalLM,
+    chunks: ChunkReader,
+    index: Index,
+    settings: Any,
+    scratch: Path,
+    save_seconds: float,
+) -> dict[str, Any]:
+    """Fit the operators of one model, and append them to the index's group."""
+    begun = time.perf_counter()
+    operators = fit_operators(
+        model,
+        chunks,
+        np.asarray(index.array("design/columns")),
+        index.n_subsets,
+        settings,
+        rows=(np.asarray(index.array("design/row_offsets")), index.array("design/row_members")),
+        scratch=scratch,
+        save_seconds=save_seconds,
+    )
+    agreement = set_step(model, operators, chunks, settings.seed)
+    fitted = time.perf_counter()
+    arrays, attributes = operators.to_arrays()
+    attributes["settings"] = asdict(settings)
+    attributes["step_agreement"] = agreement
+    attributes["model_fingerprint"] = model.fingerprint
+    for name, values in arrays.items():
+        writer.append(array_name(name, number), values)
+    curve = operators.log.get("loss", np.zeros(0))
+    report = {
+        "loss": float(curve[-1]) if len(curve) else None,
+        "fit": fitted - begun,
+        "write": time.perf_counter() - fitted,
+    }
+    return {"attributes": attributes, "report": report}
+
+
+def stored_checkpoints(index: Index) -> list[Checkpoint]:
+    """The checkpoints beside its own model that an index has operators of; StageMissing without operators."""
+    listed = index.group_attributes("operators").get("checkpoints", [])
+    return [Checkpoint(entry["path"], entry["model_fingerprint"]) for entry in listed]
+
+
+def open_checkpoints(index: Index, own: CausalLM) -> list[tuple[CausalLM, Operators]]:
+    """The further checkpoints of an index, loaded like its own model, with their operators.
+
+    Raises
+    ------
+    ModelError         a checkpoint is gone
+    IndexMismatch      its weights are not those that the operators were fitted on
+    """
+    return [
+        (open_stored(index, own, number), Operators.from_index(index, number))
+        for number in range(1, 1 + len(stored_checkpoints(index)))
+    ]
+
+
+def open_stored(index: Index, own: CausalLM, number: int) -> CausalLM:
+    """The model of a stored checkpoint (1, 2, …), its weights compared; raises as `open_checkpoints`."""
+    from stride_cli.models.loading import model_fingerprint
+
+    wanted = stored_checkpoints(index)[number - 1]
+    fix = f"put it back, or fit without it: stride train --index {index.path} --overwrite"
+    try:
+        fingerprint = model_fingerprint(wanted.path)
+    except ModelError as error:
+        raise ModelError(
+            f"checkpoint {number} of index '{index.path}' cannot be read at '{wanted.path}' "
+            f"(expected weights {wanted.fingerprint}): {error.message}",
+            fix=fix,
+        ) from error
+    if fingerprint != wanted.fingerprint:
+        raise IndexMismatch(
+            f"checkpoint {number} of index '{index.path}', '{wanted.path}', has changed "
+            f"(expected weights {wanted.fingerprint}, found {fingerprint})",
+            fix=fix,
+        )
+    return Opener.like(own).load(wanted.path)

@@ -1,0 +1,85 @@
+"""Operators of one model by either fit, with the step at which `exact` measures them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.errors import NumericalError
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import Batch, ChunkReader
+    from stride_cli.operators.store import Operators
+
+
+def fit_operators(
+    model: CausalLM,
+    chunks: ChunkReader,
+    columns: np.ndarray,
+    n_subsets: int,
+    settings: Any,
+    *,
+    rows: tuple[np.ndarray, Any] | None = None,
+    scratch: Path | None = None,
+    save_seconds: float = 60.0,
+) -> Operators:
+    """Fit one operator per subset.
+
+    Parameters
+    ----------
+    columns : (n, d) unsigned        the subsets of each chunk
+    settings : ClosedSettings or SgdSettings
+    rows : ((K + 1,), (n d,)), optional      the design's offsets and members, else made from `columns` (sgd)
+    scratch : directory, optional    where an interrupted fit continues from
+    save_seconds : float             how often it is saved there
+
+    Raises
+    ------
+    NumericalError      a loss or a gate is not finite
+    """
+    from index_format.design import build_rows
+    from stride_cli.operators.closed import ClosedSettings, fit_closed
+    from stride_cli.operators.sgd import fit_sgd
+
+    saving: dict[str, Any] = {"scratch": scratch, "save_seconds": save_seconds}
+    if isinstance(settings, ClosedSettings):
+        operators = fit_closed(model, chunks, np.asarray(columns), n_subsets, settings, **saving)
+    else:
+        offsets, members = rows if rows is not None else build_rows(np.asarray(columns), n_subsets)
+        operators = fit_sgd(model, chunks, offsets, members, settings, **saving)
+    if not all(np.isfinite(gate).all() for gate in operators.gates):
+        raise NumericalError(
+            "the fitted gates are not finite", fix="raise --damping, or run with --dtype fp32"
+        )
+    return operators
+
+
+def set_step(model: CausalLM, operators: Operators, chunks: ChunkReader, seed: int) -> float | None:
+    """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
+    from stride_cli.measurement.exact import choose_step
+
+    if operators.fit != "closed":
+        return None
+    operators.step, agreement = choose_step(model, operators, _probe_batch(chunks, seed), seed=seed)
+    return agreement
+
+
+def _probe_batch(chunks: ChunkReader, seed: int) -> Batch:
+    """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
+    from stride_cli.operators.batches import pad_batch
+    from stride_cli.randomness import stream
+
+    rows, tokens, weights = [], [], []
+    for row in stream(seed, "step probes", 1).permutation(chunks.n_chunks):
+        ids, mask = chunks.chunk(int(row))
+        start = max(0, int(mask.argmax()) - 64)
+        if mask[start : start + 128].sum() > 0:
+            rows.append(int(row))
+            tokens.append(ids[start : start + 128])
+            weights.append(mask[start : start + 128])
+        if len(rows) == 2:
+            break
+    return pad_batch(np.asarray(rows), tokens, weights)
