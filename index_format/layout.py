@@ -136,6 +136,13 @@ _SPECS = (
     ),
     ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
     ArraySpec(
+        "operators/checkpoint_*",
+        NUMBERS,
+        ("...",),
+        False,
+        "checkpoint_i.name: as operators/name, of entry i (from 1) of the group's attribute checkpoints",
+    ),
+    ArraySpec(
         "operators/*",
         NUMBERS,
         ("...",),

@@ -461,6 +461,14 @@ def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")
+        elif name == "checkpoints":
+            rows += [
+                (
+                    f"{label}: {number}",
+                    f"{entry['path']} (layer {entry['layer']}, {entry['model_fingerprint']})",
+                )
+                for number, entry in enumerate(value, 1)
+            ]
         elif value is None:
             rows.append((label, "–"))
         elif isinstance(value, bool):

@@ -38,18 +38,19 @@ def combine_checkpoints(responses: Sequence[np.ndarray], row_sizes: np.ndarray |
     first, *others = responses
     if not others:
         return first
-    total, reference = np.zeros_like(first, dtype=np.float64), _spread(first, row_sizes)
-    for found in responses:
-        spread = _spread(found, row_sizes)
-        total += found * np.divide(reference, spread, out=np.zeros_like(spread), where=spread > 0)
+    total = np.zeros_like(first, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a response that is not finite stays so, and is refused as such
+        reference = _spread(first, row_sizes)
+        for found in responses:
+            spread = _spread(found, row_sizes)
+            total += found * np.divide(reference, spread, out=np.zeros_like(spread), where=spread > 0)
     return total / len(responses)
 
 
 def _spread(responses: np.ndarray, row_sizes: np.ndarray | None) -> np.ndarray:
     """s_c, (..., 1) float64."""
     y = responses if row_sizes is None else additive_measurement(responses, row_sizes)
-    with np.errstate(invalid="ignore"):  # a response that is not finite stays so, and is refused as such
-        spread: np.ndarray = np.std(y, axis=-1, keepdims=True, dtype=np.float64)
+    spread: np.ndarray = np.std(y, axis=-1, keepdims=True, dtype=np.float64)
     return spread
 
 

@@ -1,0 +1,388 @@
+"""Several checkpoints of a run in one index: fitted one after the other, measured together, or refused."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_format.errors import IndexMismatch
+from index_format.reader import Index
+from stride_cli import api
+from stride_cli.errors import ModelError
+from stride_cli.measurement.additive import additive_measurement
+from stride_cli.operators import checkpoints as module
+from stride_cli.operators.store import Operators
+
+DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
+PROMPT = "The French Revolution"
+
+
+def built(folder: Path, model: Path, name: str) -> Path:
+    """An index of the folder's corpus for a model, without operators."""
+    api.build_index([str(folder / "corpus.jsonl")], model_path=str(model), out=folder / name, n_subsets=40)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """corpus.jsonl (40 documents), model/ with three checkpoints, bare.stride, and run.stride with operators
+    of two of the checkpoints beside the model's own."""
+    from stride_cli.models.pretraining import TrainOptions, train_model
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:40]]
+    rows = [{"id": document["id"], "text": document["text"][:160]} for document in documents]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = TrainOptions(**SIZES, epochs=2, batch_tokens=256, device="cpu", dtype="fp32", checkpoints=3)
+    train_model([str(folder / "corpus.jsonl")], folder / "model", options)
+    built(folder, folder / "model", "bare.stride")
+    shutil.copytree(folder / "bare.stride", folder / "run.stride")
+    api.train(folder / "run.stride", api.TrainOptions(checkpoints=kept(folder)[:2]))
+    return folder
+
+
+def kept(folder: Path) -> list[Path]:
+    """The checkpoints that the training kept."""
+    found = sorted((folder / "model" / "checkpoints").iterdir())
+    assert len(found) == 3
+    return found
+
+
+@pytest.fixture
+def bare(run_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folder / "bare.stride", tmp_path / "bare.stride"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_each_measures_as_alone_and_the_answer_is_their_mean(run_folder: Path) -> None:
+    """By hand: every model with an index of its own, and the mean at the spread of the first."""
+    together = api.Session.open(run_folder / "run.stride")
+    query = api.as_query(together.index, together.model, PROMPT, api.QueryOptions(max_new_tokens=4))
+    answer = together.query(query)
+    total = np.zeros(40)
+    first = None
+    for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
+        index = built(run_folder, path, f"alone-{number}.stride")
+        api.train(index)
+        alone = api.Session.open(index)
+        stored = Operators.from_index(together.index, number)
+        for ours, theirs in zip(stored.gates, alone.operators.gates, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert alone.pairs == [(alone.model, alone.operators)]
+        y = additive_measurement(alone.query(query).responses, alone.row_sizes)
+        first = y.std() if first is None else first
+        total += y * first / y.std() / 3
+    np.testing.assert_allclose(answer.measured, total, rtol=1e-6, atol=1e-6 * np.abs(total).max())
+    assert answer.loss == pytest.approx(together.query(query, api.QueryOptions(measure="exact")).loss)
+    assert not np.allclose(
+        answer.responses, api.Session.open(run_folder / "alone-0.stride").query(query).responses
+    )
+
+
+def test_exact_measurement_has_them_all_too(run_folder: Path) -> None:
+    session = api.Session.open(run_folder / "run.stride")
+    answer = session.query(PROMPT, api.QueryOptions(measure="exact", max_new_tokens=3))
+    assert answer.agreement is not None and answer.agreement > 0.99
+    linear = session.query(PROMPT, api.QueryOptions(max_new_tokens=3, check=True))
+    assert linear.agreement is not None and linear.agreement > 0.99
+    assert np.corrcoef(linear.responses, answer.responses)[0, 1] > 0.99
+
+
+def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
+    """The method of the evaluation, the audit, and a fit of the method's own agree with a query."""
+    from stride_cli.audit.effect import _measure
+    from stride_cli.baselines.protocol import Task, score_all
+    from stride_cli.baselines.registry import open_method
+    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.operators.batches import ChunkReader
+
+    session = api.Session.open(run_folder / "run.stride")
+    query = api.as_query(session.index, session.model, PROMPT, api.QueryOptions(max_new_tokens=4))
+    answer = session.query(query)
+    expected = np.zeros(session.index.n_chunks)
+    expected[answer.solution.indices] = answer.solution.values
+    task = Task(session.index, session.model, ChunkReader(session.index), session.index.seed)
+    listed = "|".join(map(str, [run_folder / "model", *kept(run_folder)[:2]]))
+    for spec in ("stride:stored=true", f"stride:checkpoints={listed}"):
+        method = open_method(spec)
+        method.fit(task)
+        scores = score_all(method, QuerySet.from_queries([query]))[0]
+        np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+    class Sample:
+        def __init__(self) -> None:
+            self.scored = float(query.weights.sum())
+            self.parts = [(query.ids, query.weights)]
+
+    from stride_cli.audit import effect
+
+    before = effect._rows
+    effect._rows = lambda sample: sample.parts
+    try:
+        responses, losses = _measure(session, [Sample()])
+    finally:
+        effect._rows = before
+    np.testing.assert_allclose(responses[0], answer.responses, rtol=1e-5, atol=1e-9)
+    assert losses[0] == pytest.approx(answer.loss)
+
+
+def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: Path) -> None:
+    from stride_cli.schema import json_schema
+
+    chosen = kept(run_folder)
+    # the index's own model and a second copy of a checkpoint's weights take part once
+    record = api.train(
+        bare, api.TrainOptions(checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
+    )
+    assert [entry["path"] for entry in record["checkpoints"]] == [str(chosen[2]), str(chosen[0])]
+    from jsonschema import Draft202012Validator
+
+    Draft202012Validator(json_schema("stride.train/1")).validate(json.loads(json.dumps(record)))
+    stored = Index.open(bare).operator_attributes()["checkpoints"]
+    assert [entry["path"] for entry in stored] == [str(chosen[2]), str(chosen[0])]
+    assert [entry["model_fingerprint"] for entry in stored] == [
+        entry["fingerprint"] for entry in record["checkpoints"]
+    ]
+    assert all(entry["layer"] == record["layer"] for entry in stored)
+
+
+def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path, tmp_path: Path) -> None:
+    from index_format.verify import verify
+    from stride_cli.corpus.build import append_to_index
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+
+    index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
+    assert verify(index) == []
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "new", "text": "Bread was dear in Paris that winter."}) + "\n")
+    tokenizer = load_tokenizer(run_folder / "model")
+    append_to_index(
+        index,
+        [str(more)],
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        reading=ReadOptions(),
+    )
+    assert verify(index) == []
+    assert len(api.Session.open(index).checkpoints) == 2
+    (damaged,) = index.glob("operators/checkpoint_2.token_logit_gates/c/0/*")
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert [problem.kind for problem in verify(index)] == ["content"]
+
+
+@pytest.mark.parametrize("fit", ["closed", "sgd"])
+def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
+    run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: str
+) -> None:
+    options = api.TrainOptions(fit=fit, checkpoints=kept(run_folder)[:2], steps=5 if fit == "sgd" else None)
+    whole = Path(shutil.copytree(bare, tmp_path / "whole.stride"))
+    api.train(whole, options)
+    fitted = []
+
+    def fit_operators(model, *given, **named):
+        fitted.append(model.fingerprint)
+        if len(fitted) == 3:
+            raise KeyboardInterrupt
+        return before(model, *given, **named)
+
+    before = module.fit_operators
+    monkeypatch.setattr(module, "fit_operators", fit_operators)
+    with pytest.raises(KeyboardInterrupt):
+        api.train(bare, options)
+    assert not Index.open(bare).has("operators")
+    api.train(bare, options)
+    assert len(fitted) == 4 and fitted[2] == fitted[3]
+    assert contents(bare / "operators") == contents(whole / "operators")
+    assert not (bare / "operators.partial").exists()
+
+
+@pytest.mark.slow
+def test_killed_between_checkpoints_it_ends_with_the_same_bits(run_folder: Path, bare: Path) -> None:
+    command = [sys.executable, "-m", "stride_cli", "train", "--index", str(bare), "--device", "cpu"]
+    command += ["--checkpoints", *map(str, kept(run_folder)[:2])]
+    journal = bare / "operators.partial" / "journal.jsonl"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (journal.exists() and '"fitted"' in journal.read_text()):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (bare / "operators").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert contents(bare / "operators") == contents(run_folder / "run.stride" / "operators")
+
+
+def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref] = []
+    before = api.open_model
+    load = module.Opener.load
+
+    def opened(*given, **named):
+        model = before(*given, **named)
+        alive.append(weakref.ref(model))
+        return model
+
+    def loaded(self, path):
+        assert [seen() for seen in alive] == [None] * len(alive)
+        model = load(self, path)
+        alive.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(api, "open_model", opened)
+    monkeypatch.setattr(module.Opener, "load", loaded)
+    gc.disable()
+    try:
+        api.train(bare, api.TrainOptions(checkpoints=kept(run_folder)[:2]))
+    finally:
+        gc.enable()
+    assert len(alive) == 3
+
+
+@pytest.mark.parametrize("what", ["changed", "gone"])
+def test_a_checkpoint_that_is_not_as_it_was_is_refused(
+    run_folder: Path, bare: Path, tmp_path: Path, what: str
+) -> None:
+    place = Path(shutil.copytree(kept(run_folder)[0], tmp_path / "kept"))
+    api.train(bare, api.TrainOptions(checkpoints=[place]))
+    stored = Index.open(bare).operator_attributes()["checkpoints"][0]["model_fingerprint"]
+    shutil.rmtree(place)
+    if what == "changed":
+        shutil.copytree(kept(run_folder)[1], place)
+    with pytest.raises(IndexMismatch if what == "changed" else ModelError) as refused:
+        api.Session.open(bare)
+    assert str(place) in str(refused.value) and stored in str(refused.value)
+    assert "stride train" in refused.value.fix and "--overwrite" in refused.value.fix
+    if what == "changed":
+        found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
+        assert found in str(refused.value)
+    api.train(bare, overwrite=True)
+    assert api.Session.open(bare).checkpoints == []
+
+
+def test_another_tokenizer_is_refused_before_anything_is_fitted(
+    run_folder: Path, bare: Path, tmp_path: Path
+) -> None:
+    from stride_cli.models.loading import tokenizer_fingerprint
+    from stride_cli.models.pretraining import TrainOptions, train_model
+
+    other = tmp_path / "other"
+    options = TrainOptions(
+        **{**SIZES, "vocab": 300}, epochs=0.1, batch_tokens=256, device="cpu", dtype="fp32"
+    )
+    train_model([str(run_folder / "corpus.jsonl")], other, options)
+    with pytest.raises(IndexMismatch, match="another tokenizer") as refused:
+        api.train(bare, api.TrainOptions(checkpoints=[kept(run_folder)[0], other]))
+    for path in (run_folder / "model", other):
+        assert tokenizer_fingerprint(path) in str(refused.value)
+    assert not (bare / "operators.partial").exists()
+    with pytest.raises(ModelError, match="there is no model"):
+        api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "nothing"]))
+
+
+def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: Path, tmp_path: Path) -> None:
+    """Wider and deeper, trained on its own with the same tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, NanoChatConfig, NanoChatForCausalLM
+
+    from stride_cli.models.loading import quiet_transformers
+
+    config = json.loads((run_folder / "model" / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")
+    torch.manual_seed(0)
+    wide = NanoChatForCausalLM(
+        NanoChatConfig(
+            vocab_size=config["vocab_size"],
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=None,
+        )
+    )
+    with quiet_transformers():
+        wide.save_pretrained(tmp_path / "wide")
+        tokenizer.save_pretrained(tmp_path / "wide")
+    record = api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "wide"]))
+    assert record["checkpoints"][0]["layer"] == 2 and record["layer"] == 1
+    answer = api.Session.open(bare).query(PROMPT, api.QueryOptions(max_new_tokens=3))
+    assert np.isfinite(answer.responses).all()
+
+
+def test_from_the_command_line_and_the_settings(
+    run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from stride_cli.commands.app import app
+
+    monkeypatch.chdir(tmp_path)
+    one, two, _ = map(str, kept(run_folder))
+    asked = ["train", "--index", str(bare), "--device", "cpu", "--dtype", "fp32", "--json"]
+    runner = CliRunner()
+
+    def train(*arguments: str) -> list[str]:
+        result = runner.invoke(app, [*asked, *arguments])
+        assert result.exit_code == 0, result.output
+        return [entry["path"] for entry in json.loads(result.stdout.splitlines()[-1])["checkpoints"]]
+
+    # as the shell writes model/checkpoints/*
+    assert train("--checkpoints", one, two) == [one, two]
+    shown = runner.invoke(app, ["index", "info", str(bare), "--json"])
+    named = json.loads(shown.stdout)["operators"]["checkpoints"]
+    assert [entry["path"] for entry in named] == [one, two]
+    assert train("--overwrite", "--checkpoints", two, "--checkpoints", one) == [two, one]
+    (tmp_path / "stride.yaml").write_text(f"train:\n  checkpoints: ['{one}']\n")
+    assert train("--overwrite") == [one]
+    result = runner.invoke(app, ["train", one, "--index", str(bare)])
+    assert result.exit_code != 0 and "unexpected argument" in str(result.exception)
+
+
+def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
+    """Two trainings from other seeds; they share the rows, and a query's own inputs."""
+    from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
+
+    random = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    images = random.integers(0, 9, (120, 8, 8)) + 3 * labels[:, None, None]
+    np.savez(tmp_path / "digits.npz", images=images.astype(np.uint8), labels=labels)
+    for seed, name in enumerate(("first", "second")):
+        options = ClassifierOptions(width=8, rows=100, holdout=10, epochs=3, seed=seed)
+        train_classifier(tmp_path / "digits.npz", tmp_path / name, options)
+    index = tmp_path / "run.stride"
+    api.build_index([str(tmp_path / "digits.npz")], model_path=str(tmp_path / "first"), out=index)
+    record = api.train(index, api.TrainOptions(checkpoints=[tmp_path / "second"]))
+    assert [entry["path"] for entry in record["checkpoints"]] == [str(tmp_path / "second")]
+    session = api.Session.open(index)
+    (held_out,) = session.model.held_out[:1]
+    answer = session.query(str(held_out))
+    assert np.isfinite(answer.responses).all() and len(session.pairs) == 2
+    fresh = session.model.register(images[:1], labels[:1])  # an input that no process but this one knows
+    batch = fresh.batch([0])
+    for model, _ in session.pairs:
+        assert np.array_equal(model.inputs(batch.ids).cpu(), session.model.inputs(batch.ids).cpu()) or (
+            model.fingerprint != session.model.fingerprint
+        )
