@@ -30,6 +30,17 @@ _HIT = {
         "boolean",
         "not in the sparse solution: ranked by correlation with what it leaves unexplained",
     ),
+    "prior": (
+        "number",
+        "with --prior: what it adds to the influence, nats; the rank is by the sum. Else null",
+        "optional",
+    ),
+    "stability": (
+        "number",
+        "with --stability: share of random halves of the subsets in which the document's influence keeps it "
+        "on a list of this length, 0 … 1; null where that was not measured",
+        "optional",
+    ),
 }
 RECORDS: dict[str, dict[str, Any]] = {
     "stride.answer/1": {
@@ -42,6 +53,17 @@ RECORDS: dict[str, dict[str, Any]] = {
         "loss": ("number", "the model's loss on them, mean nats per scored token"),
         "hits": [_HIT],
         "opposers": [_HIT],
+        "reliability": (
+            "number",
+            "with --stability: correlation of what the subsets that a random half leaves out answered with "
+            "what the half predicts of it, mean over halves, 0 … 1. Else null",
+            "optional",
+        ),
+        "prior": (
+            "string or null",
+            '"tfidf": hits are ranked by influence and word overlap together; null: by influence',
+            "optional",
+        ),
         "recovery": {
             "lambda": ("number", "ℓ1 penalty, nats"),
             "lambda_ratio": ("number", "λ / λ_max"),
@@ -70,6 +92,7 @@ RECORDS: dict[str, dict[str, Any]] = {
             "measure": ("number", "seconds"),
             "recover": ("number", "seconds"),
             "rank": ("number", "seconds"),
+            "stability": ("number", "seconds", "optional"),
         },
         "expected": [("string", "stride demo: a document that states the fact"), "optional"],
         "found": ("boolean", "stride demo: whether such a document is on top", "optional"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.baselines.prior import LexicalPrior, prior_parts
 from stride_cli.baselines.protocol import QUERY_BLOCK, Task
 from stride_cli.errors import UsageError
 
@@ -37,6 +38,9 @@ class StrideMethod:
                                         scale. Their gates are kept in temporary files.
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
+    prior : str, optional               "tfidf": word overlap is added, see `stride_cli.baselines.prior`
+    halves : int                        also recover from so many random halves of the subsets, for the
+                                        queries' reliability, (Q,) in `reliability` once they are scored
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class StrideMethod:
         nonneg: bool = False,
         checkpoints: str | None = None,
         stored: bool = False,
+        prior: str | None = None,
+        halves: int = 0,
     ) -> None:
         from stride_cli.api import TrainOptions
 
@@ -83,6 +89,9 @@ class StrideMethod:
         self._nonneg = nonneg
         self._checkpoints = checkpoints
         self._stored = stored
+        self._prior = None if prior is None else LexicalPrior(prior)
+        self._halves = halves
+        self.reliability: list[float] | None = None
         self._fitted: list[
             tuple[str | int | None, Operators]
         ] = []  # path, or place in the index; None: task's
@@ -127,7 +136,9 @@ class StrideMethod:
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, operators.fit, recipe)
         self._row_sizes = np.bincount(np.asarray(self._columns).reshape(-1), minlength=self._n_subsets)
-        self.active_bound = self._n_subsets
+        self.active_bound = self._n_subsets if self._prior is None else None
+        if self._prior is not None:
+            self._prior.fit(task)
         gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         self.bytes_per_chunk = (gates + np.asarray(self._columns).nbytes) / max(1, task.n_chunks)
 
@@ -173,6 +184,7 @@ class StrideMethod:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
         from stride_cli.measurement.additive import additive_measurement
         from stride_cli.recovery.lasso import solve_batch
+        from stride_cli.recovery.stability import solve_halves
 
         intercept = self._defaults["intercept"]
         ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
@@ -191,7 +203,20 @@ class StrideMethod:
             scores = np.zeros((len(solutions), len(self._columns)), np.float32)
             for row, solution in zip(scores, solutions, strict=True):
                 row[solution.indices] = solution.values
+            if self._prior is not None:
+                asked = queries.take(range(start, start + len(scores)))
+                scores += prior_parts(scores, self._prior.similarity(asked)).astype(np.float32)
             yield scores
+        self.reliability = None
+        if self._halves:
+            found = [
+                solve_halves(
+                    self._columns, y, n_subsets=self._n_subsets, seed=self._task.index.seed,
+                    draws=self._halves, lambda_ratio=ratio, intercept=intercept, nonneg=self._nonneg,
+                )
+                for y in responses
+            ]  # fmt: skip
+            self.reliability = [halves.reliability for halves in found]
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
         """Responses (Q, K) float64 of all queries; measured once, with one checkpoint after the other."""

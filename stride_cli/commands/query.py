@@ -14,11 +14,13 @@ from stride_cli.commands.completion import MEASURES, one_of
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
 from stride_cli.errors import QueryError, UsageError
 
+HALVES = 20
 EXAMPLE = """\b
 Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
   stride query "The largest moon of Saturn is" --bottom 5 --explain
+  stride query "The chemical symbol of gold is" --stability --prior tfidf
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
@@ -82,6 +84,25 @@ def query(
     no_intercept: Annotated[
         bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
     ] = False,
+    stability: Annotated[
+        bool,
+        typer.Option(
+            "--stability",
+            help="How often each document stays on the list, and how far to trust the answer, from random "
+            "halves of the subsets.",
+        ),
+    ] = False,
+    halves: Annotated[
+        int | None, typer.Option("--halves", help="So many halves; implies --stability. [20]")
+    ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            "--prior",
+            help="tfidf: rank by influence and word overlap together; the answer keeps the two apart.",
+            autocompletion=one_of("tfidf"),
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--verbose", "-v", help="Spot-check the measurement, show time by stage.")
     ] = False,
@@ -95,6 +116,7 @@ def query(
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     from stride_cli import api
+    from stride_cli.baselines.prior import PRIORS
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.output import emit, wants_json
@@ -122,10 +144,14 @@ def query(
         ("--top", chosen.top, 0),
         ("--bottom", chosen.bottom, 0),
         ("--max-new-tokens", chosen.max_new_tokens, 1),
+        ("--halves", HALVES if halves is None else halves, 1),
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
-    options = query_options(chosen, chat=chat, check=check)
+    if prior is not None and prior not in PRIORS:
+        raise UsageError(f"there is no prior '{prior}'", fix=f"use --prior {PRIORS[0]}")
+    draws = (HALVES if halves is None else halves) if stability or halves is not None else 0
+    options = query_options(chosen, chat=chat, check=check, halves=draws, prior=prior)
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})

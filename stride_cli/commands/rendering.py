@@ -50,7 +50,7 @@ def render_answer(
     lists = [
         Group(*_list(title, hits, query, largest))
         for title, hits in (
-            ("documents that support this", record["hits"]),
+            (_supporting(record), record["hits"]),
             ("documents that oppose this", record["opposers"]),
         )
         if hits
@@ -72,12 +72,21 @@ def render_answer(
         f"coverage {answer.coverage:.0%}"
     )
     console.print(Text(certificate, style="dim"))
+    if record["reliability"] is not None:
+        reliable = f"reliability {record['reliability']:.2f}: how well half of the subsets predict the others"
+        console.print(Text(reliable, style="dim"))
     if verbose:
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
         console.print(Text(stages, style="dim"))
         if answer.agreement is not None:
             check = f"linear and exact measurement agree at r = {answer.agreement:.4f}"
             console.print(Text(check, style="dim"))
+
+
+def _supporting(record: dict[str, Any]) -> str:
+    if record["prior"] is None:
+        return "documents that support this"
+    return "documents that support this, ranked by influence and word overlap together"
 
 
 def _list(title: str, hits: Sequence[dict[str, Any]], query: str, largest: float) -> list[RenderableType]:
@@ -110,6 +119,10 @@ def _heading(hit: dict[str, Any], largest: float, number: int) -> Text:
     else:
         line.append(f" {hit['share']:4.0%} ")
         line.append(f"{hit['influence']:+.3g} ", style="dim")
+    if hit["prior"]:
+        line.append(f"{hit['prior']:+.3g} by overlap ", style="dim")
+    if hit["stability"] is not None:
+        line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
     line.append(printable(hit["document"]), style="bold")
     special = "; ".join(flags(hit))
     if special:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from stride_cli.evaluation.metrics import row_pearson
+from stride_cli.evaluation.resampling import DRAWS, interval
+from stride_cli.randomness import stream
 
 _MOST_GROUPS = 12
 
@@ -33,6 +36,26 @@ def mean_over_queries(values: np.ndarray) -> dict[str, Any]:
         "mean": float(np.mean(values)) if n else None,
         "se": float(np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else None,
     }
+
+
+def reliability_tracking(
+    reliability: np.ndarray | None, correlations: np.ndarray | None, *, draws: int = DRAWS, seed: int = 0
+) -> dict[str, float | None]:
+    """Does a method know on which queries it is right? {reliability, mean, se, low, high}.
+
+    Spearman's correlation over queries of what the method thinks of its scores, (Q,), with their true LDS,
+    (Q,), with its bootstrap over queries; beside it the mean reliability. The LDS of one query is itself
+    noisy, so that even a perfect judge stays below 1. All None where either is not known.
+    """
+    if reliability is None or correlations is None:
+        return dict.fromkeys(("reliability", "mean", "se", "low", "high"))
+    rows = stream(seed, "bootstrap reliability").integers(0, len(reliability), (draws, len(reliability)))
+    pairs = np.concatenate([np.arange(len(reliability))[None], rows])
+    observed, *resampled = row_pearson(
+        rankdata(reliability[pairs], axis=1), rankdata(correlations[pairs], axis=1)
+    )
+    found = interval(float(observed), np.asarray(resampled))
+    return {"reliability": float(reliability.mean()), **asdict(found)}
 
 
 def partial_spearman(predicted: np.ndarray, measured: np.ndarray, given: np.ndarray) -> np.ndarray:

@@ -11,7 +11,12 @@ import numpy as np
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError
 from stride_cli.evaluation import metrics
-from stride_cli.evaluation.breakdown import mean_over_queries, partial_spearman, query_groups
+from stride_cli.evaluation.breakdown import (
+    mean_over_queries,
+    partial_spearman,
+    query_groups,
+    reliability_tracking,
+)
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run, first_line
@@ -237,6 +242,7 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
     if entry.error is not None:
         record["error"] = entry.error
     spearman = estimates["spearman"] if estimates else None
+    reliability = run.reliability if run else None
     return {
         **record,
         "response": ground.response,
@@ -254,6 +260,7 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
             "query": run.score_seconds / ground.n_queries if run else None,
         },
         "bytes_per_chunk": run.bytes_per_chunk if run else None,
+        "tracking": reliability_tracking(reliability, correlations.spearman if correlations else None),
     }
 
 

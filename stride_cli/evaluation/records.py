@@ -45,6 +45,10 @@ _LDS: dict[str, Any] = {
         "query": ("number", "seconds a query"),
     },
     "bytes_per_chunk": ("number", "what the method keeps for later queries, bytes a chunk"),
+    "tracking": {
+        "reliability": ("number", "mean over queries of the reliability they were given; null without any"),
+        **_mean("rank correlation over queries between reliability and true LDS; interval over queries"),
+    },
 }
 _GROUP: dict[str, Any] = {
     "group": ("string", "what the ids of these queries begin with, up to the first /"),

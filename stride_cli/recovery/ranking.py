@@ -33,6 +33,8 @@ class Hit:
     neighbours : int     other chunks that share all but at most one subset with `chunk`, which M hardly
                          tells apart from it
     seen : bool          the operators were fitted on `chunk`
+    prior : float        what a prior adds to the influence, in its unit; 0.0 without one
+    stability : float, optional      see `stride_cli.recovery.stability.document_stability`
     """
 
     rank: float
@@ -44,6 +46,8 @@ class Hit:
     backfilled: bool
     neighbours: int
     seen: bool
+    prior: float = 0.0
+    stability: float | None = None
 
 
 def rank_documents(
@@ -54,6 +58,7 @@ def rank_documents(
     top: int,
     bottom: int = 0,
     seen: np.ndarray | None = None,
+    prior: np.ndarray | None = None,
 ) -> tuple[list[Hit], list[Hit]]:
     """The documents that support a prediction most, and those that oppose it most.
 
@@ -64,11 +69,14 @@ def rank_documents(
     chunk_document : (n,) int64   document of each chunk
     top, bottom : int             how many supporters and opposers at most
     seen : (n,) of bool or uint8, optional   chunks that the operators were fitted on (None: all)
+    prior : (n,) float64, ≥ 0, optional      in the unit of the weights, see `stride_cli.baselines.prior`
 
     Returns
     -------
     supporters, opposers : lists of Hit, strongest first
-        A document whose influence is 0 is in neither. When fewer than `top` documents support, those without
+        With a prior, supporters are ranked by influence + prior, summed over chunks; documents that oppose do
+        so by their influence, and their prior is left out. A document whose influence (and prior) is 0 is in
+        neither. When fewer than `top` documents support, those without
         any weight follow, by the correlation of their best chunk with the residual as long as it is positive,
         marked `backfilled`. Opposers are never backfilled.
 
@@ -80,15 +88,24 @@ def rank_documents(
         raise UsageError(f"chunk_document has {len(chunk_document)} entries for {solution.n_chunks} chunks")
     if top < 0 or bottom < 0:
         raise UsageError(f"top is {top} and bottom is {bottom}: neither can be negative")
-    owners = np.asarray(chunk_document[solution.indices])
-    documents, owner = np.unique(owners, return_inverse=True)
-    influence = np.bincount(owner, solution.values, minlength=len(documents))
     total = float(np.abs(solution.values).sum())
+    chunks, values = solution.indices, solution.values
+    if prior is None:
+        parts = np.zeros(len(chunks))
+    else:
+        chunks = np.union1d(chunks, np.flatnonzero(prior))
+        values, parts = np.zeros(len(chunks)), np.asarray(prior[chunks], np.float64)
+        values[np.searchsorted(chunks, solution.indices)] = solution.values
+    documents, owner = np.unique(np.asarray(chunk_document[chunks]), return_inverse=True)
+    influence = np.bincount(owner, values, minlength=len(documents))
+    added = np.bincount(owner, parts, minlength=len(documents))
+    added[influence < -_TIE * total] = 0.0
+    both, each = influence + added, values + parts
 
     def strongest(sign: int, count: int) -> list[Hit]:
-        chosen = np.flatnonzero(sign * influence > _TIE * total)
-        order = chosen[np.argsort(-sign * influence[chosen], kind="stable")]
-        ranks = mid_ranks(influence[order])
+        chosen = np.flatnonzero(sign * both > _TIE * total)
+        order = chosen[np.argsort(-sign * both[chosen], kind="stable")]
+        ranks = mid_ranks(both[order])
         hits = []
         for rank, at in zip(ranks[:count], order[:count], strict=True):
             own = np.flatnonzero(owner == at)
@@ -97,12 +114,13 @@ def rank_documents(
                     rank=float(rank),
                     document=int(documents[at]),
                     influence=float(influence[at]),
-                    share=abs(float(influence[at])) / total,
+                    share=abs(float(influence[at])) / total if total else 0.0,
                     sign="supports" if sign > 0 else "opposes",
-                    chunk=int(solution.indices[own[np.argmax(sign * solution.values[own])]]),
+                    chunk=int(chunks[own[np.argmax(sign * (each if sign > 0 else values)[own])]]),
                     backfilled=False,
                     neighbours=0,
                     seen=True,
+                    prior=float(added[at]),
                 )
             )
         return hits
@@ -113,14 +131,23 @@ def rank_documents(
         supporters += _backfill(solution, design, chunk_document, documents, len(supporters), top)
     hits = supporters + opposers
     if hits:
-        chunks = np.array([hit.chunk for hit in hits])
-        counts = design.count_neighbours(chunks)
-        fitted = np.ones(len(hits), bool) if seen is None else np.asarray(seen[chunks]).astype(bool)
+        shown = np.array([hit.chunk for hit in hits])
+        counts = design.count_neighbours(shown)
+        fitted = np.ones(len(hits), bool) if seen is None else np.asarray(seen[shown]).astype(bool)
         hits = [
             replace(hit, neighbours=int(count), seen=bool(known))
             for hit, count, known in zip(hits, counts, fitted, strict=True)
         ]
     return hits[: len(supporters)], hits[len(supporters) :]
+
+
+def document_influences(
+    solution: Solution, chunk_document: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Documents with weight (D,), ascending; their summed influence (D,); what is below it is rounding."""
+    documents, owner = np.unique(np.asarray(chunk_document[solution.indices]), return_inverse=True)
+    influence = np.bincount(owner, solution.values, minlength=len(documents))
+    return documents, influence, _TIE * float(np.abs(solution.values).sum())
 
 
 def count_neighbours(columns: Any, chunk_ids: np.ndarray | Sequence[int]) -> np.ndarray:

@@ -16,6 +16,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "integer": (int,),
     "number": (int, float, type(None)),
+    "null": (type(None),),
 }
 
 
@@ -84,7 +85,7 @@ def _compare(value: Any, fields: Any, name: str = "") -> str:
             return f"{name} is {type(value).__name__} (expected a list)"
         checks = (_compare(item, fields[0], f"{name}[{place}]") for place, item in enumerate(value))
         return next((wrong for wrong in checks if wrong), "")
-    kinds = _KINDS[fields[0]]
+    kinds = tuple(kind for each in fields[0].split(" or ") for kind in _KINDS[each])
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         return f"{name} is {value!r} (expected a {fields[0]})"
     if name.endswith(".sign") and value not in ("supports", "opposes"):

@@ -15,6 +15,7 @@ _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the
 _FELLOW = 0.5  # documents with this part of the strongest one's share stand out beside it
 _GOOD_FIT, _POOR_FIT = 0.8, 0.5
 _FEW_SUBSETS = 100
+_UNRELIABLE = 0.4
 _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
@@ -28,7 +29,7 @@ def explain(record: Mapping[str, Any]) -> str:
     ----------
     record : a ``stride.answer/1`` record
     """
-    return f"{_finding(record)} {_trust(record)}"
+    return f"{_finding(record)} {_with_opinion(record, _trust(record))}"
 
 
 def caveats(record: Mapping[str, Any]) -> list[str]:
@@ -48,6 +49,12 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
         found.append(
             f"The influences explain only {_percent(fit)} of what the subsets answered (R²): most of the "
             "response comes from documents too weak to tell apart, or from noise."
+        )
+    reliability = record.get("reliability")
+    if reliability is not None and reliability < _UNRELIABLE:
+        found.append(
+            "Recovered from half of the subsets, the influences predict what the other half answered only at "
+            f"r = {reliability:.2f}: expect little of them, whatever R² says."
         )
     subsets, nonzeros = measurement["subsets"], recovery["nonzeros"]
     if nonzeros > _CROWDED * subsets:
@@ -96,6 +103,8 @@ def flags(hit: Mapping[str, Any]) -> list[str]:
         found.append("never seen by the operators")
     if hit["neighbours"]:
         found.append(_count(hit["neighbours"], "indistinguishable chunk"))
+    if hit.get("prior") and not hit["influence"] and not hit["backfilled"]:
+        found.append("by word overlap only")
     return found
 
 
@@ -161,6 +170,19 @@ def _trust(record: Mapping[str, Any]) -> str:
         f"Trust the strongest, within the limits of a linear picture of training: {reason}, and the sparse "
         f"solution is the best one to within {_gap(recovery['relative_gap'])}."
     )
+
+
+def _with_opinion(record: Mapping[str, Any], sentence: str) -> str:
+    """The sentence with one more clause, where halves of the subsets gave second opinions."""
+    reliability = record.get("reliability")
+    if reliability is None:
+        return sentence
+    clause = f"half of the subsets predict what the others answered at r = {reliability:.2f}"
+    weighted = _weighted(record)
+    if weighted and weighted[0].get("stability") is not None:
+        kept = _percent(weighted[0]["stability"])
+        clause += f", and {weighted[0]['document']} stays on the list in {kept} of such halves"
+    return f"{sentence.removesuffix('.')}; {clause}."
 
 
 def _doubts(record: Mapping[str, Any]) -> list[str]:
