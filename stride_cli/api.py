@@ -87,9 +87,6 @@ class QueryOptions:
     max_new_tokens : length of a generated continuation
     chat : format prompts with the chat template
     check : compare a linear measurement with the exact one on a random few subsets
-    halves : recover from so many random halves of the subsets too, for the hits' stability and the answer's
-        reliability; 0: neither
-    prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
     batch_size : steered continuations at once (exact)
     """
 
@@ -102,8 +99,6 @@ class QueryOptions:
     max_new_tokens: int = 16
     chat: bool = False
     check: bool = False
-    halves: int = 0
-    prior: str | None = None
     batch_size: int = 8
 
 
@@ -127,8 +122,6 @@ class Answer:
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
-    reliability : float or None        see `stride_cli.recovery.stability.Halves`
-    prior : str or None                what the supporters are ranked by, beside their influence
     """
 
     query: Query
@@ -145,8 +138,6 @@ class Answer:
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
-    reliability: float | None = None
-    prior: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -165,8 +156,6 @@ class Answer:
                 "seen": found.seen,
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
-                "prior": None if self.prior is None else found.prior,
-                "stability": found.stability,
             }
 
         return {
@@ -178,8 +167,6 @@ class Answer:
             "loss": self.loss,
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
-            "reliability": self.reliability,
-            "prior": self.prior,
             "recovery": {
                 "lambda": solution.lambda_,
                 "lambda_ratio": solution.lambda_ratio,
@@ -394,7 +381,8 @@ def options_fit(options: TrainOptions) -> str:
 def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
     """Options with every default filled in: ClosedSettings or SgdSettings."""
     from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.operators.bases import affordable_buckets, affordable_rank
+    from stride_cli.models.recipe import was_finetuned
+    from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
     from stride_cli.operators.losses import STABILITY_VARIANTS
     from stride_cli.operators.sgd import SgdSettings
@@ -403,17 +391,20 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     fit = options_fit(options)
     classifier = is_classifier_index(index)
     default_space = DEFAULT_SPACE if fit == "closed" else "residual"
-    if not model.mlp_outputs:
+    if not model.linear_layers("mlp"):
         default_space = default_space.replace("mlp-matrix", "residual-matrix")
+    elif was_finetuned(model):
+        default_space = default_space.replace("mlp-matrix", "linear-matrix")
     names = parse_space(options.space or ("logit" if classifier else default_space))
-    if "mlp-matrix" in names and not model.mlp_outputs:
+    inside = next((name for name in names if name in LAYER_SPACES), None)
+    if inside is not None and not model.linear_layers("mlp"):
         raise UsageError(
-            f"space mlp-matrix steers feed-forward parts, of which {model.name} has none that can be told",
+            f"space {inside} steers feed-forward parts, of which {model.name} has none that can be told",
             fix="use --space residual-matrix+logit+token-logit",
         )
-    if "mlp-matrix" in names and fit == "sgd":
+    if inside is not None and fit == "sgd":
         raise UsageError(
-            "space mlp-matrix is fitted in closed form only", fix="drop --fit sgd, or use --space residual"
+            f"space {inside} is fitted in closed form only", fix="drop --fit sgd, or use --space residual"
         )
     default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
     layer = options.layer if options.layer is not None else default_layer
@@ -429,8 +420,8 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
     default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK} if classifier else DEFAULT_RANKS
     ranks = {name: options.rank or default_ranks[name] for name in names}
-    if "mlp-matrix" in ranks and options.rank is None:
-        ranks["mlp-matrix"] = affordable_rank(model)
+    if inside is not None and options.rank is None:
+        ranks[inside] = affordable_rank(model, inside, index.n_subsets)
     seed = options.seed if options.seed is not None else index.seed
     common: dict[str, Any] = {"spaces": names, "layer": layer, "ranks": ranks, "seed": seed}
     if fit == "closed":
@@ -534,7 +525,6 @@ class Session:
     checkpoints: list[tuple[CausalLM, Operators]] = field(
         default_factory=list
     )  # beside the index's own model
-    priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
     def open(
@@ -639,14 +629,7 @@ class Session:
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-            prior=None if options.prior is None else self._prior(query, solution, options.prior),
         )
-        ranked, reliability = clock(), None
-        if options.halves:
-            supporters, opposers, reliability = self._second_opinions(
-                responses, options, supporters, opposers
-            )
-        judged = clock()
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         chunks = [hit.chunk for hit in shown]
@@ -669,16 +652,13 @@ class Session:
                 "generate": generated - start,
                 "measure": measured - generated,
                 "recover": recovered - measured,
-                "rank": ranked - recovered + ended - judged,
-                **({"stability": judged - ranked} if options.halves else {}),
+                "rank": ended - recovered,
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
             labels=labels,
             responses=responses,
             measured=self.explained_responses(responses, options),
-            reliability=reliability,
-            prior=options.prior,
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
@@ -716,55 +696,20 @@ class Session:
         """Per-chunk influences from the responses of the K subsets."""
         from stride_cli.recovery.lasso import solve_lasso
 
-        y = self.explained_responses(responses, options)
-        return solve_lasso(self.columns, y, **self._recovery(options))
-
-    def _recovery(self, options: QueryOptions) -> dict[str, Any]:
-        """How the Lasso is set."""
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
         ratio = self.defaults["lambda_ratio"] if options.lambda_ratio is None else options.lambda_ratio
         if not 0 < ratio <= 1:
             raise UsageError(
                 f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
             )
-        return {
-            "n_subsets": self.operators.n_subsets,
-            "lambda_ratio": ratio,
-            "intercept": intercept,
-            "nonneg": options.nonneg,
-        }
-
-    def _second_opinions(
-        self, responses: Any, options: QueryOptions, supporters: list[Hit], opposers: list[Hit]
-    ) -> tuple[list[Hit], list[Hit], float]:
-        """The hits with their stability, and the answer's reliability."""
-        from stride_cli.recovery.stability import solve_halves, with_stability
-
-        y = self.explained_responses(responses, options)
-        settings = self._recovery(options)
-        halves = solve_halves(self.columns, y, seed=self.index.seed, draws=options.halves, **settings)
-        lists = [
-            with_stability(halves, self.columns, self.chunk_document, hits, top=top, sign=sign)
-            for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
-        ]
-        return lists[0], lists[1], halves.reliability
-
-    def _prior(self, query: Query, solution: Solution, name: str) -> Any:
-        """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
-        import numpy as np
-
-        from stride_cli.baselines.prior import LexicalPrior, prior_parts
-        from stride_cli.baselines.protocol import Task
-        from stride_cli.measurement.query_set import QuerySet
-        from stride_cli.operators.batches import ChunkReader
-
-        if name not in self.priors:
-            found = LexicalPrior(name)
-            found.fit(Task(self.index, self.model, ChunkReader(self.index), self.index.seed))
-            self.priors[name] = found
-        weights = np.zeros(solution.n_chunks)
-        weights[solution.indices] = solution.values
-        return prior_parts(weights, self.priors[name].similarity(QuerySet.from_queries([query]))[0])
+        return solve_lasso(
+            self.columns,
+            self.explained_responses(responses, options),
+            n_subsets=self.operators.n_subsets,
+            lambda_ratio=ratio,
+            intercept=intercept,
+            nonneg=options.nonneg,
+        )
 
     def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
         """The responses (K,) as the recovery explains them by M w: on the scale of subset sums, or as they

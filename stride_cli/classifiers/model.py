@@ -98,7 +98,7 @@ class InputTable:
             wrong = int(numbers.max()) if numbers.max() >= len(self) else int(numbers.min())
             raise QueryError(
                 f"there is no input number {wrong} (the model knows {len(self):,})",
-                fix="register the query's input with the model first: read its file again",
+                fix="give the file of the queries again (--queries FILE); from Python: register() its inputs",
             )
         if (numbers < n + rows).all():
             below = np.where(numbers < n, numbers, 0)
@@ -276,17 +276,26 @@ class ClassifierModel:
         ------
         QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
         """
+        return self.labelled_queries(source)[0]
+
+    def labelled_queries(self, source: str | Path) -> tuple[QuerySet, bool]:
+        """As `read_queries`, and whether the labels are the model's own predictions: the file has none."""
         if str(source) == HELD_OUT and not Path(source).exists():
             if len(self.held_out) == 0:
                 raise QueryError(
                     "no row was held out when the model was trained",
                     fix="train it with --holdout N, or give a file of queries",
                 )
-            return self.queries_of_rows(self.held_out)
+            return self.queries_of_rows(self.held_out), False
         if self.read_file is None:
             raise QueryError("this model was not loaded from a directory", fix="use register()")
         inputs, labels, names = self.read_file(str(source))
-        return self.register(inputs, labels, names)
+        if labels is not None:
+            return self.register(inputs, labels, names), False
+        # the question is why the model predicts what it does
+        queries = self.register(inputs, np.zeros(len(inputs), np.int64), names)
+        ids = torch.from_numpy(np.stack(queries.ids))
+        return self.register(inputs, self.predict(ids).argmax(1).cpu().numpy(), names), True
 
     def inputs(self, ids: Tensor) -> Tensor:
         """Standardised inputs of (input number, label): (B, 2) int64 → (B, …), the model's dtype."""
@@ -332,9 +341,8 @@ class ClassifierModel:
             state = block(state)
         return _with_label_position(state.flatten(1))
 
-    @property
-    def mlp_outputs(self) -> list[nn.Module]:
-        """None of a classifier's layers; see `CausalLM.mlp_outputs`."""
+    def linear_layers(self, which: str) -> list[nn.Module]:
+        """None of a classifier's layers; see `CausalLM.linear_layers`."""
         return []
 
     def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:

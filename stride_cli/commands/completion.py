@@ -11,7 +11,7 @@ from pathlib import Path
 Completer = Callable[[str], list[str]]
 
 FITS = ("closed", "sgd")
-SPACES = ("residual", "residual-matrix", "mlp-matrix", "logit", "token-logit")
+SPACES = ("residual", "residual-matrix", "mlp-matrix", "linear-matrix", "logit", "token-logit")
 CURVATURES = ("kronecker", "fisher", "exact")
 STABILITY_LOSSES = ("kl", "logit", "norm")
 MEASURES = ("auto", "linear", "exact")

@@ -37,8 +37,9 @@ def train(
         str | None,
         typer.Option(
             "--space",
-            help="residual, residual-matrix, mlp-matrix, logit, token-logit, or a sum such as the default, "
-            "mlp-matrix+logit+token-logit (residual-matrix where there is no plain MLP; sgd: residual).",
+            help="residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, or a sum such as "
+            "the default, mlp-matrix+logit+token-logit (linear-matrix for a model of stride model finetune, "
+            "residual-matrix where there is no plain MLP; sgd: residual).",
             autocompletion=complete_spaces,
         ),
     ] = None,

@@ -12,7 +12,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, MlpMatrixSpace, entry_states, first_block
+from stride_cli.operators.spaces import LogitSpace, entry_states, first_block, layer_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -192,13 +192,14 @@ def token_losses(
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
-    mlp = [(space, gate) for space, gate in pairs if isinstance(space, MlpMatrixSpace)]
+    layers = None if gates is None else layer_space(spaces)
 
-    def steer(block: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        return output + sum(space(read, gate, block) for space, gate in mlp).to(output.dtype)
+    def steer(number: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        assert layers is not None and gates is not None
+        return output + layers(read, gates[spaces.index(layers)], number).to(output.dtype)
 
     if unsteered is None:
-        with model.at_mlp_outputs(hidden.shape[1], steer) if mlp else nullcontext():
+        with model.at_layers(layers.which, hidden.shape[1], steer) if layers else nullcontext():
             if (start := first_block(spaces, layer)) < layer:
                 state = model.advance(state, start, layer)
             shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")

@@ -47,7 +47,7 @@ _PROBE_LENGTH = 12
 _MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|wo|proj_out)$")
 _ATTENTION = re.compile(r"attn|attention")
 
-MlpVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
+LayerVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
 class _Stop(Exception):
@@ -260,39 +260,52 @@ class CausalLM:
         return hidden
 
     @cached_property
-    def mlp_outputs(self) -> list[nn.Module]:
-        """Of every block the linear layer with which its feed-forward part writes; empty where a block has
-        none that can be told, or several (mixtures of experts)."""
-        found = []
+    def _linear_layers(self) -> dict[str, list[nn.Module]]:
+        found: dict[str, list[nn.Module]] = {"mlp": [], "all": []}
         for block in self.blocks:
-            own = [
-                module
+            layers = {
+                name: module
                 for name, module in block.named_modules()
-                if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name) and hasattr(module, "weight")
-            ]
-            if len(own) != 1 or self.d_model not in own[0].weight.shape:
-                return []
-            found += own
+                if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+            }
+            last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
+            if len(last) != 1 or self.d_model not in layers[last[0]].weight.shape:
+                return {"mlp": [], "all": []}
+            found["mlp"].append(layers[last[0]])
+            found["all"] += layers.values()
         return found
 
+    def linear_layers(self, which: str) -> list[nn.Module]:
+        """Linear layers inside the blocks: "mlp", of every block the one with which its feed-forward part
+        writes, or "all". Empty where a block has no such part that can be told, or several (mixtures of
+        experts)."""
+        return self._linear_layers[which]
+
     @contextmanager
-    def at_mlp_outputs(self, length: int, visit: MlpVisitor) -> Iterator[None]:
-        """While it lasts, `visit(block, inputs, outputs)` is called when a block's feed-forward part writes.
+    def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
+        """While it lasts, `visit(number, inputs, outputs)` is called when one of `linear_layers` has run.
 
         Parameters
         ----------
         length : int       T of the passes to come
         visit : callable
-            inputs (B, T, d_ff) and outputs (B, T, d_model), in the autograd graph; what it returns, if
-            anything, takes the place of the outputs.
+            inputs (B, T, in) and outputs (B, T, out), in the autograd graph; what it returns, if anything,
+            takes the place of the outputs.
         """
         self.prepare(length)  # runs the model's own forward pass
 
         def hook(number: int) -> Any:
-            return lambda module, args, output: visit(number, args[0], output)
+            def seen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+                # some models (OPT) flatten rows and positions into one axis here
+                rows = output.reshape(-1, length, output.shape[-1])
+                given = visit(number, args[0].reshape(*rows.shape[:2], -1), rows)
+                return (rows if given is None else given).reshape(output.shape)
+
+            return seen
 
         handles = [
-            module.register_forward_hook(hook(number)) for number, module in enumerate(self.mlp_outputs)
+            module.register_forward_hook(hook(number))
+            for number, module in enumerate(self.linear_layers(which))
         ]
         try:
             yield

@@ -6,9 +6,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stride_cli.errors import ModelError
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1
@@ -131,6 +134,12 @@ def read_recipe(model_path: str | Path) -> Recipe | None:
         raise ModelError(
             f"the recipe {file} cannot be read: {error}", fix="train the model again, or remove that file"
         ) from error
+
+
+def was_finetuned(model: CausalLM) -> bool:
+    """Whether the model's recipe says that training began from another model; False without a recipe."""
+    recipe = None if model.path is None else read_recipe(model.path)
+    return recipe is not None and recipe.base is not None
 
 
 def versions() -> dict[str, str]:

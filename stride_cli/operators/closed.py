@@ -42,7 +42,9 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-DEFAULT_RANKS = {"residual": 32, "residual-matrix": 128, "logit": 128, "token-logit": 128, "mlp-matrix": 128}
+DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
+    ("residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix"), 128
+)
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30

@@ -12,7 +12,14 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, entry_states, first_block
+from stride_cli.operators.spaces import (
+    LayerMatrixSpace,
+    LogitSpace,
+    OperatorSpace,
+    entry_states,
+    first_block,
+    layer_space,
+)
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -34,9 +41,8 @@ class Signals:
         ``−∂loss/∂a`` of each logit space, in order.
     loss : (B,) float64           mean nats per scored token
     inputs : (B, T, d) or None    input of the first block, where a space reads it
-    inner : list of (B, T, f)     of every block what its feed-forward part's last layer reads, where a space
-                                  acts there
-    written : list of (B, T, d)   ``−∂loss/∂`` what it writes
+    inner : list of (B, T, in)    what each of the linear layers reads at which a space acts
+    given : list of (B, T, out)   ``−∂loss/∂`` what it gives
     prediction : (V,) float64 or None
         Sum over the scored positions of the model's distribution of the next token; where asked for.
     """
@@ -48,7 +54,7 @@ class Signals:
     loss: torch.Tensor
     inputs: torch.Tensor | None = None
     inner: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)
+    given: list[torch.Tensor] = field(default_factory=list)
     prediction: torch.Tensor | None = None
 
 
@@ -104,19 +110,20 @@ def signals(
     share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
     residual = any(space.site == "residual" for space in spaces)
     logit_spaces = [space for space in spaces if isinstance(space, LogitSpace)]
-    mlp = any(space.site == "mlp" for space in spaces)
-    tracked = residual or mlp
+    layers = layer_space(spaces)
+    tracked = residual or layers is not None
     start = first_block(spaces, layer)
     begin, inputs = entry_states(model, spaces, layer, ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
-    def catch(block: int, read: torch.Tensor, output: torch.Tensor) -> None:
+    def catch(number: int, read: torch.Tensor, output: torch.Tensor) -> None:
         inner.append(read.detach())
         outputs.append(output)
 
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
-    with torch.set_grad_enabled(tracked), model.at_mlp_outputs(ids.shape[1], catch) if mlp else nullcontext():
+    caught = model.at_layers(layers.which, ids.shape[1], catch) if layers else nullcontext()
+    with torch.set_grad_enabled(tracked), caught:
         if tracked:
             begin.requires_grad_(True)
         hidden = model.advance(begin, start, layer) if start < layer else begin
@@ -180,15 +187,15 @@ def signals(
     loss = torch.cat(losses)
     _check_finite(loss, batch)
     pull_hidden = pull_drawn = None
-    written: list[torch.Tensor] = []
-    written_drawn: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
+    given_drawn: list[torch.Tensor] = []
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
         pulls = torch.autograd.grad(final, sites, d_final, retain_graph=d_final_drawn is not None)
-        pull_hidden, written = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
+        pull_hidden, given = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
         if d_final_drawn is not None:
             pulls = torch.autograd.grad(final, sites, d_final_drawn)
-            pull_drawn, written_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
+            pull_drawn, given_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
     hidden, final = hidden.detach(), final.detach()
     seen: dict[str, Any] = {
         "inputs": inputs,
@@ -196,7 +203,7 @@ def signals(
         "prediction": prediction if with_prediction else None,
     }
     true = Signals(
-        hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, written=written, **seen
+        hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, given=given, **seen
     )
     if uniform is None:
         return true, None
@@ -206,7 +213,7 @@ def signals(
         pull_drawn,
         [torch.cat(parts) for parts in logit_drawn],
         torch.cat(losses_drawn),
-        written=written_drawn,
+        given=given_drawn,
         **seen,
     )
 
@@ -219,12 +226,9 @@ def _assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Ten
         for space in spaces:
             if space.site == "logit":
                 gradients.append(next(logit))
-            elif space.site == "mlp":
-                pairs = zip(found.inner, found.written, strict=True)
-                parts = [
-                    space.gate_gradient(read, pull, block)  # type: ignore[call-arg]
-                    for block, (read, pull) in enumerate(pairs)
-                ]
+            elif isinstance(space, LayerMatrixSpace):
+                pairs = zip(found.inner, found.given, strict=True)
+                parts = [space.gate_gradient(read, pull, number) for number, (read, pull) in enumerate(pairs)]
                 gradients.append(torch.cat(parts, dim=1))
             else:
                 assert found.pull is not None

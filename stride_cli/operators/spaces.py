@@ -1,15 +1,17 @@
 """Operator spaces: what a steering operator is allowed to change, and the gradient of a loss in its gates.
 
 Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear
-in ``a``: of the residual stream at one layer (site ``"residual"``), of what the feed-forward parts of all
-blocks write (``"mlp"``), or of the output logits before any soft cap (``"logit"``).
+in ``a``: of the residual stream at one layer (site ``"residual"``), of what linear layers inside the blocks
+give (``"layers"``), or of the output logits before any soft cap (``"logit"``).
 
 ============================  =========================================  ====================================
 space                         shift                                      source
 ============================  =========================================  ====================================
 ``residual``                  ``U (a ⊙ SiLU(W LN(h)))``                  paper, Table operator_arch
 ``residual-matrix``           ``U (a V LN(h))``, a is r' × r              design, PCA bases on both sides
-``mlp-matrix``                ``U_b (a_b V_b φ_b)`` in every block b     as above; φ: inner activations
+``mlp-matrix``                ``U_j (a_j V_j φ_j)``, j: last layer of    as above; φ: what the layer reads
+                              every feed-forward part
+``linear-matrix``             the same, j: every linear layer            as above
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
 ============================  =========================================  ====================================
@@ -33,7 +35,7 @@ from stride_cli.randomness import stream, torch_seed
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix")
+SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix")
 
 
 def parse_space(text: str) -> tuple[str, ...]:
@@ -53,6 +55,11 @@ def parse_space(text: str) -> tuple[str, ...]:
             )
     if len(set(names)) != len(names):
         raise UsageError(f"operator space '{text}' names a space twice", fix="name each space once")
+    if "mlp-matrix" in names and "linear-matrix" in names:
+        raise UsageError(
+            f"operator space '{text}': linear-matrix acts where mlp-matrix does, and at the other layers",
+            fix="name one of the two",
+        )
     return names
 
 
@@ -67,8 +74,8 @@ class OperatorSpace(torch.nn.Module):
     Attributes
     ----------
     name : str
-    site : str          ``"residual"`` (shift added to h at the layer), ``"mlp"`` (to what every feed-forward
-                        part writes) or ``"logit"`` (to the logits)
+    site : str          ``"residual"`` (shift added to h at the layer), ``"layers"`` (to what linear layers
+                        inside the blocks give) or ``"logit"`` (to the logits)
     gate_size : int     p, the length of one gate vector
     """
 
@@ -170,38 +177,75 @@ class ResidualMatrixSpace(OperatorSpace):
         return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
 
 
-class MlpMatrixSpace(OperatorSpace):
-    """Matrix gates in the feed-forward parts of all blocks: ``U_b (a_b V_b φ_b)``, added to what block b's
-    feed-forward part writes, with φ_b what its last linear layer reads.
+class LayerMatrixSpace(OperatorSpace):
+    """Matrix gates at linear layers inside the blocks: ``U_j (a_j V_j φ_j)``, added to what layer j makes of
+    φ_j.
 
     Parameters
     ----------
-    V : (L, r, f) float32     leading principal directions of the inner activations of every block
-    U : (L, d, r') float32    of the loss gradients in what it writes
+    V : (Σ_j r_j in_j,) float32     leading principal directions of what each layer reads, (r_j, in_j) one
+                                    after the other, row by row
+    U : (Σ_j out_j r'_j,) float32   of the loss gradients in what it gives, (out_j, r'_j)
+    shapes : (J, 4) int64           in_j, r_j, out_j, r'_j
 
-    A gate vector is the L matrices (r', r) one after the other, row by row: p = L r' r.
+    A gate vector is the J matrices (r'_j, r_j) one after the other, row by row: p = Σ_j r'_j r_j.
     """
 
-    name = "mlp-matrix"
-    site = "mlp"
+    site = "layers"
+    which: ClassVar[str]  # of the model's linear layers: see `CausalLM.linear_layers`
 
-    def __init__(self, V: torch.Tensor, U: torch.Tensor) -> None:
+    def __init__(self, V: torch.Tensor, U: torch.Tensor, shapes: torch.Tensor) -> None:
         super().__init__()
         self.V = torch.nn.Parameter(V.float().clone())
         self.U = torch.nn.Parameter(U.float().clone())
-        self.n_blocks, self._inner, self._outer = V.shape[0], V.shape[1], U.shape[2]
-        self.gate_size = self.n_blocks * self._outer * self._inner
+        self.register_buffer("shapes", shapes.long().clone())
+        self._shapes = [tuple(row) for row in shapes.tolist()]
+        sizes = np.asarray([(r * i, o * s, s * r) for i, r, o, s in self._shapes], np.int64)
+        self._starts = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
+        self.gate_size = int(self._starts[-1, 2])
 
-    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, block: int = 0) -> torch.Tensor:
-        """The shift (B, T, d) of what one block writes, from its inner activations (B, T, f)."""
-        matrices = gates.reshape(len(gates), self.n_blocks, self._outer, self._inner)
-        return (hidden.float() @ self.V[block].T) @ matrices[:, block].transpose(1, 2) @ self.U[block].T
+    @classmethod
+    def from_bases(cls, V: Iterable[torch.Tensor], U: Iterable[torch.Tensor]) -> LayerMatrixSpace:
+        """From V_j (r_j, in_j) and U_j (out_j, r'_j) of every layer."""
+        V, U = list(V), list(U)
+        shapes = [[v.shape[1], v.shape[0], u.shape[0], u.shape[1]] for v, u in zip(V, U, strict=True)]
+        flat = [torch.cat([matrix.reshape(-1) for matrix in matrices]) for matrices in (V, U)]
+        return cls(flat[0], flat[1], torch.tensor(shapes))
 
-    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, block: int = 0) -> torch.Tensor:
-        """The part (B, r' r) of the gates of one block, from its (B, T, f) and (B, T, d)."""
-        inner = hidden.float() @ self.V[block].T
-        outer = cotangent.float() @ self.U[block]
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, number: int = 0) -> torch.Tensor:
+        """The shift (B, T, out) of one layer, from what it reads (B, T, in)."""
+        _, r, _, s = self._shapes[number]
+        start = int(self._starts[number, 2])
+        matrix = gates[:, start : start + s * r].reshape(len(gates), s, r)
+        V, U = self.bases(number)
+        return (hidden.float() @ V.T) @ matrix.transpose(1, 2) @ U.T
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, number: int = 0) -> torch.Tensor:
+        """The part (B, r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
+        V, U = self.bases(number)
+        inner = hidden.float() @ V.T
+        outer = cotangent.float() @ U
         return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+
+    def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """V_j (r, in) and U_j (out, r') of one layer."""
+        i, r, o, s = self._shapes[number]
+        v, u = self._starts[number, :2].tolist()
+        return self.V[v : v + r * i].view(r, i), self.U[u : u + o * s].view(o, s)
+
+
+class MlpMatrixSpace(LayerMatrixSpace):
+    """`LayerMatrixSpace` at the last linear layer of every block's feed-forward part."""
+
+    name = "mlp-matrix"
+    which = "mlp"
+
+
+class LinearMatrixSpace(LayerMatrixSpace):
+    """`LayerMatrixSpace` at every linear layer of every block."""
+
+    name = "linear-matrix"
+    which = "all"
 
 
 class LogitSpace(OperatorSpace):
@@ -272,7 +316,12 @@ class TokenLogitSpace(LogitSpace):
 
 def first_block(spaces: Iterable[OperatorSpace], layer: int) -> int:
     """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
-    return 0 if any(space.site == "mlp" for space in spaces) else layer
+    return 0 if layer_space(spaces) else layer
+
+
+def layer_space(spaces: Iterable[OperatorSpace]) -> LayerMatrixSpace | None:
+    """The one of the spaces that acts at linear layers inside the blocks, if there is one."""
+    return next((space for space in spaces if isinstance(space, LayerMatrixSpace)), None)
 
 
 def entry_states(
@@ -300,7 +349,15 @@ def reads_input(spaces: Iterable[OperatorSpace]) -> bool:
 
 
 _CLASSES: dict[str, type[OperatorSpace]] = {
-    cls.name: cls for cls in (ResidualSpace, ResidualMatrixSpace, MlpMatrixSpace, LogitSpace, TokenLogitSpace)
+    cls.name: cls
+    for cls in (
+        ResidualSpace,
+        ResidualMatrixSpace,
+        MlpMatrixSpace,
+        LinearMatrixSpace,
+        LogitSpace,
+        TokenLogitSpace,
+    )
 }
 
 

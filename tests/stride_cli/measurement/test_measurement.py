@@ -113,13 +113,14 @@ def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
     assert sorted(seen["uncapped_logits"]) == sorted(scored * (1 + K // 4))
 
 
-def test_exact_agrees_with_linear_where_feed_forward_parts_are_steered(model, chunks) -> None:
+@pytest.mark.parametrize("inside", ["mlp-matrix", "linear-matrix"])
+def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks, inside: str) -> None:
     """Together with the residual stream: both act in one continuation from the first block."""
     columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(40)])
     settings = ClosedSettings(
-        spaces=("mlp-matrix", "residual-matrix", "token-logit"),
+        spaces=(inside, "residual-matrix", "token-logit"),
         layer=2,
-        ranks={"mlp-matrix": 6, "residual-matrix": 6, "token-logit": 6},
+        ranks={inside: 6, "residual-matrix": 6, "token-logit": 6},
     )
     operators = fit_closed(model, chunks, columns.astype(np.uint16), K, settings)
     batch = chunks.batch(np.arange(4))

@@ -226,12 +226,14 @@ def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, co
         np.testing.assert_allclose(gates, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
 
 
-def test_gates_in_feed_forward_parts_are_whitened_block_by_block(model, chunks, columns) -> None:
-    """U_b a V_b φ = S⁻¹ Ḡ_b A⁻¹ φ with Ḡ_b the mean weight gradient of the block's last linear layer."""
-    chosen = replace(settings_for("mlp-matrix"), ranks={"mlp-matrix": 24})
+@pytest.mark.parametrize("name", ["mlp-matrix", "linear-matrix"])
+def test_gates_inside_the_blocks_are_whitened_layer_by_layer(model, chunks, columns, name: str) -> None:
+    """U_j a V_j φ = S⁻¹ Ḡ_j A⁻¹ φ with Ḡ_j the mean weight gradient of the linear layer."""
+    chosen = replace(settings_for(name), ranks={name: 24})
     operators = fit_closed(model, chunks, columns, K, chosen)
     space = operators.spaces[0]
-    layers = model.mlp_outputs
+    layers = model.linear_layers(space.which)
+    assert len(layers) == model.n_layers * (1 if name == "mlp-matrix" else 6)
     sums = [torch.zeros(K, *layer.weight.shape) for layer in layers]
     tokens = 0
     for chunk in range(chunks.n_chunks):
@@ -249,12 +251,14 @@ def test_gates_in_feed_forward_parts_are_whitened_block_by_block(model, chunks, 
                 total[int(subset)] -= gradient
     sizes = np.maximum(np.bincount(columns.reshape(-1), minlength=K), 1)
     scale = torch.from_numpy(chunks.n_chunks / tokens / sizes)[:, None, None]
-    matrices = torch.from_numpy(operators.gates[0]).reshape(K, len(layers), 24, -1)
-    for block, total in enumerate(sums):
-        expected = space.U[block].T @ (total * scale).float() @ space.V[block].T
-        torch.testing.assert_close(
-            matrices[:, block], expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
-        )
+    start = 0
+    for number, total in enumerate(sums):
+        V, U = space.bases(number)
+        expected = (U.T @ (total * scale).float() @ V.T).flatten(1)
+        found = torch.from_numpy(operators.gates[0][:, start : start + expected.shape[1]])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        start += expected.shape[1]
+    assert start == operators.gate_size
 
 
 def test_an_interrupted_pass_continues_to_the_same_bits(

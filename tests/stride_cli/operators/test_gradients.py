@@ -7,22 +7,23 @@ import pytest
 import torch
 
 from stride_cli.errors import NumericalError
-from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.bases import LAYER_SPACES, label_uniforms, layer_widths
 from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.spaces import MlpMatrixSpace, initial_space
+from stride_cli.operators.spaces import initial_space
 
-SPACES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix")
+SPACES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix")
 LAYER = 2
 
 
 def make_space(model, name: str, buckets: int = 4096):
-    if name == "mlp-matrix":
+    if name in LAYER_SPACES:
         generator = torch.Generator().manual_seed(3)
-        width = model.mlp_outputs[0].weight.shape[1]
-        V = torch.randn(model.n_layers, 4, width, generator=generator) / width**0.5
-        U = torch.randn(model.n_layers, model.d_model, 3, generator=generator)
-        return MlpMatrixSpace(V, U).requires_grad_(False)
+        cls = LAYER_SPACES[name]
+        widths = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
+        V = [torch.randn(4, read, generator=generator) / read**0.5 for read, _ in widths]
+        U = [torch.randn(given, 3, generator=generator) for _, given in widths]
+        return cls.from_bases(V, U).requires_grad_(False)
     return initial_space(
         name, d_model=model.d_model, vocab_size=model.vocab_size, rank=5, n_buckets=buckets, seed=3
     ).requires_grad_(False)
@@ -34,10 +35,16 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
     if space.site == "residual":
         hidden = hidden + space(hidden, gates)
     handles = []
-    if space.site == "mlp":
-        for number, block in enumerate(model.blocks):
+    if space.site == "layers":
+        names = ("fc2",) if space.which == "mlp" else ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
+        found = [
+            getattr(block.self_attn if "proj" in name else block.mlp, name)
+            for block in model.blocks
+            for name in names
+        ]
+        for number, layer in enumerate(found):
             handles.append(
-                block.mlp.fc2.register_forward_hook(
+                layer.register_forward_hook(
                     lambda module, args, output, number=number: output + space(args[0], gates, number)
                 )
             )
@@ -90,8 +97,9 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(
     torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader) -> None:
-    spaces = [make_space(model, name) for name in SPACES]
+@pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
+def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other: str) -> None:
+    spaces = [make_space(model, name) for name in SPACES if name != other]
     together, drawn, _ = gate_gradients(
         model,
         spaces,
@@ -122,7 +130,8 @@ def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReade
 def test_a_row_without_scored_tokens_has_no_gradient(model, chunks: ChunkReader) -> None:
     batch = chunks.batch(np.arange(2))
     batch.weights[1] = 0
-    gradients, _, loss = gate_gradients(model, [make_space(model, n) for n in SPACES], LAYER, batch)
+    spaces = [make_space(model, name) for name in SPACES if name != "mlp-matrix"]
+    gradients, _, loss = gate_gradients(model, spaces, LAYER, batch)
     assert all(float(gradient[1].abs().max()) == 0 for gradient in gradients)
     assert all(float(gradient[0].abs().max()) > 0 for gradient in gradients)
     assert float(loss[1]) == 0
