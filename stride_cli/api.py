@@ -87,6 +87,9 @@ class QueryOptions:
     max_new_tokens : length of a generated continuation
     chat : format prompts with the chat template
     check : compare a linear measurement with the exact one on a random few subsets
+    halves : recover from so many random halves of the subsets too, for the hits' stability and the answer's
+        reliability; 0: neither
+    prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
     batch_size : steered continuations at once (exact)
     """
 
@@ -99,6 +102,8 @@ class QueryOptions:
     max_new_tokens: int = 16
     chat: bool = False
     check: bool = False
+    halves: int = 0
+    prior: str | None = None
     batch_size: int = 8
 
 
@@ -118,10 +123,13 @@ class Answer:
     seconds : dict                     stage → seconds
     document_ids : dict                document number → id
     coverage : float
+    models : int                       that measured the subsets: the index's own and further checkpoints
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
+    reliability : float or None        see `stride_cli.recovery.stability.Halves`
+    prior : str or None                what the supporters are ranked by, beside their influence
     """
 
     query: Query
@@ -135,9 +143,12 @@ class Answer:
     seconds: dict[str, float]
     document_ids: dict[int, str]
     coverage: float
+    models: int = 1
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
+    reliability: float | None = None
+    prior: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -156,6 +167,8 @@ class Answer:
                 "seen": found.seen,
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
+                "prior": None if self.prior is None else found.prior,
+                "stability": found.stability,
             }
 
         return {
@@ -167,6 +180,8 @@ class Answer:
             "loss": self.loss,
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
+            "reliability": self.reliability,
+            "prior": self.prior,
             "recovery": {
                 "lambda": solution.lambda_,
                 "lambda_ratio": solution.lambda_ratio,
@@ -181,6 +196,7 @@ class Answer:
                 "subsets": len(solution.residual),
                 "agreement": self.agreement,
                 "coverage": self.coverage,
+                "models": self.models,
             },
             "seconds": self.seconds,
         }
@@ -357,6 +373,7 @@ def train(
             {
                 "path": entry["path"],
                 "fingerprint": entry["model_fingerprint"],
+                "space": entry["space"],
                 "layer": entry["layer"],
                 "step_agreement": entry["step_agreement"],
                 "loss": report["loss"],
@@ -522,9 +539,9 @@ class Session:
     columns: Any  # (n, d), the design matrix
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
-    checkpoints: list[tuple[CausalLM, Operators]] = field(
-        default_factory=list
-    )  # beside the index's own model
+    # beside the index's own model
+    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
+    priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
     def open(
@@ -629,7 +646,14 @@ class Session:
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
+            prior=None if options.prior is None else self._prior(query, solution, options.prior),
         )
+        ranked, reliability = clock(), None
+        if options.halves:
+            supporters, opposers, reliability = self._second_opinions(
+                responses, options, supporters, opposers
+            )
+        judged = clock()
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         chunks = [hit.chunk for hit in shown]
@@ -652,13 +676,17 @@ class Session:
                 "generate": generated - start,
                 "measure": measured - generated,
                 "recover": recovered - measured,
-                "rank": ended - recovered,
+                "rank": ranked - recovered + ended - judged,
+                **({"stability": judged - ranked} if options.halves else {}),
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
+            models=len(self.pairs),
             labels=labels,
             responses=responses,
             measured=self.explained_responses(responses, options),
+            reliability=reliability,
+            prior=options.prior,
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
@@ -696,20 +724,55 @@ class Session:
         """Per-chunk influences from the responses of the K subsets."""
         from stride_cli.recovery.lasso import solve_lasso
 
+        y = self.explained_responses(responses, options)
+        return solve_lasso(self.columns, y, **self._recovery(options))
+
+    def _recovery(self, options: QueryOptions) -> dict[str, Any]:
+        """How the Lasso is set."""
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
         ratio = self.defaults["lambda_ratio"] if options.lambda_ratio is None else options.lambda_ratio
         if not 0 < ratio <= 1:
             raise UsageError(
                 f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
             )
-        return solve_lasso(
-            self.columns,
-            self.explained_responses(responses, options),
-            n_subsets=self.operators.n_subsets,
-            lambda_ratio=ratio,
-            intercept=intercept,
-            nonneg=options.nonneg,
-        )
+        return {
+            "n_subsets": self.operators.n_subsets,
+            "lambda_ratio": ratio,
+            "intercept": intercept,
+            "nonneg": options.nonneg,
+        }
+
+    def _second_opinions(
+        self, responses: Any, options: QueryOptions, supporters: list[Hit], opposers: list[Hit]
+    ) -> tuple[list[Hit], list[Hit], float]:
+        """The hits with their stability, and the answer's reliability."""
+        from stride_cli.recovery.stability import solve_halves, with_stability
+
+        y = self.explained_responses(responses, options)
+        settings = self._recovery(options)
+        halves = solve_halves(self.columns, y, seed=self.index.seed, draws=options.halves, **settings)
+        lists = [
+            with_stability(halves, self.columns, self.chunk_document, hits, top=top, sign=sign)
+            for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
+        ]
+        return lists[0], lists[1], halves.reliability
+
+    def _prior(self, query: Query, solution: Solution, name: str) -> Any:
+        """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
+        import numpy as np
+
+        from stride_cli.baselines.prior import LexicalPrior, prior_parts
+        from stride_cli.baselines.protocol import Task
+        from stride_cli.measurement.query_set import QuerySet
+        from stride_cli.operators.batches import ChunkReader
+
+        if name not in self.priors:
+            found = LexicalPrior(name)
+            found.fit(Task(self.index, self.model, ChunkReader(self.index), self.index.seed))
+            self.priors[name] = found
+        weights = np.zeros(solution.n_chunks)
+        weights[solution.indices] = solution.values
+        return prior_parts(weights, self.priors[name].similarity(QuerySet.from_queries([query]))[0])
 
     def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
         """The responses (K,) as the recovery explains them by M w: on the scale of subset sums, or as they

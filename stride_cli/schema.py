@@ -81,6 +81,7 @@ RECORDS: dict[str, dict[str, Any]] = {
                 "Pearson correlation of linear and exact responses, where both were measured",
             ),
             "coverage": ("number", "share of all chunks that the operators have seen"),
+            "models": ("integer", "that measured: the index's own and its further checkpoints", "optional"),
         },
         "explanation": (
             "string",
@@ -129,6 +130,7 @@ RECORDS: dict[str, dict[str, Any]] = {
             {
                 "path": ("string", "a further model that takes part: its directory or hub id"),
                 "fingerprint": ("string", "SHA-256 of its weights, hex"),
+                "space": ("string", "as above"),
                 "layer": ("integer", "residual spaces act after this many of its blocks"),
                 "step_agreement": ("number", "as above"),
                 "loss": ("number", "as above"),

@@ -92,9 +92,8 @@ class StrideMethod:
         self._prior = None if prior is None else LexicalPrior(prior)
         self._halves = halves
         self.reliability: list[float] | None = None
-        self._fitted: list[
-            tuple[str | int | None, Operators]
-        ] = []  # path, or place in the index; None: task's
+        # which model (see `_open`), and its operators
+        self._fitted: list[tuple[str | int | None, Operators]] = []
         self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
 
     def fit(self, task: Task) -> None:

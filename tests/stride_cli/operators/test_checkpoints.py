@@ -26,6 +26,7 @@ from stride_cli.operators.store import Operators
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
+QUICK = {"space": "logit", "rank": 8}
 PROMPT = "The French Revolution"
 
 
@@ -93,6 +94,7 @@ def test_each_measures_as_alone_and_the_answer_is_their_mean(run_folder: Path) -
         first = y.std() if first is None else first
         total += y * first / y.std() / 3
     np.testing.assert_allclose(answer.measured, total, rtol=1e-6, atol=1e-6 * np.abs(total).max())
+    assert answer.to_record()["measurement"]["models"] == 3
     assert answer.loss == pytest.approx(together.query(query, api.QueryOptions(measure="exact")).loss)
     assert not np.allclose(
         answer.responses, api.Session.open(run_folder / "alone-0.stride").query(query).responses
@@ -111,8 +113,11 @@ def test_exact_measurement_has_them_all_too(run_folder: Path) -> None:
 def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     """The method of the evaluation, the audit, and a fit of the method's own agree with a query."""
     from stride_cli.audit.effect import _measure
+    from stride_cli.audit.samples import tokenize_samples
     from stride_cli.baselines.protocol import Task, score_all
     from stride_cli.baselines.registry import open_method
+    from stride_cli.corpus.documents import Document
+    from stride_cli.measurement.queries import Query
     from stride_cli.measurement.query_set import QuerySet
     from stride_cli.operators.batches import ChunkReader
 
@@ -129,21 +134,12 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
         scores = score_all(method, QuerySet.from_queries([query]))[0]
         np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
-    class Sample:
-        def __init__(self) -> None:
-            self.scored = float(query.weights.sum())
-            self.parts = [(query.ids, query.weights)]
-
-    from stride_cli.audit import effect
-
-    before = effect._rows
-    effect._rows = lambda sample: sample.parts
-    try:
-        responses, losses = _measure(session, [Sample()])
-    finally:
-        effect._rows = before
-    np.testing.assert_allclose(responses[0], answer.responses, rtol=1e-5, atol=1e-9)
-    assert losses[0] == pytest.approx(answer.loss)
+    document = Document(id="q", text=PROMPT + " began in 1789.", source="benchmark", line=1)
+    (sample,) = tokenize_samples(session.model.tokenizer, [document], block_size=64)
+    responses, losses = _measure(session, [sample])
+    asked = session.query(Query(PROMPT, "", sample.ids[0], sample.weights[0], False))
+    np.testing.assert_allclose(responses[0], asked.responses, rtol=1e-5, atol=1e-9)
+    assert losses[0] == pytest.approx(asked.loss)
 
 
 def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: Path) -> None:
@@ -152,7 +148,7 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
     chosen = kept(run_folder)
     # the index's own model and a second copy of a checkpoint's weights take part once
     record = api.train(
-        bare, api.TrainOptions(checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
+        bare, api.TrainOptions(**QUICK, checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
     )
     assert [entry["path"] for entry in record["checkpoints"]] == [str(chosen[2]), str(chosen[0])]
     from jsonschema import Draft202012Validator
@@ -193,6 +189,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     assert [problem.kind for problem in verify(index)] == ["content"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["closed", "sgd"])
 def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
     run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: str
@@ -254,7 +251,7 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module.Opener, "load", loaded)
     gc.disable()
     try:
-        api.train(bare, api.TrainOptions(checkpoints=kept(run_folder)[:2]))
+        api.train(bare, api.TrainOptions(**QUICK, checkpoints=kept(run_folder)[:2]))
     finally:
         gc.enable()
     assert len(alive) == 3
@@ -265,7 +262,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     run_folder: Path, bare: Path, tmp_path: Path, what: str
 ) -> None:
     place = Path(shutil.copytree(kept(run_folder)[0], tmp_path / "kept"))
-    api.train(bare, api.TrainOptions(checkpoints=[place]))
+    api.train(bare, api.TrainOptions(**QUICK, checkpoints=[place]))
     stored = Index.open(bare).operator_attributes()["checkpoints"][0]["model_fingerprint"]
     shutil.rmtree(place)
     if what == "changed":
@@ -277,7 +274,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     if what == "changed":
         found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
         assert found in str(refused.value)
-    api.train(bare, overwrite=True)
+    api.train(bare, api.TrainOptions(**QUICK), overwrite=True)
     assert api.Session.open(bare).checkpoints == []
 
 
@@ -301,6 +298,7 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
         api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "nothing"]))
 
 
+@pytest.mark.slow
 def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: Path, tmp_path: Path) -> None:
     """Wider and deeper, trained on its own with the same tokenizer."""
     import torch
@@ -332,6 +330,7 @@ def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: P
     assert np.isfinite(answer.responses).all()
 
 
+@pytest.mark.slow
 def test_from_the_command_line_and_the_settings(
     run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +340,18 @@ def test_from_the_command_line_and_the_settings(
 
     monkeypatch.chdir(tmp_path)
     one, two, _ = map(str, kept(run_folder))
-    asked = ["train", "--index", str(bare), "--device", "cpu", "--dtype", "fp32", "--json"]
+    asked = [
+        "train",
+        "--index",
+        str(bare),
+        "--device",
+        "cpu",
+        "--dtype",
+        "fp32",
+        "--space",
+        "logit",
+        "--json",
+    ]
     runner = CliRunner()
 
     def train(*arguments: str) -> list[str]:
@@ -380,9 +390,6 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
     (held_out,) = session.model.held_out[:1]
     answer = session.query(str(held_out))
     assert np.isfinite(answer.responses).all() and len(session.pairs) == 2
-    fresh = session.model.register(images[:1], labels[:1])  # an input that no process but this one knows
-    batch = fresh.batch([0])
-    for model, _ in session.pairs:
-        assert np.array_equal(model.inputs(batch.ids).cpu(), session.model.inputs(batch.ids).cpu()) or (
-            model.fingerprint != session.model.fingerprint
-        )
+    fresh = session.model.register(images[:1], labels[:1])  # an input that only this process has
+    rows = [model.predict(fresh.batch([0]).ids) for model, _ in session.pairs]
+    assert rows[0].shape == rows[1].shape and not np.allclose(rows[0].cpu(), rows[1].cpu())
