@@ -948,14 +948,11 @@ def audit(
     ------
     CorpusError, UsageError
     """
-    from stride_cli.audit.judge import AuditOptions
-    from stride_cli.audit.judge import audit as judge
-    from stride_cli.audit.samples import read_documents_of
+    from stride_cli.audit.judge import AuditOptions, audit_files
     from stride_cli.corpus.readers import ReadOptions
 
-    items = read_documents_of(str(benchmark), ReadOptions())
-    against = None if controls is None else read_documents_of(str(controls), ReadOptions())
-    return judge(session, items, against, options or AuditOptions())
+    against = None if controls is None else str(controls)
+    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
 
 
 def select(
@@ -1029,34 +1026,16 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
-    from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.evaluation.bench import Bench, check_method
-    from stride_cli.evaluation.compare import compare_methods, lds_record
-    from stride_cli.evaluation.scoring import TaskPath, run_method
-    from stride_cli.evaluation.truth import build_truth
-    from stride_cli.measurement.query_set import read_query_set
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
+    from stride_cli.evaluation.compare import lds_record
+    from stride_cli.evaluation.scoring import TaskPath
 
     for method in methods:
         check_method(method)
-    index = Index.open(index_path)
-    model = open_model(index, model_path, device=device, dtype=dtype)
-    wanted = read_query_set(model, queries, block_size=index.attributes["block_size"])
-    task = Task(index, model, ChunkReader(index), index.seed)
-    build_truth(task, wanted, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
-    where = TaskPath(Path(index_path), model_path, device, dtype)
-    bench = Bench(where, queries=Path(queries), alpha=alpha)
-    truth, ground = bench.truth, bench.ground()
-    chosen = truth.queries.take(bench.rows)
-    entries = compare_methods(
-        list(methods),
-        ground,
-        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
-        draws=draws,
-        seed=index.seed,
-    )
-    return [lds_record(entry, ground) for entry in entries]
+    where, path = TaskPath(Path(index_path), model_path, device, dtype), Path(queries)
+    build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
+    bench = Bench(where, queries=path, alpha=alpha)
+    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:

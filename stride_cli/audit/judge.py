@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from stride_cli.audit.control_sets import (
 )
 from stride_cli.audit.effect import Candidates, Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
-from stride_cli.audit.samples import Sample, tokenize_samples
+from stride_cli.audit.samples import Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
     from stride_cli.corpus.documents import Document
+    from stride_cli.corpus.readers import ReadOptions
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
@@ -91,6 +92,26 @@ class Finding:
             "effect": self.effect,
             "controls": self.controls,
         }
+
+
+def audit_files(
+    open_session: Callable[[], Session],
+    benchmark: str,
+    controls: str | None,
+    options: AuditOptions,
+    reading: ReadOptions,
+) -> tuple[Session, list[Finding]]:
+    """`audit` of a file of items, perhaps against one of controls; both are read before the model is loaded.
+
+    Raises
+    ------
+    CorpusError      a file cannot be read, or has an item without a prompt or text
+    and what `audit` raises
+    """
+    documents = read_documents_of(benchmark, reading)
+    against = None if controls is None else read_documents_of(controls, reading)
+    session = open_session()
+    return session, audit(session, documents, against, options)
 
 
 def audit(

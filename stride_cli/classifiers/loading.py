@@ -154,7 +154,7 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     )
     columns = _columns(description)
 
-    def read_file(source: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    def read_file(source: str) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
         if Path(source).suffix.lower() in PICTURE_SUFFIXES:
             inputs, names = read_picture(source, shape)[None], [Path(source).stem]
         else:
@@ -164,9 +164,7 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
                 return inputs, class_numbers(examples, classes), names
             if inputs.shape == shape:  # one input alone
                 inputs, names = inputs[None], [Path(source).stem]
-        # without labels, the question is why the model predicts what it does
-        ids = np.stack(model.register(inputs, np.zeros(len(inputs), np.int64), names).ids)
-        return inputs, model.predict(torch.from_numpy(ids)).argmax(1).cpu().numpy(), names
+        return inputs, None, names
 
     model.read_file = read_file
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,13 +12,12 @@ from stride_cli.classifiers.loading import find_row
 from stride_cli.classifiers.model import HELD_OUT, ClassifierModel
 from stride_cli.errors import QueryError
 from stride_cli.measurement.queries import Query
+from stride_cli.measurement.query_set import QuerySet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stride_cli.measurement.query_set import QuerySet
-
-__all__ = ["HELD_OUT", "PREDICTED", "example_queries", "file_queries", "row_query"]
+__all__ = ["HELD_OUT", "PREDICTED", "example_queries", "file_queries", "own_inputs", "row_query"]
 PREDICTED = "predicted"
 
 
@@ -38,8 +38,13 @@ def row_query(model: ClassifierModel, row: str | int, *, label: str | None = Non
 
 
 def file_queries(model: ClassifierModel, source: str, *, label: str | None = None) -> Iterator[Query]:
-    """The examples of a file (or ``held-out``), one query each; see `row_query`."""
-    yield from example_queries(model, model.read_queries(source), label=label)
+    """The examples of a file (or ``held-out``), one query each; see `row_query`.
+
+    Where the file has no labels, they are the model's own predictions, and the queries say ``generated``.
+    """
+    queries, predicted = model.labelled_queries(source)
+    for query in example_queries(model, queries, label=label):
+        yield replace(query, generated=query.generated or (predicted and label is None))
 
 
 def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | None = None) -> list[Query]:
@@ -60,3 +65,27 @@ def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | N
         prompt, response = f"row {name} → ", model.classes[own]
         found.append(Query(prompt, response, np.array([ids[0], own]), weights, label == PREDICTED))
     return found
+
+
+def own_inputs(model: ClassifierModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray]:
+    """What keeps queries from a file of their own readable when the model is opened again.
+
+    Returns
+    -------
+    (queries, inputs (A, …) float64) : the inputs that are in no row of the index's file, each once, and the
+    queries numbered as a fresh table numbers them once these inputs are the first that it is given
+    """
+    table = model.table
+    first = table.n_chunks + len(table.data)
+    numbers = [int(ids[0]) for ids in queries.ids]
+    added = list(dict.fromkeys(number for number in numbers if number >= first))
+    if not added:
+        return queries, np.zeros((0, *model.shape))
+    place = {number: first + row for row, number in enumerate(added)}
+    renumbered = QuerySet(
+        [np.array([place.get(int(ids[0]), int(ids[0])), int(ids[1])]) for ids in queries.ids],
+        queries.weights,
+        queries.names,
+        queries.texts,
+    )
+    return renumbered, np.asarray(table.take(np.array(added)), np.float64)

@@ -91,9 +91,7 @@ def audit(
     corpus.
     """
     from stride_cli import api
-    from stride_cli.audit.judge import CONTROLS, AuditOptions
-    from stride_cli.audit.judge import audit as judge
-    from stride_cli.audit.samples import read_documents_of
+    from stride_cli.audit.judge import CONTROLS, AuditOptions, audit_files
     from stride_cli.config import resolve
 
     if fail_on_leak is not None and not 0 <= fail_on_leak <= 1:
@@ -104,25 +102,27 @@ def audit(
         raise UsageError(
             f"λ is {lambda_ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
         )
-    documents = read_documents_of(benchmark, reading)
-    against = None if controls in CONTROLS else read_documents_of(controls, reading)
     chosen = resolve("query", {"lambda_ratio": lambda_ratio, "device": device, "dtype": dtype})
-    session = api.Session.open(
-        find_index(index),
-        model_path=resolve("general", {"model": model}).model,
-        device=chosen.device,
-        dtype=chosen.dtype,
+    made = controls in CONTROLS
+    session, findings = audit_files(
+        lambda: api.Session.open(
+            find_index(index),
+            model_path=resolve("general", {"model": model}).model,
+            device=chosen.device,
+            dtype=chosen.dtype,
+        ),
+        benchmark,
+        None if made else controls,
+        AuditOptions(
+            level=level,
+            present=present,
+            top=top,
+            controls=controls if made else "auto",
+            controls_per_item=controls_per_item,
+            lambda_ratio=chosen.lambda_ratio,
+        ),
+        reading,
     )
-    kind = controls if against is None else "auto"
-    options = AuditOptions(
-        level=level,
-        present=present,
-        top=top,
-        controls=kind,
-        controls_per_item=controls_per_item,
-        lambda_ratio=chosen.lambda_ratio,
-    )
-    findings = judge(session, documents, against, options)
     _write(findings, format, json, benchmark, session.index.path.name, level)
     _summarise(findings, level)
     if fail_on_leak is not None and any(finding.q <= fail_on_leak for finding in findings):

@@ -58,23 +58,13 @@ def lds(
     """
     from stride_cli.commands.tables import print_table, seconds, with_error
     from stride_cli.evaluation.bench import split_methods
-    from stride_cli.evaluation.compare import compare_methods, lds_record
-    from stride_cli.evaluation.scoring import run_method
+    from stride_cli.evaluation.compare import lds_record
     from stride_cli.output import emit, wants_json
 
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, alpha, device, dtype)
-    truth = bench.truth
-    ground = bench.ground(response)
-    chosen = truth.queries.take(bench.rows)
     rows, failed = [], 0
-    for entry in compare_methods(
-        specs,
-        ground,
-        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
-        draws=draws,
-        seed=bench.index.seed,
-    ):
+    for entry, ground in bench.lds(specs, response=response, draws=draws):
         failed += _report_failure(entry)
         record = lds_record(entry, ground)
         if wants_json(json):

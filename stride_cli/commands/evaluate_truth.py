@@ -68,25 +68,18 @@ def truth(
     Interrupted, the same command goes on where it was. With more --subsets or --seeds, or another --alpha, it
     adds to what is there.
     """
-    from index_format.reader import Index
-    from stride_cli import api
-    from stride_cli.baselines.protocol import Task
     from stride_cli.config import resolve
-    from stride_cli.evaluation.truth import build_truth, per_mille
-    from stride_cli.measurement.query_set import read_query_set
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.evaluation.bench import build_truth_of
+    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.evaluation.truth import per_mille
     from stride_cli.output import emit, note, wants_json
 
     begin = time.monotonic()
     share = per_mille(alpha)
-    opened = Index.open(find_index(index))
     general = resolve("general", {"model": model})
-    loaded = api.open_model(opened, general.model, device=device or "auto", dtype=dtype or "auto")
-    task = Task(opened, loaded, ChunkReader(opened), opened.seed)
-    wanted = read_query_set(loaded, queries, block_size=opened.attributes["block_size"])
-    found = build_truth(
-        task,
-        wanted,
+    task, wanted, found = build_truth_of(
+        TaskPath(find_index(index), general.model, device or "auto", dtype or "auto"),
+        queries,
         n_subsets=subsets,
         n_seeds=seeds,
         alpha=alpha,
@@ -100,7 +93,7 @@ def truth(
     chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
     record = {
         "schema": "stride.truth/1",
-        "index": str(opened.path),
+        "index": str(task.index.path),
         "subsets": chosen.n_subsets,
         "seeds": chosen.n_seeds,
         "alpha": share / 1000,
@@ -122,4 +115,4 @@ def truth(
         f"mean loss of {len(wanted):,} queries: {record['mean_loss']:.3f} nats after retraining, "
         f"{record['base_loss']:.3f} before"
     )
-    note(f"next: stride evaluate lds --index {opened.path}")
+    note(f"next: stride evaluate lds --index {task.index.path}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from stride_cli.output import note
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.compare import Entry
     from stride_cli.evaluation.truth import Truth
     from stride_cli.measurement.query_set import QuerySet
 
@@ -145,6 +147,38 @@ class Bench:
                 "the correlations are rough, and so are their intervals"
             )
         return ground
+
+    def lds(
+        self, specs: Sequence[str], *, response: str = "loss", draws: int = 1000
+    ) -> Iterator[tuple[Entry, Ground]]:
+        """Methods compared with the truth, in this process, one after the other; see `compare_methods`."""
+        from stride_cli.evaluation.compare import compare_methods
+        from stride_cli.evaluation.scoring import run_method
+
+        truth, ground = self.truth, self.ground(response)
+        chosen = truth.queries.take(self.rows)
+        for entry in compare_methods(
+            list(specs),
+            ground,
+            lambda spec: run_method(self.task, spec, chosen, masks=truth.masks, truth_rows=self.truth_rows),
+            draws=draws,
+            seed=self.index.seed,
+        ):
+            yield entry, ground
+
+
+def build_truth_of(where: TaskPath, path: Path, **options: Any) -> tuple[Task, QuerySet, Truth]:
+    """The truth of a file of queries, trained where it is missing: task, queries, the truth of every α.
+
+    Parameters
+    ----------
+    options : as for `stride_cli.evaluation.truth.build_truth`
+    """
+    from stride_cli.evaluation.truth import build_truth
+
+    task = open_task(where)
+    queries = read_queries(task, path)
+    return task, queries, build_truth(task, queries, **options)
 
 
 def read_queries(task: Task, path: Path) -> QuerySet:

@@ -74,11 +74,15 @@ def open_task(where: TaskPath) -> Task:
     from index_format.reader import Index
     from stride_cli.api import open_model
     from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.truth import register_inputs
     from stride_cli.operators.batches import ChunkReader
 
     index = Index.open(where.index)
     model = open_model(index, where.model, device=where.device, dtype=where.dtype)
-    return Task(index, model, ChunkReader(index), index.seed)
+    task = Task(index, model, ChunkReader(index), index.seed)
+    if not task.is_language:
+        register_inputs(index, model)
+    return task
 
 
 def run_method(

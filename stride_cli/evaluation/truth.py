@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -210,8 +210,19 @@ def build_truth(
         reused=len(masks) * n_seeds - missing,
     )
     if old is None or jobs:
-        _write(task.index.path, truth)
+        _write(task, truth)
     return truth
+
+
+def register_inputs(index: Index, model: Any) -> None:
+    """Give a classifier, just opened, the inputs of the truth's queries that are no rows of the index's file.
+
+    Nothing where there is no truth, or none such. Queries of the truth are then known by their numbers.
+    """
+    if not index.has("truth") or "truth/query_inputs" not in index.names("truth"):
+        return
+    inputs = np.asarray(index.array("truth/query_inputs"))
+    model.register(inputs, np.zeros(len(inputs), np.int64))
 
 
 def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarray:
@@ -295,10 +306,15 @@ def _fill(
     return losses, margins
 
 
-def _write(path: Path, truth: Truth) -> None:
+def _write(task: Task, truth: Truth) -> None:
+    path, queries, inputs = task.index.path, truth.queries, None
+    if not task.is_language:
+        from stride_cli.classifiers.queries import own_inputs
+
+        model: Any = task.model
+        queries, inputs = own_inputs(model, queries)
     packed = np.packbits(truth.masks, axis=1)
     key = hashlib.sha256(truth.trainer.encode() + packed.tobytes() + truth.seeds.tobytes()).hexdigest()
-    queries = truth.queries
     lengths = [len(ids) for ids in queries.ids]
     # all that is in it is in the store as well: an unfinished write is not worth keeping
     with GroupWriter(path, "truth", key, overwrite=True) as writer:
@@ -311,6 +327,8 @@ def _write(path: Path, truth: Truth) -> None:
         writer.append("truth/query_ids", np.concatenate(queries.ids))
         writer.append("truth/query_offsets", np.cumsum([0, *lengths], dtype=np.int64))
         writer.append("truth/query_weights", np.concatenate(queries.weights))
+        if inputs is not None and len(inputs):
+            writer.append("truth/query_inputs", inputs)
         writer.publish(
             {
                 "n_chunks": int(truth.masks.shape[1]),

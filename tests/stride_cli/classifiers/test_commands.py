@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_file_without_labels_asks_for_the_prediction(
     for name, count in (("rows.npz", 2), ("row.npz", 1), ("row.png", 1)):
         code, answers, err = run(f"query --file {tmp_path}/{name} {asked}")
         assert code == 0 and len(answers) == count, err
-        assert answers[0]["response"] == expected["response"]
+        assert answers[0]["response"] == expected["response"] and answers[0]["generated"] is True
         assert [hit["document"] for hit in answers[0]["hits"]] == [
             hit["document"] for hit in expected["hits"]
         ]
@@ -159,3 +160,28 @@ def test_a_report_shows_the_inputs(digits_index: Path, tmp_path: Path) -> None:
     assert text.count('src="data:image/png;base64,') == 6
     assert text.count('class="thumb supports"') == 3 and text.count('class="thumb opposes"') == 2
     assert "http:" not in text.replace("http://www.w3.org/2000/svg", "") and "row 505" in text
+
+
+def test_truth_remembers_the_inputs_of_a_file(digits_file: Path, digits_index: Path, tmp_path: Path) -> None:
+    """Queries from a file of their own need not be given again; the file still names some of them."""
+    index = tmp_path / "run.stride"
+    shutil.copytree(digits_index, index)
+    with np.load(digits_file) as data:
+        images, labels = data["images"][520:530], data["labels"][520:530]
+    np.savez(tmp_path / "all.npz", images=images, labels=labels)
+    np.savez(tmp_path / "some.npz", images=images[4:7], labels=labels[4:7], ids=["4", "5", "6"])
+    truth = f"evaluate truth --index {index} --subsets 8 --alpha 0.5 --workers 1 --queries {tmp_path}/all.npz"
+    code, (record,), err = run(truth)
+    assert code == 0 and record["trained"] == 8, err
+    asked = f"evaluate lds --index {index} --methods stride:stored=true,graddot"
+    code, first, err = run(asked)
+    assert code == 0 and first[0]["queries"] == 10, err
+    code, again, err = run(f"{asked} --queries {tmp_path}/all.npz")
+    assert code == 0, err
+    assert [entry["spearman"] for entry in first] == [entry["spearman"] for entry in again]
+    code, (few,), err = run(f"evaluate lds --index {index} --queries {tmp_path}/some.npz")
+    assert code == 0 and few["queries"] == 3, err
+    code, compared, err = run(f"evaluate compare --index {index} --methods graddot,chance --draws 100")
+    assert code == 0 and compared[0]["spearman"]["mean"] == pytest.approx(first[1]["spearman"]["mean"]), err
+    code, (record,), err = run(truth.replace("--subsets 8", "--subsets 9"))  # the same file extends it
+    assert code == 0 and record["trained"] == 1, err
