@@ -123,7 +123,6 @@ class Answer:
     seconds : dict                     stage → seconds
     document_ids : dict                document number → id
     coverage : float
-    models : int                       that measured the subsets: the index's own and further checkpoints
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
@@ -143,7 +142,6 @@ class Answer:
     seconds: dict[str, float]
     document_ids: dict[int, str]
     coverage: float
-    models: int = 1
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
@@ -196,7 +194,6 @@ class Answer:
                 "subsets": len(solution.residual),
                 "agreement": self.agreement,
                 "coverage": self.coverage,
-                "models": self.models,
             },
             "seconds": self.seconds,
         }
@@ -373,7 +370,6 @@ def train(
             {
                 "path": entry["path"],
                 "fingerprint": entry["model_fingerprint"],
-                "space": entry["space"],
                 "layer": entry["layer"],
                 "step_agreement": entry["step_agreement"],
                 "loss": report["loss"],
@@ -539,8 +535,9 @@ class Session:
     columns: Any  # (n, d), the design matrix
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
-    # beside the index's own model
-    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
+    checkpoints: list[tuple[CausalLM, Operators]] = field(
+        default_factory=list
+    )  # beside the index's own model
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
@@ -681,7 +678,6 @@ class Session:
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
-            models=len(self.pairs),
             labels=labels,
             responses=responses,
             measured=self.explained_responses(responses, options),
@@ -948,11 +944,14 @@ def audit(
     ------
     CorpusError, UsageError
     """
-    from stride_cli.audit.judge import AuditOptions, audit_files
+    from stride_cli.audit.judge import AuditOptions
+    from stride_cli.audit.judge import audit as judge
+    from stride_cli.audit.samples import read_documents_of
     from stride_cli.corpus.readers import ReadOptions
 
-    against = None if controls is None else str(controls)
-    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
+    items = read_documents_of(str(benchmark), ReadOptions())
+    against = None if controls is None else read_documents_of(str(controls), ReadOptions())
+    return judge(session, items, against, options or AuditOptions())
 
 
 def select(
@@ -1026,16 +1025,34 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
-    from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
-    from stride_cli.evaluation.compare import lds_record
-    from stride_cli.evaluation.scoring import TaskPath
+    from index_format.reader import Index
+    from stride_cli.baselines.protocol import Task
+    from stride_cli.evaluation.bench import Bench, check_method
+    from stride_cli.evaluation.compare import compare_methods, lds_record
+    from stride_cli.evaluation.scoring import TaskPath, run_method
+    from stride_cli.evaluation.truth import build_truth
+    from stride_cli.measurement.query_set import read_query_set
+    from stride_cli.operators.batches import ChunkReader
 
     for method in methods:
         check_method(method)
-    where, path = TaskPath(Path(index_path), model_path, device, dtype), Path(queries)
-    build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
-    bench = Bench(where, queries=path, alpha=alpha)
-    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
+    index = Index.open(index_path)
+    model = open_model(index, model_path, device=device, dtype=dtype)
+    wanted = read_query_set(model, queries, block_size=index.attributes["block_size"])
+    task = Task(index, model, ChunkReader(index), index.seed)
+    build_truth(task, wanted, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
+    where = TaskPath(Path(index_path), model_path, device, dtype)
+    bench = Bench(where, queries=Path(queries), alpha=alpha)
+    truth, ground = bench.truth, bench.ground()
+    chosen = truth.queries.take(bench.rows)
+    entries = compare_methods(
+        list(methods),
+        ground,
+        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
+        draws=draws,
+        seed=index.seed,
+    )
+    return [lds_record(entry, ground) for entry in entries]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
