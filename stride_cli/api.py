@@ -123,6 +123,7 @@ class Answer:
     seconds : dict                     stage → seconds
     document_ids : dict                document number → id
     coverage : float
+    models : int                       that measured the subsets: the index's own and further checkpoints
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
@@ -142,6 +143,7 @@ class Answer:
     seconds: dict[str, float]
     document_ids: dict[int, str]
     coverage: float
+    models: int = 1
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
@@ -194,6 +196,7 @@ class Answer:
                 "subsets": len(solution.residual),
                 "agreement": self.agreement,
                 "coverage": self.coverage,
+                "models": self.models,
             },
             "seconds": self.seconds,
         }
@@ -370,6 +373,7 @@ def train(
             {
                 "path": entry["path"],
                 "fingerprint": entry["model_fingerprint"],
+                "space": entry["space"],
                 "layer": entry["layer"],
                 "step_agreement": entry["step_agreement"],
                 "loss": report["loss"],
@@ -535,9 +539,8 @@ class Session:
     columns: Any  # (n, d), the design matrix
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
-    checkpoints: list[tuple[CausalLM, Operators]] = field(
-        default_factory=list
-    )  # beside the index's own model
+    # beside the index's own model
+    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
@@ -678,6 +681,7 @@ class Session:
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
+            models=len(self.pairs),
             labels=labels,
             responses=responses,
             measured=self.explained_responses(responses, options),
@@ -944,14 +948,11 @@ def audit(
     ------
     CorpusError, UsageError
     """
-    from stride_cli.audit.judge import AuditOptions
-    from stride_cli.audit.judge import audit as judge
-    from stride_cli.audit.samples import read_documents_of
+    from stride_cli.audit.judge import AuditOptions, audit_files
     from stride_cli.corpus.readers import ReadOptions
 
-    items = read_documents_of(str(benchmark), ReadOptions())
-    against = None if controls is None else read_documents_of(str(controls), ReadOptions())
-    return judge(session, items, against, options or AuditOptions())
+    against = None if controls is None else str(controls)
+    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
 
 
 def select(
@@ -1025,34 +1026,16 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
-    from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.evaluation.bench import Bench, check_method
-    from stride_cli.evaluation.compare import compare_methods, lds_record
-    from stride_cli.evaluation.scoring import TaskPath, run_method
-    from stride_cli.evaluation.truth import build_truth
-    from stride_cli.measurement.query_set import read_query_set
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
+    from stride_cli.evaluation.compare import lds_record
+    from stride_cli.evaluation.scoring import TaskPath
 
     for method in methods:
         check_method(method)
-    index = Index.open(index_path)
-    model = open_model(index, model_path, device=device, dtype=dtype)
-    wanted = read_query_set(model, queries, block_size=index.attributes["block_size"])
-    task = Task(index, model, ChunkReader(index), index.seed)
-    build_truth(task, wanted, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
-    where = TaskPath(Path(index_path), model_path, device, dtype)
-    bench = Bench(where, queries=Path(queries), alpha=alpha)
-    truth, ground = bench.truth, bench.ground()
-    chosen = truth.queries.take(bench.rows)
-    entries = compare_methods(
-        list(methods),
-        ground,
-        lambda spec: run_method(bench.task, spec, chosen, masks=truth.masks, truth_rows=bench.truth_rows),
-        draws=draws,
-        seed=index.seed,
-    )
-    return [lds_record(entry, ground) for entry in entries]
+    where, path = TaskPath(Path(index_path), model_path, device, dtype), Path(queries)
+    build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
+    bench = Bench(where, queries=path, alpha=alpha)
+    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
