@@ -34,6 +34,7 @@ class ShownHit:
     whole : bool               `text` is the whole chunk
     chunk : int
     picture : str              of a classifier: its input, a ``data:`` address; else empty
+    prior, stability : as in the record of a hit
     """
 
     document: str
@@ -48,6 +49,8 @@ class ShownHit:
     whole: bool
     chunk: int
     picture: str = ""
+    prior: float | None = None
+    stability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,8 @@ def _shown_hit(
         held=held,
         whole=whole,
         chunk=record["chunk"],
+        prior=record.get("prior"),
+        stability=record.get("stability"),
     )
 
 

@@ -183,6 +183,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
         about = f"{_text(str(record['id']))}: {about}"
     caveats = "".join(f"<li>{_text(caveat)}</li>" for caveat in answer.caveats)
     hits = [*answer.supporters, *answer.opposers]
+    ranked = ", ranked by influence and word overlap together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
@@ -192,7 +193,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
             f"<p>{_text(answer.explanation)}</p>",
             f'<ul class="caveats">{caveats}</ul>' if caveats else "",
-            _hits("Documents that support this", answer.supporters, query, largest),
+            _hits(f"Documents that support this{ranked}", answer.supporters, query, largest),
             _hits("Documents that oppose this", answer.opposers, query, largest),
             _plots(answer),
             _certificate(answer),
@@ -212,6 +213,10 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
     if hit.influence:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
         numbers.append(f'<span class="faint">{hit.influence:+.4g} nats</span>')
+    if hit.prior:
+        numbers.append(f'<span class="faint">{hit.prior:+.4g} by word overlap</span>')
+    if hit.stability is not None:
+        numbers.append(f'<span class="faint">in {_percent(hit.stability)} of half designs</span>')
     if hit.held is not None:
         numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
     flags = f'<span class="flag">{_text("; ".join(hit.flags))}</span>' if hit.flags else ""

@@ -103,3 +103,37 @@ def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> No
     task, _ = task_and_queries
     with pytest.raises(UsageError, match=words):
         fitted(task, spec)
+
+
+def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
+    from stride_cli.measurement.additive import additive_measurement
+    from stride_cli.recovery.stability import solve_halves
+
+    task, queries = task_and_queries
+    method = fitted(task, "stride:space=logit,subsets=16,degree=3,halves=4")
+    scores = score_all(method, queries)
+    assert len(method.reliability) == len(queries) and all(0 <= value <= 1 for value in method.reliability)
+    plain = fitted(task, "stride:space=logit,subsets=16,degree=3")
+    np.testing.assert_array_equal(score_all(plain, queries), scores)
+    assert plain.reliability is None
+    y = additive_measurement(method._responses(queries), method._row_sizes)
+    halves = solve_halves(
+        method._columns, y[1], n_subsets=16, seed=task.index.seed, draws=4,
+        lambda_ratio=method._defaults["lambda_ratio"],
+    )  # fmt: skip
+    assert method.reliability[1] == halves.reliability
+
+
+def test_a_prior_is_added_where_nothing_opposes(task_and_queries) -> None:
+    from stride_cli.baselines.prior import prior_parts
+
+    task, queries = task_and_queries
+    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3"), queries)
+    method = fitted(task, "stride:space=logit,subsets=16,degree=3,prior=tfidf")
+    words = score_all(fitted(task, "tfidf:top=100"), queries)
+    found = score_all(method, queries)
+    np.testing.assert_allclose(found, plain + prior_parts(plain, words), rtol=1e-5)
+    np.testing.assert_array_equal(found[plain < 0], plain[plain < 0])
+    assert (found > plain).any()
+    with pytest.raises(UsageError, match="prior"):
+        open_method("stride:prior=bm26")

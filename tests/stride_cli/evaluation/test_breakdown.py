@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from stride_cli.evaluation.breakdown import mean_over_queries, partial_spearman, query_groups
+from stride_cli.evaluation.breakdown import (
+    mean_over_queries,
+    partial_spearman,
+    query_groups,
+    reliability_tracking,
+)
 
 
 def test_groups_are_the_first_part_of_the_names() -> None:
@@ -48,3 +53,18 @@ def test_nothing_is_left_of_the_third_itself() -> None:
     random = np.random.default_rng(0)
     g, m = random.standard_normal((2, 3, 20))
     np.testing.assert_array_equal(partial_spearman(g, m, g), 0)
+
+
+def test_tracking_is_the_rank_correlation_over_queries() -> None:
+    rng = np.random.default_rng(0)
+    correlations = rng.normal(size=60)
+    reliability = np.exp(correlations)  # any increasing function
+    found = reliability_tracking(reliability, correlations, draws=200)
+    assert found["mean"] == pytest.approx(1.0) and found["low"] == pytest.approx(1.0)
+    assert found["reliability"] == pytest.approx(reliability.mean())
+    noisy = reliability_tracking(correlations + rng.normal(size=60), correlations, draws=200)
+    assert noisy["low"] < noisy["mean"] < noisy["high"] < 1.0 and noisy["se"] > 0.0
+    assert reliability_tracking(correlations, correlations) == reliability_tracking(
+        correlations, correlations
+    )
+    assert set(reliability_tracking(None, correlations).values()) == {None}

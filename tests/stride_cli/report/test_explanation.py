@@ -81,3 +81,26 @@ def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numb
     text = explain(answer)
     assert text.endswith(".") and "None " not in text.replace("None of", "") and "nan" not in text
     assert all(caveat.endswith(".") for caveat in caveats(answer))
+
+
+def test_second_opinions_are_one_more_clause(record) -> None:
+    known = record()
+    assert "half of the subsets" not in explain(known)
+    known["reliability"] = 0.83
+    known["hits"][0]["stability"] = 0.95
+    said = explain(known)
+    assert said.endswith(
+        "; half of the subsets predict what the others answered at r = 0.83, "
+        "and d0 stays on the list in 95% of such halves."
+    )
+    assert not caveats(known)
+    known["reliability"] = 0.21
+    assert "only at r = 0.21" in caveats(known)[0]
+    known["hits"][0]["stability"] = None
+    assert explain(known).endswith("at r = 0.21.")
+
+
+def test_a_document_known_by_its_words_alone_says_so(record) -> None:
+    hit = record([0.0])["hits"][0] | {"backfilled": False, "prior": 0.1}
+    assert flags(hit) == ["by word overlap only"]
+    assert flags(hit | {"influence": 0.2}) == []
