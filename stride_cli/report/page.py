@@ -55,6 +55,7 @@ dd { margin: 0; } dt { color: var(--faint); } [hidden] { display: none !importan
 .thumb.supports { border: 2px solid var(--c2); } .thumb.opposes { border: 2px solid var(--c3); }
 svg .dots { stroke: var(--c0); stroke-width: 4; stroke-linecap: round; stroke-opacity: .55; fill: none; }
 svg .curve { stroke: var(--c0); stroke-width: 2; fill: none; }
+@media (max-width: 30rem) { article { scroll-margin-top: 7rem; } }
 @media print { .tools { display: none; } article { break-inside: avoid; } }
 """
 )
@@ -177,8 +178,11 @@ def _card(number: int, answer: ShownAnswer) -> str:
     origin = "the model’s own continuation" if record["generated"] else "a given response"
     tokens = record["scored_tokens"]
     about = f"{origin}, {tokens} scored token{'' if tokens == 1 else 's'}"
+    each = " a token"
+    if answer.picture or any("label" in hit for hit in record["hits"]):
+        about, each = "the model’s own prediction" if record["generated"] else "a given class", ""
     if record["loss"] is not None:
-        about += f", loss {record['loss']:.3f} nats a token"
+        about += f", loss {record['loss']:.3f} nats{each}"
     if "id" in record:
         about = f"{_text(str(record['id']))}: {about}"
     caveats = "".join(f"<li>{_text(caveat)}</li>" for caveat in answer.caveats)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stride_cli.report.page import write_report
+from stride_cli.report.thumbnails import thumbnail
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +81,47 @@ def test_fits_a_phone_and_follows_the_colour_scheme(browser, page: Path) -> None
     finally:
         browser.call("Emulation.clearDeviceMetricsOverride")
         browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+def test_pictures_of_a_classifier_are_shown(browser, shown, tmp_path: Path) -> None:
+    """Images and rows of a table, decoded by the browser itself, framed by sign; on a phone too."""
+    from dataclasses import replace
+
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    pictures = [thumbnail(grey, 0, 63), thumbnail(np.array([1.0, 2.0, 3.0]), np.zeros(3), np.full(3, 3.0))]
+    answers = []
+    for picture in pictures:
+        plain = shown(prompt="row 7 →")
+        framed = {
+            side: tuple(replace(hit, picture=picture) for hit in getattr(plain, side))
+            for side in ("supporters", "opposers")
+        }
+        answers.append(replace(plain, picture=picture, **framed))
+    page = tmp_path / "classes.html"
+    write_report(page, answers, title="classes")
+    try:
+        for width in (1000, 360):
+            browser.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=740,
+                deviceScaleFactor=1,
+                mobile=width < 500,
+            )
+            browser.open(page, "#q2")
+            found = browser.value(
+                "[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width]).join(';')"
+            )
+            drawn = [tuple(map(float, each.split(","))) for each in found.split(";")]
+            hits = sum(len(answer.supporters) + len(answer.opposers) for answer in answers)
+            assert len(drawn) == hits + 2
+            assert {size for size, _ in drawn} == {8.0, 64.0} and all(size > 60 for _, size in drawn)
+            assert browser.value("document.documentElement.scrollWidth") <= width
+            # the bar that stays on top hides nothing of what a link leads to
+            edge = "document.querySelector('.tools').getBoundingClientRect().bottom"
+            assert browser.value(f"document.querySelector('#q2').getBoundingClientRect().top - {edge}") >= 0
+            colours = "[...document.querySelectorAll('#q1 .thumb')].map(t => getComputedStyle(t).borderColor)"
+            assert len(set(browser.value(colours))) == 3  # the query's own, supporters, opposers
+        assert browser.troubles == []
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
