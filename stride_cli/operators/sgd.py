@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from stride_cli.errors import NumericalError
+from stride_cli.operators.base_states import BaseStates, Entered
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.closed import save_atomically
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, entry_states, initial_space
+from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -126,7 +127,15 @@ def fit_sgd(
     sketches = _sketch(row_offsets, row_members, chunks.n_chunks, settings)
     seen = np.zeros(chunks.n_chunks, dtype=np.uint8)
     curves = {name: np.zeros(settings.steps) for name in CURVES}
-    base_losses = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
+    each = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch) + 1
+    base = BaseStates(
+        model,
+        spaces,
+        settings.layer,
+        chunks,
+        top=0 if settings.variant == "norm" else settings.top,
+        visits=settings.steps * each,
+    )
 
     first = 0
     saved = scratch / "sgd.pt" if scratch is not None else None
@@ -137,7 +146,7 @@ def fit_sgd(
             target.data.copy_(source)
         muon.load_state_dict(state["muon"])
         adamw.load_state_dict(state["adamw"])
-        seen, base_losses = state["seen"].numpy(), state["base losses"].numpy()
+        seen, base.losses = state["seen"].numpy(), state["base losses"].numpy()
         curves = {name: values.numpy() for name, values in state["curves"].items()}
     last_saved = time.monotonic()
     with progress("training operators", settings.steps, unit="steps") as bar:
@@ -149,7 +158,7 @@ def fit_sgd(
             draw = _draw(step, row_offsets, row_members, chunks.n_chunks, settings)
             muon.zero_grad(set_to_none=True)
             adamw.zero_grad(set_to_none=True)
-            values = _step_losses(model, spaces, gates, chunks, draw, sketches, base_losses, settings)
+            values = _step_losses(model, spaces, gates, chunks, draw, sketches, base, settings)
             if not np.isfinite(values["loss"]):
                 raise NumericalError(
                     f"the operator loss at step {step} is {values['loss']} (expected a finite number)",
@@ -168,7 +177,7 @@ def fit_sgd(
                 checkpoint["parameters"] = [parameter.detach() for parameter in (*bases, *gates)]
                 checkpoint["adamw"] = adamw.state_dict()
                 checkpoint["seen"] = torch.from_numpy(seen)
-                checkpoint["base losses"] = torch.from_numpy(base_losses)
+                checkpoint["base losses"] = torch.from_numpy(base.losses)
                 checkpoint["curves"] = {name: torch.from_numpy(curve) for name, curve in curves.items()}
                 save_atomically(checkpoint, saved)
                 last_saved = time.monotonic()
@@ -240,13 +249,10 @@ def _step_losses(
     chunks: ChunkReader,
     draw: _Draw,
     sketches: torch.Tensor,
-    base_losses: np.ndarray,
+    base: BaseStates,
     settings: SgdSettings,
 ) -> dict[str, float]:
-    """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts.
-
-    `base_losses` (n,) float32 holds each chunk's loss without steering, NaN where it was not needed yet.
-    """
+    """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts."""
     device = model.device
     values = dict.fromkeys(CURVES, 0.0)
 
@@ -265,23 +271,19 @@ def _step_losses(
             loss.backward()
 
     def fidelity(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-        entered = _enter(model, spaces, settings.layer, piece)
+        entered = base.enter(piece)
         losses = _losses(model, spaces, settings.layer, entered, gate) / settings.fidelity_batch
         values["fidelity"] += float(losses.detach().sum())
-        unknown = np.isnan(base_losses[piece.rows])
-        if unknown.any():
-            few = entered.rows(torch.from_numpy(unknown))
-            base_losses[piece.rows[unknown]] = _base_losses(model, settings.layer, few).cpu().numpy()
-        base = float(base_losses[piece.rows].astype(np.float64).sum()) / settings.fidelity_batch
-        values["gain"] += base - float(losses.detach().sum())
+        before = float(base.losses_of(piece, entered).sum()) / settings.fidelity_batch
+        values["gain"] += before - float(losses.detach().sum())
         return settings.fidelity * losses.sum()
 
     def stability(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
-        entered = _enter(model, spaces, settings.layer, piece)
+        entered = base.enter(piece)
         final, logit, shift = _steer(model, spaces, settings.layer, entered, gate)
         top, steered = None, shift
         if settings.variant != "norm":
-            top, tokens = _highest(model, settings.layer, entered, settings.top)
+            top, tokens = base.highest(piece, entered)
             steered = model.uncapped_logits(final, tokens).float()
             steered = model.soft_cap(sum((moved.gather(-1, tokens) for moved in logit), steered))
         losses = stability_loss(settings.variant, top, steered, shift, entered.weights)
@@ -296,14 +298,15 @@ def _step_losses(
         run(draw.stability.reshape(-1), np.repeat(draw.subsets, settings.stability_batch), stability)
     if settings.linearity and count > settings.sketch:
         residual = linearity_residual(sketches[draw.subsets])
-        probe = _enter(model, spaces, settings.layer, chunks.batch(np.asarray([draw.probe])))
-        base = _base_losses(model, settings.layer, probe)
+        batch = chunks.batch(np.asarray([draw.probe]))
+        probe = base.enter(batch)
+        before = float(base.losses_of(batch, probe)[0])
         owners = torch.from_numpy(draw.subsets).to(device)
         size = max(1, _LOGIT_BYTES // (4 * model.vocab_size * probe.targets.shape[1]))
 
         def respond(start: int) -> torch.Tensor:
             gate = [value[owners[start : start + size]] for value in gates]
-            return base - _losses(model, spaces, settings.layer, probe.repeated(len(gate[0])), gate)
+            return before - _losses(model, spaces, settings.layer, probe.repeated(len(gate[0])), gate)
 
         # L_LDS couples the subsets: its gradient 2 QᵀQ y in y, then backward through each response. Graphs
         # that do not fit together in memory are built a second time.
@@ -324,50 +327,8 @@ def _step_losses(
     return {name: value / (1 if name == "linearity" else count) for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class _Entered:
-    """A batch where steering begins, without gradients: `hidden` (B, T, d) after the first blocks, `inputs`
-    (B, T, d) of the first block where a space reads them; `targets` and `weights` (B, T − 1)."""
-
-    hidden: torch.Tensor
-    inputs: torch.Tensor | None
-    targets: torch.Tensor
-    weights: torch.Tensor
-
-    def rows(self, chosen: torch.Tensor) -> _Entered:
-        """Only some of its rows."""
-        inputs = None if self.inputs is None else self.inputs[chosen]
-        return _Entered(self.hidden[chosen], inputs, self.targets[chosen], self.weights[chosen])
-
-    def repeated(self, count: int) -> _Entered:
-        """Its one row, `count` times."""
-        return self.rows(torch.zeros(count, dtype=torch.int64))
-
-
-def _enter(model: CausalLM, spaces: list[OperatorSpace], layer: int, piece: Batch) -> _Entered:
-    ids = piece.ids.to(model.device)
-    hidden, inputs = entry_states(model, spaces, layer, ids)
-    inputs = None if inputs is None else inputs[:, :-1]
-    return _Entered(hidden, inputs, ids[:, 1:], piece.weights[:, 1:].to(model.device))
-
-
-def _base_losses(model: CausalLM, layer: int, entered: _Entered) -> torch.Tensor:
-    """Loss (B,) of each row under the model as it is, without gradients."""
-    with torch.no_grad():
-        final = model.continue_from(entered.hidden, layer)[:, :-1]
-        return fidelity_loss(model.token_losses(final, entered.targets), entered.weights)
-
-
-def _highest(model: CausalLM, layer: int, entered: _Entered, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
-    with torch.no_grad():
-        logits = model.logits(model.continue_from(entered.hidden, layer)[:, :-1]).float()
-        values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    return values, tokens
-
-
 def _losses(
-    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: _Entered, gates: list[torch.Tensor]
+    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: Entered, gates: list[torch.Tensor]
 ) -> torch.Tensor:
     """Loss (B,) of each row under its operator."""
     final, logit, _ = _steer(model, spaces, layer, entered, gates)
@@ -381,7 +342,7 @@ def _losses(
 
 
 def _steer(
-    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: _Entered, gates: list[torch.Tensor]
+    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: Entered, gates: list[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
     """Steered input of the head (B, T − 1, d), what is added to the logits, and the first shift of all."""
     hidden = entered.hidden

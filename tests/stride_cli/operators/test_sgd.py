@@ -11,6 +11,7 @@ import torch
 
 from index_format.design import build_rows
 from stride_cli.operators import sgd
+from stride_cli.operators.base_states import BaseStates
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
 from stride_cli.operators.sgd import CURVES, SgdSettings, fit_sgd
@@ -82,7 +83,10 @@ def test_every_stability_variant_holds_the_model_back(model, chunks: ChunkReader
     assert np.abs(held.gates[0]).mean() < np.abs(free.gates[0]).mean()
 
 
-def test_one_step_has_the_gradient_of_the_written_out_objective(model, chunks: ChunkReader, rows) -> None:
+@pytest.mark.parametrize("visits", [0, 10_000])  # states made at each visit, or once for all
+def test_one_step_has_the_gradient_of_the_written_out_objective(
+    model, chunks: ChunkReader, rows, visits: int
+) -> None:
     """L_fid + λ L_stab + λ_LDS L_LDS of one draw in one graph, against the micro-batched accumulation."""
     settings = replace(SETTINGS, linearity=0.7, stability=0.4, subsets_per_step=6)
     space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=settings.seed)
@@ -90,9 +94,11 @@ def test_one_step_has_the_gradient_of_the_written_out_objective(model, chunks: C
     sketches = sgd._sketch(*rows, chunks.n_chunks, settings)
     start = torch.randn(K, 6, generator=torch.Generator().manual_seed(0)) * 0.3
     gates = start.clone().requires_grad_(True)
-    known = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
-    values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, known, settings)
-    assert set(np.flatnonzero(~np.isnan(known))) == set(draw.fidelity.reshape(-1))
+    base = BaseStates(model, [space], 2, chunks, top=20, visits=visits)
+    assert base.kept == (visits > 0)
+    values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, base, settings)
+    if not base.kept:
+        assert set(np.flatnonzero(~np.isnan(base.losses))) == {*draw.fidelity.reshape(-1), draw.probe}
     expected = start.clone().requires_grad_(True)
 
     def logits_of(chunk: int, gate: torch.Tensor):
@@ -139,8 +145,8 @@ def test_graphs_that_do_not_fit_at_once_give_the_same_gradient(
         monkeypatch.setattr(sgd, "_LOGIT_BYTES", limit)
         space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=0)
         gates = (torch.ones(K, 6) * 0.3).requires_grad_(True)
-        known = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
-        values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, known, settings)
+        base = BaseStates(model, [space], 2, chunks, top=20, visits=0)
+        values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, base, settings)
         found.append((gates.grad, values))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-7)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5, abs=1e-6)
