@@ -103,6 +103,41 @@ def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> Non
     assert answers[0]["hits"][0]["document"] == answers[1]["hits"][0]["document"]
 
 
+def test_second_opinions_come_with_every_hit(run, workspace: Path) -> None:
+    from stride_cli.schema import json_schema
+
+    line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --bottom 2 --json"
+    plain = run(line).records[0]
+    assert plain["reliability"] is None and plain["prior"] is None
+    assert {hit["stability"] for hit in plain["hits"]} == {None} == {hit["prior"] for hit in plain["hits"]}
+    result = run(f"{line} --stability --explain")
+    assert result.code == 0, result.err
+    (answer,) = result.records
+    assert not matches(answer, json_schema("stride.answer/1"))
+    assert 0 < answer["reliability"] <= 1 and answer["seconds"]["stability"] > 0
+    assert all(0 <= hit["stability"] <= 1 for hit in answer["hits"] + answer["opposers"])
+    assert answer["hits"][0]["stability"] >= 0.9
+    assert "half of the subsets predict" in answer["explanation"]
+    without = [{**hit, "stability": None} for hit in answer["hits"]]
+    assert without == plain["hits"]
+    few = run(f"{line} --halves 4").records[0]
+    assert {4 * hit["stability"] for hit in few["hits"]} <= {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
+def test_a_prior_is_kept_apart_from_the_influence(run, workspace: Path) -> None:
+    line = f"query {PROMPT} --index {workspace}/run.stride --top 8 --json"
+    plain = {hit["document"]: hit["influence"] for hit in run(line).records[0]["hits"]}
+    result = run(f"{line} --prior tfidf")
+    assert result.code == 0, result.err
+    (answer,) = result.records
+    assert answer["prior"] == "tfidf" and any(hit["prior"] > 0 for hit in answer["hits"])
+    sums = [hit["influence"] + hit["prior"] for hit in answer["hits"] if not hit["backfilled"]]
+    assert sums == sorted(sums, reverse=True)
+    for hit in answer["hits"]:  # the influence is the subsets' alone
+        if hit["document"] in plain:
+            assert hit["influence"] == plain[hit["document"]]
+
+
 def test_span_scores_only_its_part(run, workspace: Path) -> None:
     line = f'query {PROMPT} --response "1789, when the people rose" --index {workspace}/run.stride'
     whole, part = run(line).records[0], run(line + " --span 1789").records[0]
