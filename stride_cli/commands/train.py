@@ -21,7 +21,7 @@ Examples:
 
 def train(
     more_checkpoints: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECKPOINT...]", hidden=True, show_default=False)
+        list[str] | None, typer.Argument(metavar="CHECKPOINT", hidden=True, show_default=False)
     ] = None,
     index: IndexPath = None,
     model: ModelPath = None,

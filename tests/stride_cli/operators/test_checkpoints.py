@@ -26,7 +26,7 @@ from stride_cli.operators.store import Operators
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
-QUICK = {"space": "logit", "rank": 8}
+QUICK = {"space": "residual-matrix+logit", "rank": 8}
 PROMPT = "The French Revolution"
 
 
@@ -50,7 +50,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_model([str(folder / "corpus.jsonl")], folder / "model", options)
     built(folder, folder / "model", "bare.stride")
     shutil.copytree(folder / "bare.stride", folder / "run.stride")
-    api.train(folder / "run.stride", api.TrainOptions(checkpoints=kept(folder)[:2]))
+    api.train(folder / "run.stride", api.TrainOptions(**QUICK, checkpoints=kept(folder)[:2]))
     return folder
 
 
@@ -84,7 +84,7 @@ def test_each_measures_as_alone_and_the_answer_is_their_mean(run_folder: Path) -
     first = None
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
         index = built(run_folder, path, f"alone-{number}.stride")
-        api.train(index)
+        api.train(index, api.TrainOptions(**QUICK))
         alone = api.Session.open(index)
         stored = Operators.from_index(together.index, number)
         for ours, theirs in zip(stored.gates, alone.operators.gates, strict=True):
@@ -128,7 +128,7 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     expected[answer.solution.indices] = answer.solution.values
     task = Task(session.index, session.model, ChunkReader(session.index), session.index.seed)
     listed = "|".join(map(str, [run_folder / "model", *kept(run_folder)[:2]]))
-    for spec in ("stride:stored=true", f"stride:checkpoints={listed}"):
+    for spec in ("stride:stored=true", f"stride:space=residual-matrix+logit,rank=8,checkpoints={listed}"):
         method = open_method(spec)
         method.fit(task)
         scores = score_all(method, QuerySet.from_queries([query]))[0]
@@ -182,7 +182,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     )
     assert verify(index) == []
     assert len(api.Session.open(index).checkpoints) == 2
-    (damaged,) = index.glob("operators/checkpoint_2.token_logit_gates/c/0/*")
+    (damaged,) = index.glob("operators/checkpoint_2.logit_gates/c/0/*")
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
@@ -219,7 +219,7 @@ def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
 @pytest.mark.slow
 def test_killed_between_checkpoints_it_ends_with_the_same_bits(run_folder: Path, bare: Path) -> None:
     command = [sys.executable, "-m", "stride_cli", "train", "--index", str(bare), "--device", "cpu"]
-    command += ["--checkpoints", *map(str, kept(run_folder)[:2])]
+    command += ["--space", QUICK["space"], "--rank", "8", "--checkpoints", *map(str, kept(run_folder)[:2])]
     journal = bare / "operators.partial" / "journal.jsonl"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not (journal.exists() and '"fitted"' in journal.read_text()):
