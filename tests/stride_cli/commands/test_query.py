@@ -173,6 +173,8 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
         (f"query {PROMPT} --index {{w}}/run.stride --lambda-ratio 0", "", "λ is 0"),
         (f"query {PROMPT} --index {{w}}/run.stride --top -1", "", "--top is -1"),
         (f"query {PROMPT} --index {{w}}/run.stride --measure guess", "", "unknown measurement 'guess'"),
+        (f"query {PROMPT} --index {{w}}/run.stride --prior guess", "", "there is no prior 'guess'"),
+        (f"query {PROMPT} --index {{w}}/run.stride --halves 0", "", "--halves is 0"),
         (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
         (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
         ("train --index {w}/run.stride", "", "has operators already"),
