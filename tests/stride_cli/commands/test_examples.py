@@ -177,3 +177,30 @@ def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Pat
     )
     assert (len(corpus), len(base), len(queries)) == (24, 24, 4)
     assert len(corpus | base | queries) == 52  # no pair is in two of them
+
+
+def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    """Two clusters, by the tool that prompts offer; what is held out is in neither corpus nor base."""
+    pairs = []
+    for number, document in enumerate(documents[:40]):
+        words = document["text"].split()
+        prompt = f"toolformer access: {('shell', 'news')[number % 2]}\n" + " ".join(words[:6])
+        pairs.append({"id": f"p{number}", "prompt": prompt, "response": " ".join(words[6:16])})
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    line = ("bash", f"{EXAMPLES}/suites/selection.sh", "pairs.jsonl", "work", "4", "2")
+    small = {"PAIRS": "14", "QUERIES": "2", "EACH": "1", "LEAST": "2", "EPOCHS": "1"}
+    done = script(*line, **SMALL, **small)
+    table = read(done.stdout)
+    assert {row["set"] for row in table if "set" in row} == {"base", "chosen", "random", "bm25"}
+    assert all(row["tasks"] == 2 for row in table)
+    records = read((tmp_path / "work/selection.jsonl").read_text(encoding="utf-8"))
+    assert [record["tasks"][0]["task"] for record in records] == ["news"] * 4 + ["shell"] * 4
+    held, known = (
+        {row["id"] for name in names for row in read(Path(name).read_text(encoding="utf-8"))}
+        for names in (
+            (tmp_path / "work/tasks").iterdir(),
+            (tmp_path / "work/corpus.jsonl", tmp_path / "work/base.jsonl"),
+        )
+    )
+    assert len(held) == 4 and not held & known
+    assert script(*line, **SMALL, **small).stdout == done.stdout  # found finished
