@@ -160,6 +160,9 @@ def _trust(record: Mapping[str, Any]) -> str:
     reason = f"the influences explain {explained} of what {subsets} answered"
     if fit is None or fit < _POOR_FIT:
         return f"Trust it little: {reason}" + (f", and {_joined(doubts)}." if doubts else ".")
+    reliability = record.get("reliability")
+    if reliability is not None and reliability < _UNRELIABLE:
+        return f"Trust it little: {reason}, which is no evidence here."
     if doubts:
         return f"Trust it with care: {reason}, but {_joined(doubts)}."
     if fit < _GOOD_FIT:

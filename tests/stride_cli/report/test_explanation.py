@@ -98,6 +98,7 @@ def test_second_opinions_are_one_more_clause(record) -> None:
     assert "only at r = 0.21" in caveats(known)[0]
     known["hits"][0]["stability"] = None
     assert explain(known).endswith("at r = 0.21.")
+    assert "Trust it little: the influences explain 93%" in explain(known)
 
 
 def test_a_document_known_by_its_words_alone_says_so(record) -> None:
