@@ -1,0 +1,177 @@
+"""Attribution quality against what is kept of each chunk: how many subsets, how many numbers.
+
+The gates of closed-form operators answer linearly, so what K subsets would measure follows from every chunk's
+own gate gradient: one pass over the corpus gives the direct readout (Q, n), its sums over the members of any
+design give that design's measurements, and the Lasso recovers influences from them. LDS of each against the
+retrained models in the index's ``truth/``, with the joint bootstrap standard error over queries and subsets.
+
+`subsets`: K from n / 100 to n, with random subsets (the default), or subsets that take documents whole, so
+that neighbours share theirs. `sketch`: no subsets; of every chunk's gate gradient a few int8 numbers are kept,
+either random signs ("hash") or the leading principal directions of the corpus ("principal"). `refined`: both,
+each at unit spread, summed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from index_format.design import build_columns
+from stride_cli.api import TrainOptions, recovery_defaults, resolve_settings
+from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
+from stride_cli.evaluation.resampling import Resampler
+from stride_cli.evaluation.scoring import TaskPath, open_task
+from stride_cli.evaluation.truth import Truth
+from stride_cli.measurement.additive import additive_measurement
+from stride_cli.operators.closed import fit_spaces, natural_weights
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.output import emit, note
+from stride_cli.recovery.lasso import solve_batch
+from tests.benchmarks._machine import machine
+
+PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
+SKETCHES = (16, 64, 256, 512)
+_HASHED = 8192  # dimensions that principal directions are found in
+_QUERY_TOKENS = 4096
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(1)
+    task = open_task(TaskPath(Path(given.index), given.model))
+    truth = Truth.from_index(task.index, alpha=given.alpha)
+    settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
+    note("one pass over the corpus")
+    direct, sketches, size = readouts(task, truth.queries, settings)
+    resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
+    about = {
+        "benchmark": "frontier",
+        "chunks": task.n_chunks,
+        "space": "+".join(settings.spaces),
+        "gates": size,
+        "subsets_retrained": truth.n_subsets,
+        "seeds": truth.n_seeds,
+        "queries": len(truth.queries),
+    } | machine("torch", "numpy", "numba")
+
+    def quality(scores: np.ndarray) -> dict[str, float]:
+        found = lds(scores, truth.masks, truth.losses).spearman
+        drawn = resampler.draw("spearman", predicted_response(scores, truth.masks), found).estimate()
+        return {"lds": drawn.mean, "lds_se": drawn.joint.se}
+
+    yield {"what": "direct", **quality(direct)} | about
+    degree = task.index.degree
+    defaults = recovery_defaults(task.index, "closed", None)
+    recovered = {}
+    for ratio in PER_SUBSET:
+        n_subsets = max(2 * degree, round(task.n_chunks / ratio))
+        for design in ("random", "documents"):
+            columns = columns_of(task, n_subsets, degree, design)
+            scores = recover(direct, columns, n_subsets, defaults["lambda_ratio"])
+            if design == "random":
+                recovered[ratio] = scores
+            # float16 gates and the design's own rows
+            held = (2 * n_subsets * size + columns.nbytes) / task.n_chunks
+            yield {
+                "what": "subsets",
+                "design": design,
+                "subsets": n_subsets,
+                "chunks_per_subset": task.n_chunks / n_subsets,
+                "bytes_per_chunk": held,
+                **quality(scores),
+            } | about
+    for (kind, dimensions), scores in sketches.items():
+        held = {"bytes_per_chunk": dimensions + 4}
+        yield {"what": "sketch", "kind": kind, "dimensions": dimensions, **held, **quality(scores)} | about
+        for ratio in (30, 10, 3):
+            both = _unit(recovered[ratio]) + _unit(scores)
+            yield {
+                "what": "refined",
+                "kind": kind,
+                "dimensions": dimensions,
+                "chunks_per_subset": ratio,
+                **quality(both),
+            } | about
+
+
+def readouts(
+    task: Any, queries: Any, settings: Any
+) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray], int]:
+    """Direct readout (Q, n), the same from int8 sketches of several sizes, and p."""
+    spaces = fit_spaces(task.model, task.chunks, settings)
+    weights = natural_weights(settings) or [1.0] * len(spaces)
+    size = sum(space.gate_size for space in spaces)
+    random = np.random.default_rng(0)
+    bucket = torch.from_numpy(random.integers(0, _HASHED, size))
+    sign = torch.from_numpy(random.choice(np.float32([-1, 1]), size))
+
+    def gradients(batch: Any) -> torch.Tensor:
+        found = gate_gradients(task.model, spaces, settings.layer, batch)[0]
+        parts = [part.cpu() * weight**0.5 for part, weight in zip(found, weights, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def hashed(rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(rows), _HASHED).index_add_(1, bucket, rows * sign)
+
+    asked = torch.cat([gradients(queries.batch(group)) for group in queries.groups(_QUERY_TOKENS)])
+    direct = np.zeros((len(asked), task.n_chunks), np.float32)
+    table = torch.zeros(task.n_chunks, _HASHED)
+    typical = max(1.0, task.chunks.scored_tokens() / task.n_chunks)
+    for batch in task.chunks.batches(settings.batch_tokens // 2):
+        rows = gradients(batch) * (batch.scored / typical)[:, None].float()
+        direct[:, batch.rows] = (asked @ rows.T).numpy()
+        table[torch.from_numpy(batch.rows)] = hashed(rows)
+    wanted = hashed(asked)
+    leading = torch.linalg.eigh((table.T @ table).double())[1].flip(1).float()
+    sketches = {}
+    for dimensions in SKETCHES:
+        signs = torch.from_numpy(random.choice(np.float32([-1, 1]), (_HASHED, dimensions)))
+        for kind, basis in (("hash", signs), ("principal", leading[:, :dimensions])):
+            kept = table @ basis
+            scale = kept.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
+            kept = (kept / scale).round() * scale
+            sketches[kind, dimensions] = ((wanted @ basis) @ kept.T).numpy()
+    return direct, sketches, size
+
+
+def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:
+    """Subsets of every chunk, (n, d): drawn for each, or for each document."""
+    seed = task.index.seed
+    if design == "random":
+        return build_columns(0, task.n_chunks, n_subsets=n_subsets, degree=degree, seed=seed)
+    document = np.asarray(task.index.array("corpus/chunk_document"))
+    drawn = build_columns(0, int(document.max()) + 1, n_subsets=n_subsets, degree=degree, seed=seed)
+    return drawn[document]
+
+
+def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
+    """Influences (Q, n) by the Lasso from what operators of that design would measure."""
+    sizes = np.bincount(columns.reshape(-1), minlength=n_subsets)
+    sums = np.zeros((len(direct), n_subsets))
+    for row, total in zip(direct, sums, strict=True):
+        for drawn in columns.T:
+            total += np.bincount(drawn, weights=row, minlength=n_subsets)
+    y = additive_measurement(sums / np.maximum(sizes, 1), sizes)
+    found = solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=True)
+    scores = np.zeros_like(direct)
+    for row, solution in zip(scores, found, strict=True):
+        row[solution.indices] = solution.values
+    return scores
+
+
+def _unit(scores: np.ndarray) -> np.ndarray:
+    return scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks frontier", description=__doc__)
+    parser.add_argument("--index", required=True, help="with a truth, of a language model")
+    parser.add_argument("--model")
+    parser.add_argument("--space")
+    parser.add_argument("--alpha", type=float, default=0.5)
+    for row in run(parser.parse_args(arguments)):
+        emit(row)
