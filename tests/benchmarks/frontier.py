@@ -6,7 +6,7 @@ design give that design's measurements, and the Lasso recovers influences from t
 retrained models in the index's ``truth/``, with the joint bootstrap standard error over queries and subsets.
 
 `subsets`: K from n / 100 to n, with random subsets (the default), or subsets that take documents whole, so
-that neighbours share theirs. `sketch`: no subsets; of every chunk's gate gradient a few int8 numbers are kept,
+that neighbours share theirs. `sketch`: no subsets; of every chunk's gate gradient a few int8 numbers,
 either random signs ("hash") or the leading principal directions of the corpus ("principal"). `refined`: both,
 each at unit spread, summed.
 """
