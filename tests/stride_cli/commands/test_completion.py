@@ -31,6 +31,34 @@ def test_each_shell_gets_a_script_that_asks_back(shell: str, tmp_path: Path) -> 
     assert f"_STRIDE_COMPLETE=complete_{shell}" in script
 
 
+@pytest.mark.parametrize(
+    ("shell", "script", "reads"),
+    [
+        ("bash", ".bash_completions/stride.sh", ".bashrc"),
+        ("zsh", ".zfunc/_stride", ".zshrc"),
+        ("fish", ".config/fish/completions/stride.fish", None),
+    ],
+)
+def test_installing_writes_what_the_shell_reads(
+    shell: str, script: str, reads: str | None, tmp_path: Path
+) -> None:
+    """Nothing outside HOME; what was in the shell's own file stays."""
+    home = tmp_path / "home"
+    home.mkdir()
+    if reads is not None:
+        (home / reads).write_text("alias mine=true\n")
+    told = {"HOME": str(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    assert str(home / script) in stride(tmp_path, "--install-completion", shell, **told).replace("\n", "")
+    written = (home / script).read_text()
+    assert f"_STRIDE_COMPLETE=complete_{shell}" in written
+    if reads is not None:
+        kept = (home / reads).read_text()
+        assert kept.startswith("alias mine=true\n")
+        assert ("compinit" if shell == "zsh" else str(home / script)) in kept
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n", home / script], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_zsh_and_fish_ask_with_a_line(shell: str, tmp_path: Path) -> None:
     asked = {
