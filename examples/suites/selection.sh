@@ -13,10 +13,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ -e "$work/corpus.jsonl" ] || python "$here/instructions.py" "$pairs" --out "$work" \
     ${PAIRS:+--pairs "$PAIRS"} ${QUERIES:+--queries "$QUERIES"}
 [ -e "$work/base" ] || stride model train "$work/base.jsonl" --out "$work/base" \
-    --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs 4
-[ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$work/base" --out "$work/model" --epochs 3
-[ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
-[ -e "$work/run.stride/operators" ] || stride train --index "$work/run.stride"
+    --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs 4 >&2
+[ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$work/base" --out "$work/model" --epochs 3 >&2
+[ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride" >&2
+[ -e "$work/run.stride/operators" ] || stride train --index "$work/run.stride" >&2
 [ -e "$work/tasks" ] || python "$here/selection.py" tasks "$pairs" "$work" \
     ${EACH:+--each "$EACH"} ${LEAST:+--least "$LEAST"} >&2
 
