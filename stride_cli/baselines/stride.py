@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,23 +141,19 @@ class StrideMethod:
         self.bytes_per_chunk = (gates + np.asarray(self._columns).nbytes) / max(1, task.n_chunks)
 
     def _fit_all(self, task: Task) -> list[tuple[str | int | None, Operators]]:
-        """The operators of every checkpoint; of several, one at a time is in memory."""
+        """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
         from stride_cli.api import resolve_settings
         from stride_cli.operators.fitting import fit_operators
 
         paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
         fitted: list[tuple[str | int | None, Operators]] = []
-        with TemporaryDirectory(prefix="stride-") as folder:  # what is mapped stays when its name goes
-            for path in paths:
-                model = self._open(path)
-                settings = resolve_settings(self._options, model, task.index)
-                operators = fit_operators(
-                    model, task.chunks, np.asarray(self._columns), self._n_subsets, settings
-                )
-                if len(paths) > 1:
-                    operators = operators.mapped_from(Path(folder))
-                fitted.append((path, operators))
-                del model, operators
+        for path in paths:
+            model = self._open(path)
+            settings = resolve_settings(self._options, model, task.index)
+            columns = np.asarray(self._columns)
+            operators = fit_operators(model, task.chunks, columns, self._n_subsets, settings)
+            fitted.append((path, operators.packed()))
+            del model, operators
         return fitted
 
     def _open(self, which: str | int | None) -> CausalLM:

@@ -285,8 +285,11 @@ def plan(
     subsets: SubsetsOption = None,
     degree: DegreeOption = None,
     gate_dimension: Annotated[
-        int, typer.Option("--gate-dimension", metavar="P", help="Numbers of one operator (64 x 64).")
-    ] = 4096,
+        int | None,
+        typer.Option(
+            "--gate-dimension", metavar="P", help="Numbers of one operator; default: what stride train fits."
+        ),
+    ] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
     json: Json = False,
     reading: ReadOptions,
@@ -348,7 +351,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "texts": opened.has("corpus/text_bytes"),
         "bytes": _disk_bytes(path),
         "operators": opened.operator_attributes() if opened.has("operators") else None,
-        "truth": opened.group_attributes("truth") if opened.has("truth") else None,
+        "truth": _truth_summary(opened) if opened.has("truth") else None,
     }
     for name in ("fingerprints", "model_path", "created_by", "format_version", "config"):
         record[name] = opened.attributes.get(name)
@@ -383,6 +386,13 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
             print(f"{problem.path}: {problem.kind}: {problem.message}")
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
+
+
+def _truth_summary(index: Any) -> dict[str, Any]:
+    """How much was retrained; queries and losses are in the group's arrays."""
+    subsets, seeds, queries = index.shape("truth/losses")
+    alphas = sorted({round(float(alpha), 3) for alpha in index.array("truth/alpha")[:]})
+    return {"subsets": subsets, "seeds": seeds, "queries": queries, "alpha": alphas}
 
 
 def _named_index(argument: Path | None, option: Path | None) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.operators.budget import PACKED_BYTES, default_gates
 
 DEFAULT_BLOCK_SIZE = 512
 DEFAULT_DEGREE = 10  # tab:stride_hparams
@@ -56,13 +57,14 @@ class Plan:
     expected_overlapping : float
         Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
     gate_dimension, gate_bytes : int
-        p, and K p numbers of 4 bytes.
+        p, and what K p numbers take on disk: 4 bytes each, or about 1 where they are many.
     bytes : dict of str to int
         Bytes on disk of each array.
     total_bytes : int
         Their sum, without the gates.
-    build_memory_bytes, query_memory_bytes : int
-        What the build holds at most (beside the tokenizer); what stays in the page cache for fast queries.
+    build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
+        What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
+        form holds (beside the model and one micro-batch); what stays in the page cache for fast queries.
     """
 
     n_documents: int | None
@@ -80,6 +82,7 @@ class Plan:
     bytes: dict[str, int]
     total_bytes: int
     build_memory_bytes: int
+    fit_memory_bytes: int
     query_memory_bytes: int
 
 
@@ -183,7 +186,7 @@ def plan_index(
     *,
     n_subsets: int | None = None,
     degree: int | None = None,
-    gate_dimension: int = DEFAULT_GATE_DIMENSION,
+    gate_dimension: int | None = None,
     vocabulary: int = 1 << 16,
     store_text: bool = True,
 ) -> Plan:
@@ -195,17 +198,18 @@ def plan_index(
         Zero documents or tokens: not known, and left out of the bytes.
     n_subsets, degree : int, optional
         K and d; None for the defaults (`choose_design`, which also names the errors).
-    gate_dimension : int
-        p, the numbers of one operator.
+    gate_dimension : int, optional
+        p, the numbers of one operator; default: that of the default operators.
     vocabulary : int
         Decides whether a token takes 2 bytes or 4.
     store_text : bool
         Whether the index holds the documents' texts.
     """
-    if gate_dimension < 1:
+    if gate_dimension is not None and gate_dimension < 1:
         raise UsageError(f"the gate dimension is {gate_dimension}, expected at least 1")
     n = counts.chunks
     k, d = choose_design(n, n_subsets, degree)
+    p = default_gates(k) if gate_dimension is None else gate_dimension
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -221,7 +225,8 @@ def plan_index(
         "design/row_offsets": 8 * (k + 1),
         "design/row_members": 4 * n * d,
     }
-    gate_bytes = 4 * k * gate_dimension
+    fit_bytes = 4 * k * p
+    gate_bytes = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
     return Plan(
         n_documents=counts.documents or None,
         n_chunks=n,
@@ -233,11 +238,12 @@ def plan_index(
         coverage_sgd=sgd_coverage(n),
         expected_neighbours=expected_neighbours(n, k, d),
         expected_overlapping=expected_overlapping(n, k, d),
-        gate_dimension=gate_dimension,
+        gate_dimension=p,
         gate_bytes=gate_bytes,
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES + _BYTES_PER_ID * counts.documents,
+        fit_memory_bytes=fit_bytes,
         query_memory_bytes=sizes["design/columns"] + gate_bytes,
     )
 

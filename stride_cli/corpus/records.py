@@ -61,10 +61,14 @@ INDEX_RECORDS: dict[str, dict[str, Any]] = {
         "expected_neighbours": _NEIGHBOURS,
         "expected_overlapping": _OVERLAPPING,
         "gate_dimension": ("integer", "p, numbers of one operator"),
-        "gate_bytes": ("integer", "K·p numbers of 4 bytes"),
+        "gate_bytes": ("integer", "K·p numbers on disk, of 4 bytes or, many, of about 1"),
         "bytes": ("object", "array → bytes on disk"),
         "total_bytes": ("integer", "their sum, without the gates"),
         "build_memory_bytes": ("integer", "what the build holds at most, beside the tokenizer"),
+        "fit_memory_bytes": (
+            "integer",
+            "what fitting holds beside the model: K·p numbers of 4 bytes",
+        ),
         "query_memory_bytes": ("integer", "what stays in the page cache for fast queries"),
     },
     "stride.index_verify/1": {

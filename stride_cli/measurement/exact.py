@@ -12,6 +12,7 @@ import torch
 from stride_cli.errors import QueryError
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.batches import Batch
+from stride_cli.operators.gates import gate_rows
 from stride_cli.operators.spaces import LogitSpace, entry_states, first_block, layer_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
@@ -100,7 +101,7 @@ def measure_exact(
             for start in range(0, len(chosen), size):
                 picked = chosen[start : start + size]
                 gates = [
-                    torch.from_numpy(np.array(gate[picked])).to(model.device) for gate in operators.gates
+                    torch.from_numpy(gate_rows(gate, picked)).to(model.device) for gate in operators.gates
                 ]
                 if central:
                     scaled = [gate * operators.step for gate in gates]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.operators.batches import Batch
+from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.store import Operators
 
@@ -43,5 +44,5 @@ def measure_linear_with_loss(
     gradients, _, losses = gate_gradients(model, spaces, operators.layer, batch)
     responses = np.zeros((len(batch.ids), operators.n_subsets))
     for gates, gradient in zip(operators.gates, gradients, strict=True):
-        responses += (gates @ gradient.cpu().numpy().T).T
+        responses += gate_responses(gates, gradient.cpu().numpy())
     return responses, losses.cpu().numpy()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from stride_cli.operators.batches import Batch, ChunkReader
+from stride_cli.operators.budget import inside_gates, logit_gates, most_logit_gates
 from stride_cli.operators.gradients import signals
 from stride_cli.operators.spaces import (
     LayerMatrixSpace,
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
-# p of one logit space, within these bounds as K × p of all spaces allows: it is held in memory and stored
-_LOGIT_GATES = (1 << 15, 1 << 17)
-_GATES = 1 << 28
-# p of the gates inside the blocks, where no rank is asked for: at most, and at least, as K × p allows.
-# Fine-tuned models lose .012 of LDS by 2¹⁸ gates of 2¹⁹ at every linear layer, and .044 by 2¹⁷
-_LAYER_GATES = {"mlp-matrix": (1 << 16, 1 << 16), "linear-matrix": (1 << 16, 1 << 18)}
 LAYER_SPACES: dict[str, type[LayerMatrixSpace]] = {
     cls.name: cls for cls in (MlpMatrixSpace, LinearMatrixSpace)
 }
@@ -159,7 +154,7 @@ def fit_bases(
             kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
             rank = min(ranks[name], len(moment))
             # every space its own buckets, so that what collides in one does not in the other
-            buckets = n_buckets or max(1, _LOGIT_GATES[1] // rank)
+            buckets = n_buckets or max(1, most_logit_gates() // rank)
             bucket, sign = vocabulary_buckets(model.vocab_size, buckets, seed, name)
             if damping is not None:
                 mean = prediction / tokens
@@ -191,25 +186,23 @@ def layer_gates(model: CausalLM, name: str, rank: int) -> int:
 
 
 def affordable_rank(model: CausalLM, name: str, n_subsets: int) -> int:
-    """Rank of the gates inside the blocks, so that those of all K subsets are about 2²⁸ numbers."""
-    gates = np.clip(_GATES // max(1, n_subsets), *_LAYER_GATES[name])
+    """Rank of the gates inside the blocks, as `budget.inside_gates` allows."""
     pairs = [layer_widths(layer) for layer in model.linear_layers(LAYER_SPACES[name].which)]
     widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
-    return int(np.clip(np.sqrt(gates / max(1.0, widths)), 8, model.d_model))
+    rank = int(np.sqrt(inside_gates(name, n_subsets) / max(1.0, widths)))
+    return min(max(rank, 8), model.d_model)
 
 
 def affordable_buckets(names: Sequence[str], ranks: dict[str, int], model: CausalLM, n_subsets: int) -> int:
-    """Buckets c of each logit space, so that the gates of all spaces and K subsets are about 2²⁸ numbers.
+    """Buckets c of each logit space, as `budget.logit_gates` allows.
 
-    The more buckets, the less of a chunk's gradient is lost to tokens that share one: between 2¹⁵ and 2¹⁷
-    gates a space, whatever K.
+    The more buckets, the less of a chunk's gradient is lost to tokens that share one.
     """
     width = model.d_model
     logit = [min(ranks[name], width) for name in names if "logit" in name]
     others = sum(min(ranks[name], width) ** 2 for name in names if name == "residual-matrix")
     others += sum(layer_gates(model, name, ranks[name]) for name in names if name in LAYER_SPACES)
-    each = (_GATES // max(1, n_subsets) - others) // max(1, len(logit))
-    return max(1, int(np.clip(each, *_LOGIT_GATES)) // max(logit, default=1))
+    return max(1, logit_gates(n_subsets, others, len(logit)) // max(logit, default=1))
 
 
 def _units(width: int, seed: int) -> torch.Tensor:

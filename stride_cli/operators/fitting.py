@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.errors import NumericalError
+from stride_cli.operators.gates import PackedGates
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
@@ -50,7 +51,7 @@ def fit_operators(
     else:
         offsets, members = rows if rows is not None else build_rows(np.asarray(columns), n_subsets)
         operators = fit_sgd(model, chunks, offsets, members, settings, **saving)
-    if not all(np.isfinite(gate).all() for gate in operators.gates):
+    if not all(np.isfinite(gate).all() for gate in operators.gates if not isinstance(gate, PackedGates)):
         raise NumericalError(
             "the fitted gates are not finite", fix="raise --damping, or run with --dtype fp32"
         )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_format.errors import IndexDamaged
+from stride_cli.operators.budget import PACKED_BYTES
+from stride_cli.operators.gates import Gates, PackedGates, gate_rows
 from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
 
 if TYPE_CHECKING:
     from index_format.reader import Index
 
-_HALF_BYTES = 64 << 20  # larger gate matrices are stored as float16 with one scale a row
 _CHECKPOINT = "checkpoint_"
 
 
@@ -36,7 +36,8 @@ class Operators:
     Attributes
     ----------
     spaces : list of OperatorSpace
-    gates : list of (K, p) float32      one per space; nats per unit response (see `measurement`)
+    gates : list of (K, p) float32 or PackedGates      one per space; nats per unit response (see
+                                                        `measurement`)
     layer : int                         residual spaces act after this many blocks
     fit : "closed" or "sgd"
     seen : (n,) uint8                   1 where the fit has seen the chunk
@@ -45,7 +46,7 @@ class Operators:
     """
 
     spaces: list[OperatorSpace]
-    gates: list[np.ndarray]
+    gates: list[Gates]
     layer: int
     fit: str
     seen: np.ndarray
@@ -74,14 +75,13 @@ class Operators:
         """Arrays (name within the group → values) and attributes that `from_index` reads back."""
         arrays: dict[str, np.ndarray] = {}
         stored = []
-        for space, gate in zip(self.spaces, self.gates, strict=True):
+        for space, gate in zip(self.spaces, self.packed().gates, strict=True):
             prefix = space.name.replace("-", "_")
             for key, value in space.arrays().items():
                 arrays[f"{prefix}_{key}"] = value
-            if gate.nbytes > _HALF_BYTES:
-                scale = np.maximum(np.abs(gate).max(axis=1), np.finfo(np.float32).tiny).astype(np.float32)
-                arrays[f"{prefix}_gates"] = (gate / scale[:, None]).astype(np.float16)
-                arrays[f"{prefix}_gate_scale"] = scale
+            if isinstance(gate, PackedGates):
+                arrays[f"{prefix}_gates"] = gate.values
+                arrays[f"{prefix}_gate_scale"] = gate.scale
             else:
                 arrays[f"{prefix}_gates"] = gate
             stored.append({**space.settings(), "arrays": sorted(space.arrays())})
@@ -102,15 +102,26 @@ class Operators:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Operators:
         """The inverse of `to_arrays`."""
-        spaces, gates = [], []
+        spaces: list[OperatorSpace] = []
+        gates: list[Gates] = []
         for stored in attributes["spaces"]:
             prefix = stored["name"].replace("-", "_")
             basis = {key: np.asarray(arrays[f"{prefix}_{key}"]) for key in stored["arrays"]}
-            spaces.append(space_from_arrays(stored["name"], basis).requires_grad_(False))
             gate = np.asarray(arrays[f"{prefix}_gates"])
-            if gate.dtype == np.float16:
-                gate = gate.astype(np.float32) * np.asarray(arrays[f"{prefix}_gate_scale"])[:, None]
-            gates.append(gate)
+            try:
+                space = space_from_arrays(stored["name"], basis)
+            except (KeyError, TypeError):
+                space = None
+            if space is None or gate.dtype not in (np.int8, np.float32):
+                raise IndexDamaged(
+                    f"the operators of space '{stored['name']}' were stored by another version of stride",
+                    fix="fit them again: stride train --overwrite",
+                )
+            spaces.append(space.requires_grad_(False))
+            if gate.dtype == np.int8:
+                gates.append(PackedGates(gate, np.asarray(arrays[f"{prefix}_gate_scale"])))
+            else:
+                gates.append(gate)
         prefix = "training_log_"
         log = {key[len(prefix) :]: np.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}
         return cls(
@@ -142,11 +153,11 @@ class Operators:
         arrays = {name: np.asarray(index.array(f"{prefix}{name}")) for name in names}
         return cls.from_arrays(arrays, attributes)
 
-    def mapped_from(self, folder: Path) -> Operators:
-        """The same operators, their gates written to new files of a directory and mapped from there."""
-        gates = []
-        for gate in self.gates:
-            with NamedTemporaryFile(dir=folder, suffix=".npy", delete=False) as file:
-                np.save(file, gate)
-            gates.append(np.load(file.name, mmap_mode="r"))
+    def packed(self) -> Operators:
+        """The same operators as they are after they were stored: large gate matrices in int8."""
+        large = [not isinstance(gate, PackedGates) and gate.nbytes > PACKED_BYTES for gate in self.gates]
+        gates = [
+            PackedGates.of(gate_rows(gate, slice(None))) if pack else gate
+            for gate, pack in zip(self.gates, large, strict=True)
+        ]
         return replace(self, gates=gates)

@@ -41,12 +41,13 @@ def token_influence(
     import torch
 
     from stride_cli.measurement.exact import token_losses
+    from stride_cli.operators.gates import combined_gates, mean_square_length
     from stride_cli.operators.spaces import entry_states
 
     centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
-    direction = [centred @ gate for gate in operators.gates]
+    direction = [combined_gates(gate, centred) for gate in operators.gates]
     length = np.sqrt(sum(float(part @ part) for part in direction))
-    usual = np.sqrt(sum(float(np.einsum("kp,kp->k", gate, gate).mean()) for gate in operators.gates))
+    usual = np.sqrt(sum(mean_square_length(gate) for gate in operators.gates))
     # as far as exact measurement goes: small enough for differences to be first order
     step = float(operators.step) * usual / length if length > 0 else 0.0
     spaces = [space.to(model.device) for space in operators.spaces]

@@ -125,8 +125,11 @@ def test_a_plan_in_numbers() -> None:
         "design/row_members": 80_000,
     }
     assert plan.total_bytes == sum(plan.bytes.values())
-    assert plan.gate_bytes == 400_000
+    assert plan.gate_bytes == plan.fit_memory_bytes == 400_000
     assert plan.coverage_closed == 1.0 and math.isclose(plan.coverage_sgd, 1.0)
+    default = plan_index(counts)  # int8, and a scale for every 256 numbers
+    assert default.fit_memory_bytes == 4 * 1000 * default.gate_dimension
+    assert 0.25 < default.gate_bytes / default.fit_memory_bytes < 0.26
     lean = plan_index(counts, vocabulary=100_000, store_text=False)
     assert lean.bytes["corpus/tokens"] == 20_000
     assert "corpus/text_bytes" not in lean.bytes and "corpus/text_offsets" not in lean.bytes

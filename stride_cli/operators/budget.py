@@ -1,0 +1,37 @@
+"""How many gates the default operators have: what K × p numbers cost in memory while they are fitted."""
+
+from __future__ import annotations
+
+_GATES = 1 << 28  # K × p of all spaces: 1 GB while they are fitted, a quarter of it stored
+_MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell chunks apart
+# p of the gates inside the blocks, at least and at most. At every linear layer of a fine-tuned model, 2¹⁸
+# gates lose .012 of LDS against 2¹⁹, and 2¹⁷ lose .044
+_INSIDE = {"mlp-matrix": (1 << 16, 1 << 16), "linear-matrix": (1 << 16, 1 << 18)}
+PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
+_LOGIT = (1 << 15, 1 << 17)  # of one logit space
+
+
+def inside_gates(name: str, n_subsets: int) -> int:
+    """p of the space inside the blocks, for K subsets."""
+    least, most = _INSIDE[name]
+    wanted = min(max(_GATES // max(1, n_subsets), least), most)
+    return max(1, min(wanted, _MOST_GATES // max(1, n_subsets) // 2))
+
+
+def logit_gates(n_subsets: int, others: int, count: int) -> int:
+    """p of each of `count` logit spaces, for K subsets, beside `others` gates of other spaces."""
+    count = max(1, count)
+    wanted = (_GATES // max(1, n_subsets) - others) // count
+    affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
+    return max(1, min(min(max(wanted, _LOGIT[0]), _LOGIT[1]), affordable))
+
+
+def most_logit_gates() -> int:
+    """p of a logit space, whatever K is."""
+    return _LOGIT[1]
+
+
+def default_gates(n_subsets: int) -> int:
+    """p of the default operators of a language model, about: a small model's bases may not fill it."""
+    inside = inside_gates("mlp-matrix", n_subsets)
+    return inside + 2 * logit_gates(n_subsets, inside, 2)

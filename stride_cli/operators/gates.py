@@ -1,0 +1,115 @@
+"""Gates of K subsets as a matrix: float32, or int8 with one scale for every 256 numbers where it is large.
+
+A linear measurement reads every gate once, so a quarter of the bytes is a quarter of the time; and a packed
+matrix stays in the index's file, mapped, instead of being widened in memory. On a real model (1.3 M
+parameters, K = 1,068, 251,168 gates) the rounding moved what the subsets measure by .003 of its spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_BLOCK = 256  # numbers that share a scale
+_ROWS_AT_ONCE = 16
+_FEW = 6  # queries that are cheaper one by one than by widening the matrix for a product
+
+
+@dataclass(frozen=True)
+class PackedGates:
+    """A (K, p) matrix: ``values[k, j] * scale[k, j // 256]``.
+
+    Attributes
+    ----------
+    values : (K, p) int8
+    scale : (K, ⌈p / 256⌉) float32
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, gates: np.ndarray) -> PackedGates:
+        """Round a (K, p) float32 matrix, subset by subset."""
+        count, size = gates.shape
+        values = np.empty((count, size), np.int8)
+        scale = np.empty((count, -(-size // _BLOCK)), np.float32)
+        starts = np.arange(0, size, _BLOCK)
+        for row in range(count):
+            largest = np.maximum.reduceat(np.abs(gates[row]), starts)
+            scale[row] = np.maximum(largest, np.finfo(np.float32).tiny * 127) / 127
+            values[row] = np.rint(gates[row] / np.repeat(scale[row], _BLOCK)[:size])
+        return cls(values, scale)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes + self.scale.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+Gates = np.ndarray | PackedGates
+
+
+def gate_rows(gates: Gates, rows: np.ndarray | slice) -> np.ndarray:
+    """Some subsets' gates, (k, p) float32."""
+    if isinstance(gates, PackedGates):
+        from stride_cli.operators.gate_kernels import widen
+
+        values = np.ascontiguousarray(gates.values[rows])
+        wide = np.empty(values.shape, np.float32)
+        widen(values, np.ascontiguousarray(gates.scale[rows]), wide)
+        return wide
+    return np.asarray(gates[rows], dtype=np.float32)
+
+
+def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
+    """``a_k · g_q`` of every subset and query.
+
+    Parameters
+    ----------
+    gates : (K, p)
+    gradients : (Q, p) float32
+
+    Returns
+    -------
+    ndarray (Q, K) float32
+    """
+    if not isinstance(gates, PackedGates):
+        found: np.ndarray = (gates @ gradients.T).T
+        return found
+    responses = np.empty((len(gradients), len(gates)), np.float32)
+    if len(gradients) <= _FEW:
+        from stride_cli.operators.gate_kernels import packed_product
+
+        for row, gradient in zip(responses, gradients, strict=True):
+            packed_product(gates.values, gates.scale, np.ascontiguousarray(gradient), row)
+        return responses
+    for start in range(0, len(gates), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        responses[:, some] = gradients @ gate_rows(gates, some).T
+    return responses
+
+
+def combined_gates(gates: Gates, weights: np.ndarray) -> np.ndarray:
+    """``Σ_k c_k a_k`` for weights (K,), (p,) float32."""
+    total = np.zeros(gates.shape[1], np.float32)
+    for start in range(0, len(gates), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        total += weights[some].astype(np.float32) @ gate_rows(gates, some)
+    return total
+
+
+def mean_square_length(gates: Gates) -> float:
+    """Mean over subsets of ``‖a_k‖²``."""
+    total = 0.0
+    for start in range(0, len(gates), _ROWS_AT_ONCE):
+        rows = gate_rows(gates, slice(start, start + _ROWS_AT_ONCE))
+        total += float(np.einsum("kp,kp->", rows, rows, dtype=np.float64))
+    return total / max(1, len(gates))

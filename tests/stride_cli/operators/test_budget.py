@@ -1,0 +1,30 @@
+"""How many gates the default operators have, over the range of K."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stride_cli.operators.budget import default_gates, inside_gates, logit_gates
+
+
+@given(n_subsets=st.integers(1, 65_535))
+def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
+    for name in ("mlp-matrix", "linear-matrix"):
+        inside = inside_gates(name, n_subsets)
+        logit = logit_gates(n_subsets, inside, 2)
+        assert inside >= 4096 and logit >= 4096
+        assert n_subsets * (inside + 2 * logit) <= 1 << 30
+
+
+@given(fewer=st.integers(1, 65_534), more=st.integers(1, 65_535))
+def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int) -> None:
+    fewer, more = sorted((fewer, more))
+    assert default_gates(fewer) >= default_gates(more)
+
+
+def test_the_sizes_that_the_suites_use() -> None:
+    assert inside_gates("mlp-matrix", 1156) == 1 << 16
+    assert inside_gates("linear-matrix", 1000) == 1 << 18
+    assert logit_gates(1156, 1 << 16, 2) == ((1 << 28) // 1156 - (1 << 16)) // 2
+    assert logit_gates(10, 0, 1) == 1 << 17
