@@ -87,8 +87,8 @@ class QueryOptions:
     max_new_tokens : length of a generated continuation
     chat : format prompts with the chat template
     check : compare a linear measurement with the exact one on a random few subsets
-    halves : recover from so many random halves of the subsets too, for the hits' stability and the answer's
-        reliability; 0: neither
+    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
+    stability : with halves, say of each hit how often it stays on the list
     prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
     batch_size : steered continuations at once (exact)
     """
@@ -103,6 +103,7 @@ class QueryOptions:
     chat: bool = False
     check: bool = False
     halves: int = 0
+    stability: bool = True
     prior: str | None = None
     batch_size: int = 8
 
@@ -751,6 +752,8 @@ class Session:
         y = self.explained_responses(responses, options)
         settings = self._recovery(options)
         halves = solve_halves(self.columns, y, seed=self.index.seed, draws=options.halves, **settings)
+        if not options.stability:
+            return supporters, opposers, halves.reliability
         lists = [
             with_stability(halves, self.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,12 +89,16 @@ def query(
         bool,
         typer.Option(
             "--stability",
-            help="How often each document stays on the list, and how far to trust the answer, from random "
-            "halves of the subsets.",
+            help="How often each document stays on the list when half of the subsets are left out.",
         ),
     ] = False,
     halves: Annotated[
-        int | None, typer.Option("--halves", help="So many halves; implies --stability. [20]")
+        int | None,
+        typer.Option(
+            "--halves",
+            help="Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
+            "without --stability 4, for the answer's reliability alone, up to a million chunks]",
+        ),
     ] = None,
     prior: Annotated[
         str | None,
@@ -120,6 +125,7 @@ def query(
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.output import emit, wants_json
+    from stride_cli.recovery.stability import quick_halves
 
     if sum(given is not None for given in (text, file, row)) != 1:
         raise UsageError(
@@ -144,20 +150,23 @@ def query(
         ("--top", chosen.top, 0),
         ("--bottom", chosen.bottom, 0),
         ("--max-new-tokens", chosen.max_new_tokens, 1),
-        ("--halves", HALVES if halves is None else halves, 1),
+        ("--halves", HALVES if halves is None else halves, 0),
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
     if prior is not None and prior not in PRIORS:
         raise UsageError(f"there is no prior '{prior}'", fix=f"use --prior {PRIORS[0]}")
-    draws = (HALVES if halves is None else halves) if stability or halves is not None else 0
-    options = query_options(chosen, chat=chat, check=check, halves=draws, prior=prior)
+    stability = stability or bool(halves)
+    options = query_options(chosen, chat=chat, check=check, stability=stability, prior=prior)
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     session = api.Session.open(
         find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
     )
+    if halves is None:
+        halves = HALVES if stability else quick_halves(session.index)
+    options = replace(options, halves=halves)
     as_json = wants_json(json)
     if row is not None and not session.is_classifier:
         raise UsageError(

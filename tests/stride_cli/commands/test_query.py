@@ -108,7 +108,8 @@ def test_second_opinions_come_with_every_hit(run, workspace: Path) -> None:
 
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --bottom 2 --json"
     plain = run(line).records[0]
-    assert plain["reliability"] is None and plain["prior"] is None
+    assert 0 <= plain["reliability"] <= 1 and plain["prior"] is None
+    assert run(f"{line} --halves 0").records[0]["reliability"] is None
     assert {hit["stability"] for hit in plain["hits"]} == {None} == {hit["prior"] for hit in plain["hits"]}
     result = run(f"{line} --stability --explain")
     assert result.code == 0, result.err
@@ -174,7 +175,7 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
         (f"query {PROMPT} --index {{w}}/run.stride --top -1", "", "--top is -1"),
         (f"query {PROMPT} --index {{w}}/run.stride --measure guess", "", "unknown measurement 'guess'"),
         (f"query {PROMPT} --index {{w}}/run.stride --prior guess", "", "there is no prior 'guess'"),
-        (f"query {PROMPT} --index {{w}}/run.stride --halves 0", "", "--halves is 0"),
+        (f"query {PROMPT} --index {{w}}/run.stride --halves -1", "", "--halves is -1"),
         (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
         (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
         ("train --index {w}/run.stride", "", "has operators already"),
