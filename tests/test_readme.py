@@ -18,7 +18,7 @@ from stride_cli.schema import json_schema
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-INSTALL, TESTS, WALK, EVALUATE = BLOCKS
+INSTALL, TESTS, WALK, CHECKPOINTS, EVALUATE = BLOCKS
 
 
 @pytest.fixture
@@ -87,6 +87,8 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     )
     documents = [hit["document"] for hit in answer["hits"]]
     assert len(documents) == 10 and "history/french-revolution" in documents
+    (fitted,) = _values(shell(CHECKPOINTS))
+    assert len(fitted["checkpoints"]) >= 2
     # the same index, evaluated: fewer subsets than the block asks for, everything else as written
     questions = [json.loads(line) for line in chosen[1:7]]
     lines = [json.dumps({"id": q["id"], "text": q["text"][-200:]}) for q in questions]

@@ -9,7 +9,6 @@ wrongly.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.linear_layers import LayerVisitor, find_linear_layers, visiting
 from stride_cli.models.objective import (
     head_logits,
     logit_cap,
@@ -43,11 +43,6 @@ from stride_cli.models.structure import (
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
 _PROBE_LENGTH = 12
-# the last linear layer of a feed-forward part, by the names that model families give it
-_MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|wo|proj_out)$")
-_ATTENTION = re.compile(r"attn|attention")
-
-LayerVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
 class _Stop(Exception):
@@ -261,29 +256,22 @@ class CausalLM:
 
     @cached_property
     def _linear_layers(self) -> dict[str, list[nn.Module]]:
-        found: dict[str, list[nn.Module]] = {"mlp": [], "all": []}
-        for block in self.blocks:
-            layers = {
-                name: module
-                for name, module in block.named_modules()
-                if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-            }
-            last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
-            if len(last) != 1 or self.d_model not in layers[last[0]].weight.shape:
-                return {"mlp": [], "all": []}
-            found["mlp"].append(layers[last[0]])
-            found["all"] += layers.values()
-        return found
+        def run() -> None:
+            with self._lock, torch.no_grad():
+                self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
+
+        return find_linear_layers(self.blocks, self.d_model, run)
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks: "mlp", of every block the one with which its feed-forward part
-        writes, or "all". Empty where a block has no such part that can be told, or several (mixtures of
-        experts)."""
+        """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
+        which its feed-forward part writes, or "all". Empty where a block has no such part that can be told,
+        or several (mixtures of experts)."""
         return self._linear_layers[which]
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
-        """While it lasts, `visit(number, inputs, outputs)` is called when one of `linear_layers` has run.
+        """While it lasts, `visit(number, inputs, outputs)` is called when one of `linear_layers` has run in
+        this thread.
 
         Parameters
         ----------
@@ -293,25 +281,8 @@ class CausalLM:
             takes the place of the outputs.
         """
         self.prepare(length)  # runs the model's own forward pass
-
-        def hook(number: int) -> Any:
-            def seen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-                # some models (OPT) flatten rows and positions into one axis here
-                rows = output.reshape(-1, length, output.shape[-1])
-                given = visit(number, args[0].reshape(*rows.shape[:2], -1), rows)
-                return (rows if given is None else given).reshape(output.shape)
-
-            return seen
-
-        handles = [
-            module.register_forward_hook(hook(number))
-            for number, module in enumerate(self.linear_layers(which))
-        ]
-        try:
+        with visiting(self.linear_layers(which), length, visit):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def logits(self, final: Tensor) -> Tensor:
         """The output head, with the model's own scaling and soft-capping.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,10 +192,12 @@ def signals(
     given_drawn: list[torch.Tensor] = []
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
-        pulls = torch.autograd.grad(final, sites, d_final, retain_graph=d_final_drawn is not None)
+        # zero for a layer whose output the model does not use
+        backward = partial(torch.autograd.grad, final, sites, allow_unused=True, materialize_grads=True)
+        pulls = backward(d_final, retain_graph=d_final_drawn is not None)
         pull_hidden, given = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
         if d_final_drawn is not None:
-            pulls = torch.autograd.grad(final, sites, d_final_drawn)
+            pulls = backward(d_final_drawn)
             pull_drawn, given_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
     hidden, final = hidden.detach(), final.detach()
     seen: dict[str, Any] = {
