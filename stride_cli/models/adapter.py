@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
-from stride_cli.models.linear_layers import LayerVisitor, find_linear_layers, visiting
+from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, find_linear_layers, visiting
 from stride_cli.models.objective import (
     head_logits,
     logit_cap,
@@ -255,9 +255,10 @@ class CausalLM:
         return hidden
 
     @cached_property
-    def _linear_layers(self) -> dict[str, list[nn.Module]]:
+    def _linear_layers(self) -> LinearLayers:
         def run() -> None:
-            with self._lock, torch.no_grad():
+            # inference tensors do not count their changes
+            with self._lock, torch.inference_mode(False), torch.no_grad():
                 self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
 
         return find_linear_layers(self.blocks, self.d_model, run)
@@ -266,7 +267,8 @@ class CausalLM:
         """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
         which its feed-forward part writes, or "all". Empty where a block has no such part that can be told,
         or several (mixtures of experts)."""
-        return self._linear_layers[which]
+        found = self._linear_layers
+        return found.mlp if which == "mlp" else found.all
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
@@ -281,7 +283,7 @@ class CausalLM:
             takes the place of the outputs.
         """
         self.prepare(length)  # runs the model's own forward pass
-        with visiting(self.linear_layers(which), length, visit):
+        with visiting(self._linear_layers, which, length, visit):
             yield
 
     def logits(self, final: Tensor) -> Tensor:

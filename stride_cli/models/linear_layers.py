@@ -1,0 +1,105 @@
+"""Linear layers inside the blocks of a decoder: which there are, and visiting them while the model runs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+# the last linear layer of a feed-forward part, by the names that model families give it
+_MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|wo|proj_out)$")
+_ATTENTION = re.compile(r"attn|attention")
+
+LayerVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class LinearLayers:
+    """Layers that run once in every pass, in the order in which they run.
+
+    Attributes
+    ----------
+    mlp : of every block the layer with which its feed-forward part writes
+    all : all of them
+    overwritten : those whose output the model changes in place afterwards (Falcon)
+    """
+
+    mlp: list[nn.Module] = field(default_factory=list)
+    all: list[nn.Module] = field(default_factory=list)
+    overwritten: frozenset[nn.Module] = frozenset()
+
+
+def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[[], None]) -> LinearLayers:
+    """The linear layers of some blocks; none where a block has no feed-forward part that can be told, or
+    several (mixtures of experts).
+
+    Parameters
+    ----------
+    d_model : int      width of the residual stream
+    run : callable     runs the blocks on anything
+    """
+    written: list[nn.Module] = []
+    candidates: list[nn.Module] = []
+    for block in blocks:
+        layers = {
+            name: module
+            for name, module in block.named_modules()
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        }
+        last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
+        if len(last) != 1 or d_model not in layers[last[0]].weight.shape:
+            return LinearLayers()
+        written.append(layers[last[0]])
+        candidates += layers.values()
+    # many families declare their layers in another order than they call them in (OPT, Phi-3, GPT-J)
+    ran: list[nn.Module] = []
+    outputs: list[tuple[nn.Module, Tensor, int]] = []
+    me = threading.get_ident()
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == me:
+            ran.append(module)
+            outputs.append((module, output, output._version))
+
+    with ExitStack() as stack:
+        for module in dict.fromkeys(candidates):
+            handle = module.register_forward_hook(note)
+            stack.callback(handle.remove)
+        run()
+    found = [module for module in ran if ran.count(module) == 1]
+    if not set(written) <= set(found):
+        return LinearLayers()
+    overwritten = frozenset(module for module, output, version in outputs if output._version != version)
+    return LinearLayers(written, found, overwritten)
+
+
+@contextmanager
+def visiting(found: LinearLayers, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
+    """While it lasts, `visit(number, inputs, outputs)` is called when one of the layers has run in this
+    thread; see `CausalLM.at_layers`."""
+    layers = found.mlp if which == "mlp" else found.all
+    me = threading.get_ident()
+
+    def hook(number: int) -> Any:
+        def seen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            if threading.get_ident() != me:  # another query's pass, through the same model
+                return None
+            # some models (OPT) flatten rows and positions into one axis here
+            rows = output.reshape(-1, length, output.shape[-1])
+            given = visit(number, args[0].reshape(*rows.shape[:2], -1), rows)
+            result = (rows if given is None else given).reshape(output.shape)
+            # what was visited stays as it was, and in the graph
+            return result.clone() if given is None and module in found.overwritten else result
+
+        return seen
+
+    with ExitStack() as stack:
+        for number, module in enumerate(layers):
+            handle = module.register_forward_hook(hook(number))
+            stack.callback(handle.remove)
+        yield

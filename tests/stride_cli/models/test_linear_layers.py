@@ -1,0 +1,99 @@
+"""Linear layers inside the blocks: numbered as they run, visited in one thread only, unused without harm."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.measurement.exact import measure_exact
+from stride_cli.measurement.linear import measure_linear
+from stride_cli.models.adapter import CausalLM
+from stride_cli.operators.bases import layer_widths
+from stride_cli.operators.batches import Batch
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.spaces import LinearMatrixSpace
+from stride_cli.operators.store import Operators
+
+Maker = Callable[..., Any]
+
+
+def a_space(model: CausalLM) -> LinearMatrixSpace:
+    torch.manual_seed(1)
+    widths = [layer_widths(layer) for layer in model.linear_layers("all")]
+    space = LinearMatrixSpace.from_bases(
+        [torch.randn(2, read) for read, _ in widths], [torch.randn(given, 3) for _, given in widths]
+    )
+    assert isinstance(space, LinearMatrixSpace)
+    return space
+
+
+def a_batch() -> Batch:
+    ids = torch.arange(14).view(2, 7) % 23
+    weights = torch.ones(2, 7)
+    weights[:, 0] = 0  # nothing predicts the first token
+    return Batch(np.arange(2), ids, weights)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX", "OPT", "Falcon"])
+def test_first_order_and_steered_responses_agree(name: str, make_model: Maker) -> None:
+    """OPT declares its projections in another order than it calls them in."""
+    model = CausalLM(make_model(name))
+    space = a_space(model)
+    gates = np.random.default_rng(0).normal(0, 1e-2, (5, space.gate_size)).astype(np.float32)
+    operators = Operators(
+        [space.requires_grad_(False)], [gates], 2, "closed", np.ones(1, np.uint8), step=3e-3
+    )
+    linear = measure_linear(model, operators, a_batch())
+    exact = measure_exact(model, operators, a_batch())
+    np.testing.assert_allclose(exact, linear, rtol=0.05, atol=0.02 * np.abs(linear).max())
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT"])
+def test_layers_are_numbered_as_they_run(name: str, make_model: Maker) -> None:
+    model = CausalLM(make_model(name))
+    seen: list[tuple[int, tuple[int, int]]] = []
+    with model.at_layers(
+        "all", 5, lambda number, read, given: seen.append((number, (read.shape[-1], given.shape[-1])))
+    ):
+        model.hidden(torch.zeros(2, 5, dtype=torch.int64), model.n_layers)
+    assert seen == list(enumerate(layer_widths(layer) for layer in model.linear_layers("all")))
+
+
+def test_another_threads_pass_is_not_visited(make_model: Maker) -> None:
+    model = CausalLM(make_model("Llama"))
+    ids = torch.arange(10).view(2, 5)
+    wanted = model.hidden(ids, 3)
+    found: list[torch.Tensor] = []
+    with model.at_layers("all", 4, lambda number, read, given: given + 1):
+        other = threading.Thread(target=lambda: found.append(model.hidden(ids, 3)))
+        other.start()
+        other.join()
+    assert len(found) == 1 and torch.equal(found[0], wanted)
+
+
+def test_layers_whose_output_is_unused_or_that_do_not_run(make_model: Maker) -> None:
+    network = make_model("Llama")
+    for block in network.model.layers:
+        block.mlp.idle = torch.nn.Linear(4, 4)
+        block.mlp.spare = torch.nn.Linear(32, 6)
+        inner = block.mlp.forward
+
+        def forward(hidden: torch.Tensor, inner: Any = inner, spare: Any = block.mlp.spare) -> torch.Tensor:
+            spare(hidden)
+            return inner(hidden)
+
+        block.mlp.forward = forward
+    model = CausalLM(network)
+    names = {module: name for name, module in network.named_modules()}
+    layers = [names[layer] for layer in model.linear_layers("all")]
+    assert not any("idle" in name for name in layers) and sum("spare" in name for name in layers) == 3
+    space = a_space(model)
+    (gradient,), _, _ = gate_gradients(model, [space], 2, a_batch())
+    sizes = [6] * len(layers)
+    for name, part in zip(layers, gradient.split(sizes, dim=1), strict=True):
+        assert bool((part == 0).all()) == ("spare" in name)
