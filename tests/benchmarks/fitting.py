@@ -4,8 +4,8 @@
 of forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
 the latter's tokens per second is the figure to look at. Where the time goes: the functions of
 `stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
-`sgd`: seconds of a step, against the time that its arithmetic (prefix once; base, steered and backward
-continuations) takes at the rate of the bare pass.
+`sgd`: seconds of a step among 10,000, against the time that its arithmetic (every chunk once unsteered, then
+steered and backward continuations) takes at the rate of the bare pass.
 """
 
 from __future__ import annotations
@@ -116,10 +116,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         few = replace(sgd, steps=count, warmup=1)
         return _seconds(lambda: fit_sgd(model, whole, offsets, members, few))
 
-    once = steps(1)
-    spent = (steps(1 + given.steps) - once) / given.steps
+    # as many as make it worth to keep what the unsteered model says, as 10,000 do
+    each = sgd.subsets_per_step * (sgd.fidelity_batch + sgd.stability_batch) + 1
+    first = 2 * whole.n_chunks // each + 1
+    once = steps(first)
+    spent = (steps(first + given.steps) - once) / given.steps
     length = float(whole.lengths.mean())
-    needed = _sgd_passes(model, sgd) * length
+    needed = _sgd_passes(model, sgd, whole.n_chunks) * length
     yield {
         "benchmark": "fitting",
         "what": "sgd",
@@ -133,7 +136,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     } | about
 
 
-def _sgd_passes(model: Any, settings: Any) -> float:
+def _sgd_passes(model: Any, settings: Any, n_chunks: int) -> float:
     """Arithmetic of one iteration in bare forward-and-backward passes of one sequence (three forwards)."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
     head = model.d_model * model.vocab_size
@@ -141,10 +144,11 @@ def _sgd_passes(model: Any, settings: Any) -> float:
     prefix = sum(blocks[: settings.layer]) / whole
     rest = 1 - prefix
     drawn = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch)
-    # base for the gain and the KL, steered, and backward through what is steered, the parameters being frozen
-    forwards = drawn * (prefix + 3 * rest)
-    forwards += prefix + rest + settings.subsets_per_step * 2 * rest  # linearity: one chunk, every subset
-    return forwards / 3
+    # steered, and backward through what is steered, the parameters being frozen; what the unsteered model
+    # says of a chunk is computed once for all iterations
+    forwards = 2 * rest * (drawn + settings.subsets_per_step)  # linearity: one chunk, every subset
+    once = (prefix + rest) * n_chunks / settings.steps
+    return (forwards + once) / 3
 
 
 def _seconds(action: Callable[[], Any]) -> float:
@@ -181,7 +185,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks fitting", description=__doc__)
     parser.add_argument("--index", required=True)
     parser.add_argument("--chunks", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
     for record in run(parser.parse_args(arguments)):
         emit(record)

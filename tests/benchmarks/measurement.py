@@ -23,6 +23,7 @@ from stride_cli.api import QueryOptions, Session
 from stride_cli.measurement.exact import measure_exact, pearson
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.measurement.query_set import QuerySet, read_query_set
+from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.output import emit
 from tests.benchmarks._machine import interleave, machine
@@ -110,7 +111,7 @@ def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarra
 
 def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any]:
     model, operators = session.model, session.operators
-    vectors = [np.ones(gate.shape[1], gate.dtype) for gate in operators.gates]
+    vectors = [np.ones((1, gate.shape[1]), np.float32) for gate in operators.gates]
 
     def forward() -> None:
         with torch.no_grad():
@@ -120,7 +121,9 @@ def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any
         "forward": forward,
         "linear": lambda: measure_linear(model, operators, batch),
         "gradient": lambda: gate_gradients(model, operators.spaces, operators.layer, batch),
-        "product": lambda: [gate @ vector for gate, vector in zip(operators.gates, vectors, strict=True)],
+        "product": lambda: [
+            gate_responses(gate, vector) for gate, vector in zip(operators.gates, vectors, strict=True)
+        ],
     }
     interleave(tasks, 2)  # warm
     seconds, _ = interleave(tasks, repeats)

@@ -16,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_format.errors import IndexMismatch
+from index_format.errors import IndexIncomplete, IndexMismatch
 from index_format.reader import Index
 from stride_cli import api
+from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import ModelError
 from stride_cli.measurement.additive import additive_measurement
+from stride_cli.models.loading import load_tokenizer
 from stride_cli.operators import checkpoints as module
+from stride_cli.operators import closed
 from stride_cli.operators.store import Operators
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
@@ -214,6 +217,30 @@ def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
     assert len(fitted) == 4 and fitted[2] == fitted[3]
     assert contents(bare / "operators") == contents(whole / "operators")
     assert not (bare / "operators.partial").exists()
+
+
+def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
+    run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append keeps what is unfinished, and the chunks that the pass has seen are numbered as before."""
+
+    def save(state: dict, path: Path) -> None:
+        before(state, path)
+        raise KeyboardInterrupt
+
+    before = closed.save_atomically
+    options = api.TrainOptions(**QUICK, batch_tokens=256)
+    with monkeypatch.context() as patched:
+        patched.setattr(closed, "save_atomically", save)
+        with pytest.raises(KeyboardInterrupt):
+            api.train(bare, options, save_seconds=0)
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "later", "text": "The Directory followed the Convention. " * 40}))
+    append_to_index([str(more)], out=bare, tokenizer=load_tokenizer(run_folder / "model"))
+    with pytest.raises(IndexIncomplete, match="other input"):
+        api.train(bare, options)
+    api.train(bare, options, overwrite=True)
+    assert len(Operators.from_index(Index.open(bare)).seen) == Index.open(bare).n_chunks
 
 
 @pytest.mark.slow
