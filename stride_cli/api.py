@@ -334,7 +334,8 @@ def train(
             f"no token of index '{index_path}' is scored, so there is nothing to fit",
             fix="build the index from documents longer than one token, with non-empty responses",
         )
-    identity = {"settings": asdict(settings), "fit": type(settings).__name__, "dtype": str(models[0].dtype)}
+    identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
+    identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
     if checkpoints:
         identity["checkpoints"] = [found.fingerprint for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

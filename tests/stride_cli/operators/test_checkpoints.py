@@ -22,7 +22,7 @@ from stride_cli import api
 from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import ModelError
 from stride_cli.measurement.additive import additive_measurement
-from stride_cli.models.loading import load_tokenizer
+from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
 from stride_cli.operators.store import Operators
@@ -236,7 +236,9 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
             api.train(bare, options, save_seconds=0)
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "later", "text": "The Directory followed the Convention. " * 40}))
-    append_to_index([str(more)], out=bare, tokenizer=load_tokenizer(run_folder / "model"))
+    tokenizer = load_tokenizer(run_folder / "model")
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    append_to_index(bare, [str(more)], tokenizer=tokenizer, tokenizer_fingerprint=fingerprint)
     with pytest.raises(IndexIncomplete, match="other input"):
         api.train(bare, options)
     api.train(bare, options, overwrite=True)
