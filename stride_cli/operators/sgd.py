@@ -103,10 +103,13 @@ def fit_sgd(
     """
     row_offsets = np.asarray(row_offsets)
     n_subsets = len(row_offsets) - 1
-    # of each layer its own: a classifier's layers differ in width
+    # each its own: a classifier's layers differ in width, and some heads read a projection (OPT)
     probe = chunks.batch(np.arange(1)).ids.to(model.device)
-    widths = {"logit": model.d_model, "token-logit": model.hidden(probe, 0).shape[-1]}
-    width = model.hidden(probe, settings.layer).shape[-1]
+    with torch.no_grad():
+        hidden = model.hidden(probe, settings.layer)
+        final = model.continue_from(hidden, settings.layer)
+        widths = {"logit": final.shape[-1], "token-logit": model.hidden(probe, 0).shape[-1]}
+    width = hidden.shape[-1]
     spaces = [
         initial_space(
             name,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from index_format.design import build_rows
+from stride_cli.models.adapter import CausalLM
 from stride_cli.operators import sgd
 from stride_cli.operators.base_states import BaseStates
 from stride_cli.operators.batches import ChunkReader
@@ -150,6 +151,17 @@ def test_graphs_that_do_not_fit_at_once_give_the_same_gradient(
         found.append((gates.grad, values))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-7)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5, abs=1e-6)
+
+
+def test_the_logit_space_is_as_wide_as_what_the_head_reads(chunks: ChunkReader, rows) -> None:
+    """Of some models (OPT) that is a projection of the residual stream."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = OPTConfig(vocab_size=61, word_embed_proj_dim=8, max_position_embeddings=64, **sizes)
+    settings = SgdSettings(("residual", "logit"), 1, {"residual": 4, "logit": 12}, n_buckets=16, steps=2)
+    operators = fit_sgd(CausalLM(OPTForCausalLM(config)), chunks, *rows, settings)
+    assert [space.gate_size for space in operators.spaces] == [4, 16 * 8]
 
 
 def test_draws_respect_membership(rows) -> None:
