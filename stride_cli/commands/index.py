@@ -472,13 +472,9 @@ def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")
         elif name == "checkpoints":
-            rows += [
-                (
-                    f"{label}: {number}",
-                    f"{entry['path']} (layer {entry['layer']}, {entry['model_fingerprint']})",
-                )
-                for number, entry in enumerate(value, 1)
-            ]
+            for number, entry in enumerate(value, 1):
+                where = f"{entry['path']} (layer {entry['layer']}, {entry['model_fingerprint']})"
+                rows.append((f"{label}: {number}", where))
         elif value is None:
             rows.append((label, "–"))
         elif isinstance(value, bool):
