@@ -45,10 +45,14 @@ def reliability_tracking(
 
     Spearman's correlation over queries of what the method thinks of its scores, (Q,), with their true LDS,
     (Q,), with its bootstrap over queries; beside it the mean reliability. The LDS of one query is itself
-    noisy, so that even a perfect judge stays below 1. All None where either is not known.
+    noisy, so that even a perfect judge stays below 1. All None where either is not known; only the mean
+    reliability is there where all queries have the same, or there are fewer than three.
     """
+    unknown: dict[str, float | None] = dict.fromkeys(("reliability", "mean", "se", "low", "high"))
     if reliability is None or correlations is None:
-        return dict.fromkeys(("reliability", "mean", "se", "low", "high"))
+        return unknown
+    if len(reliability) < 3 or np.ptp(reliability) == 0:
+        return unknown | {"reliability": float(reliability.mean()) if len(reliability) else None}
     rows = stream(seed, "bootstrap reliability").integers(0, len(reliability), (draws, len(reliability)))
     pairs = np.concatenate([np.arange(len(reliability))[None], rows])
     observed, *resampled = row_pearson(

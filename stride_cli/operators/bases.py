@@ -190,7 +190,7 @@ def affordable_rank(model: CausalLM, name: str, n_subsets: int) -> int:
     pairs = [layer_widths(layer) for layer in model.linear_layers(LAYER_SPACES[name].which)]
     widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
     rank = int(np.sqrt(inside_gates(name, n_subsets) / max(1.0, widths)))
-    return min(max(rank, 8), model.d_model)
+    return min(max(rank, 1), model.d_model)
 
 
 def affordable_buckets(names: Sequence[str], ranks: dict[str, int], model: CausalLM, n_subsets: int) -> int:

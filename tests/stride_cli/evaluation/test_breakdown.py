@@ -68,3 +68,11 @@ def test_tracking_is_the_rank_correlation_over_queries() -> None:
         correlations, correlations
     )
     assert set(reliability_tracking(None, correlations).values()) == {None}
+
+
+@pytest.mark.parametrize("reliability", [[0.4], [0.4, 0.9], [0.5, 0.5, 0.5]])
+def test_what_cannot_be_tracked_is_not_zero(reliability: list[float]) -> None:
+    correlations = np.linspace(0, 0.5, len(reliability))
+    found = reliability_tracking(np.asarray(reliability), correlations)
+    assert found["reliability"] == pytest.approx(np.mean(reliability))
+    assert [found[name] for name in ("mean", "se", "low", "high")] == [None] * 4
