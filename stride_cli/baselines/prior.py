@@ -25,6 +25,12 @@ of the Lasso lowered by the similarity did about as well, but leave no influence
 """
 
 
+def check_prior(name: str) -> None:
+    """Raise UsageError where there is no prior of that name."""
+    if name not in PRIORS:
+        raise UsageError(f"there is no prior '{name}'", fix=f"use {' or '.join(PRIORS)}")
+
+
 class LexicalPrior:
     """TF-IDF similarity of the chunks with a query, on the scale of the query's influences.
 
@@ -39,8 +45,7 @@ class LexicalPrior:
     """
 
     def __init__(self, name: str) -> None:
-        if name not in PRIORS:
-            raise UsageError(f"there is no prior '{name}'", fix=f"use {' or '.join(PRIORS)}")
+        check_prior(name)
         self.name = name
         self._method = open_method(SPEC)
 

@@ -34,7 +34,7 @@ class StrideMethod:
     nonneg : bool                       influences ≥ 0
     checkpoints : str, optional         paths of checkpoints joined by ``|``, which share the design; measured
                                         one after the other and combined as by `stride query`, on the first's
-                                        scale. Their gates are kept in temporary files.
+                                        scale
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
     prior : str, optional               "tfidf": word overlap is added, see `stride_cli.baselines.prior`

@@ -121,7 +121,6 @@ def query(
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     from stride_cli import api
-    from stride_cli.baselines.prior import PRIORS
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.output import emit, wants_json
@@ -154,8 +153,10 @@ def query(
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
-    if prior is not None and prior not in PRIORS:
-        raise UsageError(f"there is no prior '{prior}'", fix=f"use --prior {PRIORS[0]}")
+    if prior is not None:
+        from stride_cli.baselines.prior import check_prior
+
+        check_prior(prior)
     stability = stability or bool(halves)
     options = query_options(chosen, chat=chat, check=check, stability=stability, prior=prior)
     if text is not None and text != "-" and not text.strip():

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stride_cli.operators.batches import Batch, ChunkReader
-from stride_cli.operators.budget import inside_gates, logit_gates, most_logit_gates
+from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.operators.gradients import signals
 from stride_cli.operators.spaces import (
     LayerMatrixSpace,
@@ -154,7 +154,7 @@ def fit_bases(
             kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
             rank = min(ranks[name], len(moment))
             # every space its own buckets, so that what collides in one does not in the other
-            buckets = n_buckets or max(1, most_logit_gates() // rank)
+            buckets = n_buckets or max(1, LOGIT_GATES[1] // rank)
             bucket, sign = vocabulary_buckets(model.vocab_size, buckets, seed, name)
             if damping is not None:
                 mean = prediction / tokens

@@ -8,7 +8,7 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # gates lose .012 of LDS against 2¹⁹, and 2¹⁷ lose .044
 _INSIDE = {"mlp-matrix": (1 << 16, 1 << 16), "linear-matrix": (1 << 16, 1 << 18)}
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
-_LOGIT = (1 << 15, 1 << 17)  # of one logit space
+LOGIT_GATES = (1 << 15, 1 << 17)  # of one logit space, at least and at most
 
 
 def inside_gates(name: str, n_subsets: int) -> int:
@@ -23,12 +23,7 @@ def logit_gates(n_subsets: int, others: int, count: int) -> int:
     count = max(1, count)
     wanted = (_GATES // max(1, n_subsets) - others) // count
     affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
-    return max(1, min(min(max(wanted, _LOGIT[0]), _LOGIT[1]), affordable))
-
-
-def most_logit_gates() -> int:
-    """p of a logit space, whatever K is."""
-    return _LOGIT[1]
+    return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
 
 
 def default_gates(n_subsets: int) -> int:

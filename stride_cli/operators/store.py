@@ -10,7 +10,7 @@ import numpy as np
 
 from index_format.errors import IndexDamaged
 from stride_cli.operators.budget import PACKED_BYTES
-from stride_cli.operators.gates import Gates, PackedGates, gate_rows
+from stride_cli.operators.gates import Gates, PackedGates
 from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ class Operators:
 
     def packed(self) -> Operators:
         """The same operators as they are after they were stored: large gate matrices in int8."""
-        large = [not isinstance(gate, PackedGates) and gate.nbytes > PACKED_BYTES for gate in self.gates]
         gates = [
-            PackedGates.of(gate_rows(gate, slice(None))) if pack else gate
-            for gate, pack in zip(self.gates, large, strict=True)
+            PackedGates.of(gate) if not isinstance(gate, PackedGates) and gate.nbytes > PACKED_BYTES else gate
+            for gate in self.gates
         ]
         return replace(self, gates=gates)
