@@ -85,8 +85,9 @@ class BaseStates:
         self._tokens = torch.zeros(tokens, self._top, dtype=torch.int64, device=model.device)
         for batch in chunks.batches(_BATCH_TOKENS):
             entered = self._compute(batch)
-            self.losses[batch.rows] = self._losses_of(entered)
-            values, best = self._highest_of(entered) if self._top else (None, None)
+            final = self._final(entered)
+            self.losses[batch.rows] = self._losses_of(entered, final)
+            values, best = self._highest_of(final) if self._top else (None, None)
             for position, row in enumerate(batch.rows.tolist()):
                 here, stop = int(self._starts[row]), int(self._starts[row + 1])
                 self._hidden[here:stop] = entered.hidden[position, : stop - here]
@@ -106,14 +107,14 @@ class BaseStates:
         """Loss (B,) float64 of each chunk without steering."""
         unknown = np.isnan(self.losses[batch.rows])
         if unknown.any():
-            found = self._losses_of(entered.rows(torch.from_numpy(unknown)))
-            self.losses[batch.rows[unknown]] = found
+            few = entered.rows(torch.from_numpy(unknown))
+            self.losses[batch.rows[unknown]] = self._losses_of(few, self._final(few))
         return self.losses[batch.rows].astype(np.float64)
 
     def highest(self, batch: Batch, entered: Entered) -> tuple[torch.Tensor, torch.Tensor]:
         """The highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
         if not self.kept:
-            return self._highest_of(entered)
+            return self._highest_of(self._final(entered))
         length = batch.ids.shape[1]
         values, tokens = (self._padded(table, batch, length) for table in (self._values, self._tokens))
         return values[:, :-1], tokens[:, :-1]
@@ -133,14 +134,17 @@ class BaseStates:
         return Entered(hidden, inputs, ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     @torch.no_grad()
-    def _losses_of(self, entered: Entered) -> np.ndarray:
-        final = self._model.continue_from(entered.hidden, self._layer)[:, :-1]
+    def _final(self, entered: Entered) -> torch.Tensor:
+        """What the output head reads without steering, (B, T − 1, d)."""
+        return self._model.continue_from(entered.hidden, self._layer)[:, :-1]
+
+    @torch.no_grad()
+    def _losses_of(self, entered: Entered, final: torch.Tensor) -> np.ndarray:
         found = fidelity_loss(self._model.token_losses(final, entered.targets), entered.weights)
         losses: np.ndarray = found.cpu().numpy()
         return losses
 
     @torch.no_grad()
-    def _highest_of(self, entered: Entered) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self._model.logits(self._model.continue_from(entered.hidden, self._layer)[:, :-1]).float()
-        values, tokens = logits.topk(self._top, dim=-1)
+    def _highest_of(self, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, tokens = self._model.logits(final).float().topk(self._top, dim=-1)
         return values, tokens
