@@ -28,7 +28,7 @@ def cut(text: str, words: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("documents", type=Path, help="JSON Lines of {id, text}, also .gz")
+    parser.add_argument("documents", type=Path, nargs="+", help="JSON Lines of {id, text}, also .gz")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--words", type=int, default=70, help="words of a passage")
     parser.add_argument("--passages", type=int, default=3072, help="passages of the corpus")
@@ -36,10 +36,12 @@ def main() -> None:
     parser.add_argument("--query-words", type=int, default=50, help="a query is the first words of a passage")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    content = chosen.documents.read_bytes()
-    if chosen.documents.suffix == ".gz":
-        content = gzip.decompress(content)
-    documents = [json.loads(line) for line in content.splitlines()]
+    documents = []
+    for path in chosen.documents:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        documents += [json.loads(line) for line in content.splitlines()]
     random = stream(chosen.seed, "passages")
     order = [int(i) for i in random.permutation(len(documents))]
     n_other, n_same = chosen.queries // 4, chosen.queries - chosen.queries // 4
