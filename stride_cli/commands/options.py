@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,10 @@ from stride_cli.commands.completion import DEVICES, DTYPES, complete_index, one_
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from index_format.reader import Index
     from stride_cli.api import QueryOptions
 
+HALVES = 20
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
 Device = Annotated[
     str | None,
@@ -42,6 +45,51 @@ ModelPath = Annotated[
     str | None,
     typer.Option("--model", help="Checkpoint directory, hub id or .gguf file; default: the index's own."),
 ]
+
+Stability = Annotated[
+    bool,
+    typer.Option(
+        "--stability",
+        help="How often each document stays on the list when half of the subsets are left out.",
+    ),
+]
+Halves = Annotated[
+    int | None,
+    typer.Option(
+        "--halves",
+        help="Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
+        "without --stability 4, for the answer's reliability alone, up to a million chunks]",
+    ),
+]
+Prior = Annotated[
+    str | None,
+    typer.Option(
+        "--prior",
+        help="tfidf: rank by influence and word overlap together; the answer keeps the two apart.",
+        autocompletion=one_of("tfidf"),
+    ),
+]
+
+
+def check_judges(halves: int | None, prior: str | None) -> None:
+    """UsageError where `--halves` or `--prior` cannot be; before anything is opened."""
+    from stride_cli.baselines.prior import check_prior
+
+    if halves is not None and halves < 0:
+        raise UsageError(f"--halves is {halves} (expected 0 or more)", fix="try --halves 10")
+    if prior is not None:
+        check_prior(prior)
+
+
+def with_judges(options: QueryOptions, index: Index, *, stability: bool, halves: int | None) -> QueryOptions:
+    """The options with the halves of the subsets that `--stability` and `--halves` ask for; where neither is
+    given, those that tell an answer's reliability at almost no cost."""
+    from stride_cli.recovery.stability import quick_halves
+
+    stability = stability or bool(halves)
+    if halves is None:
+        halves = HALVES if stability else quick_halves(index)
+    return replace(options, halves=halves, stability=stability)
 
 
 def query_options(chosen: Any, **more: Any) -> QueryOptions:

@@ -5,17 +5,28 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from stride_cli.commands.completion import MEASURES, one_of
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Halves,
+    IndexPath,
+    Json,
+    ModelPath,
+    Prior,
+    Stability,
+    check_judges,
+    find_index,
+    query_options,
+    with_judges,
+)
 from stride_cli.errors import QueryError, UsageError
 
-HALVES = 20
 EXAMPLE = """\b
 Examples:
   stride query "The French Revolution began in" --top 10
@@ -85,29 +96,9 @@ def query(
     no_intercept: Annotated[
         bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
     ] = False,
-    stability: Annotated[
-        bool,
-        typer.Option(
-            "--stability",
-            help="How often each document stays on the list when half of the subsets are left out.",
-        ),
-    ] = False,
-    halves: Annotated[
-        int | None,
-        typer.Option(
-            "--halves",
-            help="Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
-            "without --stability 4, for the answer's reliability alone, up to a million chunks]",
-        ),
-    ] = None,
-    prior: Annotated[
-        str | None,
-        typer.Option(
-            "--prior",
-            help="tfidf: rank by influence and word overlap together; the answer keeps the two apart.",
-            autocompletion=one_of("tfidf"),
-        ),
-    ] = None,
+    stability: Stability = False,
+    halves: Halves = None,
+    prior: Prior = None,
     check: Annotated[
         bool, typer.Option("--verbose", "-v", help="Spot-check the measurement, show time by stage.")
     ] = False,
@@ -124,7 +115,6 @@ def query(
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.output import emit, wants_json
-    from stride_cli.recovery.stability import quick_halves
 
     if sum(given is not None for given in (text, file, row)) != 1:
         raise UsageError(
@@ -149,25 +139,18 @@ def query(
         ("--top", chosen.top, 0),
         ("--bottom", chosen.bottom, 0),
         ("--max-new-tokens", chosen.max_new_tokens, 1),
-        ("--halves", HALVES if halves is None else halves, 0),
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
-    if prior is not None:
-        from stride_cli.baselines.prior import check_prior
-
-        check_prior(prior)
-    stability = stability or bool(halves)
-    options = query_options(chosen, chat=chat, check=check, stability=stability, prior=prior)
+    check_judges(halves, prior)
+    options = query_options(chosen, chat=chat, check=check, prior=prior)
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     session = api.Session.open(
         find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
     )
-    if halves is None:
-        halves = HALVES if stability else quick_halves(session.index)
-    options = replace(options, halves=halves)
+    options = with_judges(options, session.index, stability=stability, halves=halves)
     as_json = wants_json(json)
     if row is not None and not session.is_classifier:
         raise UsageError(

@@ -6,12 +6,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from stride_cli.commands.completion import MEASURES, one_of
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Halves,
+    IndexPath,
+    Json,
+    ModelPath,
+    Prior,
+    Stability,
+    check_judges,
+    find_index,
+    query_options,
+    with_judges,
+)
 from stride_cli.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +33,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride report "The French Revolution began in" "The capital of Kenya is" --index run.stride
-  stride report --file prompts.jsonl --out gallery.html
+  stride report --file prompts.jsonl --stability --out gallery.html
   stride query --file prompts.jsonl --bottom 5 --json > answers.jsonl; stride report --answers answers.jsonl
 """
 
@@ -68,6 +81,9 @@ def report(
         str | None,
         typer.Option("--measure", help="auto, linear or exact.", autocompletion=one_of(*MEASURES)),
     ] = None,
+    stability: Stability = False,
+    halves: Halves = None,
+    prior: Prior = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -90,6 +106,7 @@ def report(
             fix='stride report "The French Revolution began in"',
         )
     check_place(out)
+    check_judges(halves, prior)
     shown: list[ShownAnswer]
     if answers is not None:
         saved = parse_answers(sys.stdin, "stdin") if str(answers) == "-" else read_answers(answers)
@@ -106,7 +123,8 @@ def report(
             "device": device,
             "dtype": dtype,
         }
-        shown = list(_ask(path, model, settings, chat, _Wanted(prompts or [], file, row, response)))
+        wanted = _Wanted(prompts or [], file, row, response)
+        shown = list(_ask(path, model, settings, wanted, _Judges(stability, halves, prior), chat))
         name = path.name
     if not shown:
         raise QueryError("there is no query to report on", fix="give one prompt or more")
@@ -158,8 +176,16 @@ class _Wanted:
             yield from ({"prompt": prompt} for prompt in self.prompts)
 
 
+class _Judges(NamedTuple):
+    """What an answer is held against besides its own numbers: see the options of these names."""
+
+    stability: bool
+    halves: int | None
+    prior: str | None
+
+
 def _ask(
-    path: Path, model: str | None, settings: dict[str, Any], chat: bool, wanted: _Wanted
+    path: Path, model: str | None, settings: dict[str, Any], wanted: _Wanted, judges: _Judges, chat: bool
 ) -> Iterator[ShownAnswer]:
     from stride_cli import api
     from stride_cli.config import resolve
@@ -167,9 +193,10 @@ def _ask(
     from stride_cli.report.contents import from_answer
 
     chosen = resolve("query", settings)
-    options = query_options(chosen, chat=chat)
+    options = query_options(chosen, chat=chat, prior=judges.prior)
     general = resolve("general", {"model": model})
     session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+    options = with_judges(options, session.index, stability=judges.stability, halves=judges.halves)
     records = list(wanted.records(session))
     with progress("asking", len(records), unit="queries") as bar:
         for record in records:

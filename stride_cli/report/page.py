@@ -220,7 +220,7 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
     if hit.prior:
         numbers.append(f'<span class="faint">{hit.prior:+.4g} by word overlap</span>')
     if hit.stability is not None:
-        numbers.append(f'<span class="faint">in {_percent(hit.stability)} of half designs</span>')
+        numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:
         numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
     flags = f'<span class="flag">{_text("; ".join(hit.flags))}</span>' if hit.flags else ""
@@ -305,6 +305,8 @@ def _certificate(answer: ShownAnswer) -> str:
         ("subsets", f"{measurement['subsets']:,}, {_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
+    if answer.record.get("reliability") is not None:
+        rows.append(("reliability", f"{answer.record['reliability']:.2f}, from halves of the subsets"))
     if measurement["agreement"] is not None:
         rows.append(("linear against exact", f"r = {measurement['agreement']:.4f}"))
     return (

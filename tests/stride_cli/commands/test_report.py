@@ -64,6 +64,21 @@ def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> 
     assert "<svg" not in (tmp_path / "saved.html").read_text()
 
 
+def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Path) -> None:
+    line = f"report {PROMPT} --index {workspace}/run.stride --out {tmp_path}"
+    asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 5 --stability").records[0]
+    assert run(f"{line}/stable.html --stability --bottom 0").code == 0
+    text = text_of(tmp_path / "stable.html")
+    assert f"{asked['reliability']:.2f}, from halves of the subsets" in text
+    assert f"in {asked['hits'][0]['stability']:.0%} of halves" in text
+    assert run(f"{line}/plain.html").code == run(f"{line}/none.html --halves 0 --prior tfidf").code == 0
+    plain, none = text_of(tmp_path / "plain.html"), text_of(tmp_path / "none.html")
+    assert "from halves of the subsets" in plain and "% of halves" not in plain
+    assert "from halves of the subsets" not in none and "by word overlap" in none
+    assert run(f"{line}/bad.html --halves -1").code == run(f"{line}/bad.html --prior bm25").code == 2
+    assert not (tmp_path / "bad.html").exists()
+
+
 def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> None:
     import numpy as np
 
