@@ -13,6 +13,7 @@ from stride_cli import __version__, errors
 from stride_cli.commands import (
     audit,
     baseline,
+    completion,
     config,
     demo,
     evaluate,
@@ -31,6 +32,7 @@ from stride_cli.startup import share_cores
 app = typer.Typer(
     name="stride",
     help="Which training documents made this language model say that?",
+    epilog="\b\nCompletion for another shell than this one: stride --install-completion zsh",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -73,6 +75,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every known error leaves as one line, a remedy and its exit code."""
     share_cores()
+    completion.take_named_shell(sys.argv[1:])
     try:
         app(prog_name="stride", standalone_mode=True)
     except (errors.StrideError, IndexFormatError) as error:

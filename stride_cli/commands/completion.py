@@ -5,7 +5,8 @@ Nothing here imports more than the standard library and light modules: a Tab sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Completer = Callable[[str], list[str]]
@@ -19,6 +20,20 @@ RESPONSES = ("loss", "margin")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "fp32", "bf16")
 NETWORKS = ("mlp", "resnet9", "logistic")
+
+
+def take_named_shell(arguments: Sequence[str]) -> None:
+    """Let ``--install-completion SHELL`` mean that shell, with the name or without.
+
+    typer either looks for the shell it runs in and passes over a name, or takes names only: which of the two
+    is decided by a variable that it reads when it builds the command.
+    """
+    options = {"--install-completion", "--show-completion"}
+    if any(
+        before in options and not name.startswith("-")
+        for before, name in zip(arguments, arguments[1:], strict=False)
+    ):
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 
 
 def one_of(*values: str) -> Completer:

@@ -27,7 +27,7 @@ def stride(cwd: Path, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script_that_asks_back(shell: str, tmp_path: Path) -> None:
-    script = stride(tmp_path, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    script = stride(tmp_path, "--show-completion", shell)
     assert f"_STRIDE_COMPLETE=complete_{shell}" in script
 
 
@@ -47,8 +47,8 @@ def test_installing_writes_what_the_shell_reads(
     home.mkdir()
     if reads is not None:
         (home / reads).write_text("alias mine=true\n")
-    told = {"HOME": str(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    assert str(home / script) in stride(tmp_path, "--install-completion", shell, **told).replace("\n", "")
+    installed = stride(tmp_path, "--install-completion", shell, HOME=str(home))
+    assert str(home / script) in installed.replace("\n", "")
     written = (home / script).read_text()
     assert f"_STRIDE_COMPLETE=complete_{shell}" in written
     if reads is not None:
@@ -57,6 +57,22 @@ def test_installing_writes_what_the_shell_reads(
         assert ("compinit" if shell == "zsh" else str(home / script)) in kept
     if shell == "bash":
         assert subprocess.run(["bash", "-n", home / script], check=False).returncode == 0
+
+
+def test_without_a_name_it_is_the_shell_around(tmp_path: Path) -> None:
+    """In a bash, bash; there a name goes before the shell around, and one that is no shell is refused."""
+    line = f'"{sys.executable}" -m stride_cli'
+    told = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def bash(arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "--norc", "-c", f"{line} {arguments}; exit $?"]
+        return subprocess.run(command, cwd=tmp_path, env=told, capture_output=True, text=True, check=False)
+
+    assert "complete_bash" in bash("--show-completion").stdout
+    assert bash("--install-completion zsh").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".zfunc", ".zshrc"]
+    refused = bash("--install-completion tcsh")
+    assert refused.returncode == 2 and "'tcsh' is not one of" in refused.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -106,7 +122,6 @@ def test_bash_completes(tmp_path: Path) -> None:
             **os.environ,
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[3]),
-            "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
         },
         capture_output=True,
         text=True,
