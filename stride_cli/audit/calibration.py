@@ -109,3 +109,9 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
 def fewest_controls(n_items: int, level: float) -> int:
     """Controls from which on a single unusual item among N can reach q < level: N / level, rounded up."""
     return int(np.ceil(n_items / level))
+
+
+def fewest_together(n_items: int, n_controls: int, level: float) -> int:
+    """Items among N that have to be unusual together for q < level: k at the smallest p-value, 1 / (m + 1),
+    have q = N / (k (m + 1)). More than N: with so few controls there can be no discovery."""
+    return int(n_items / (level * (n_controls + 1))) + 1

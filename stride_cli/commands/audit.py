@@ -183,7 +183,7 @@ def _print(findings: list) -> None:
 
 def _summarise(findings: list, level: float) -> None:
     """Counts, and whether there were controls enough, on stderr."""
-    from stride_cli.audit.calibration import fewest_controls
+    from stride_cli.audit.calibration import fewest_controls, fewest_together
     from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS
     from stride_cli.output import note
 
@@ -195,12 +195,14 @@ def _summarise(findings: list, level: float) -> None:
         + f"; {count:,} controls, {CONTROLS_IN_WORDS[kind]}"
     )
     present = sum(finding.lexical["present"] for finding in findings)
-    wanted = fewest_controls(present or len(findings), level)
+    tested = present or len(findings)
+    wanted = fewest_controls(tested, level)
     if count < wanted:
-        more = "--controls-per-item" if kind == "made" else "a longer --controls file"
+        together = fewest_together(tested, count, level)
+        alone = f"; {together:,} leaked ones together can" if together <= tested else ""
         note(
-            f"warning: with {count:,} controls a single leaked item cannot reach q < {level:g}; "
-            f"{wanted:,} would do ({more})"
+            f"warning: with {count:,} controls (for {tested:,} items) a single leaked item cannot reach "
+            f"q < {level:g}{alone}. {wanted:,} controls would do: {_more_controls(kind, wanted)}"
         )
     if kind == "made":
         note("controls made from the items are exchangeable with them only roughly: see stride audit --help")
@@ -208,3 +210,12 @@ def _summarise(findings: list, level: float) -> None:
         note(
             "items without a copy are the controls: an effect on them can be found with --controls FILE only"
         )
+
+
+def _more_controls(kind: str, wanted: int) -> str:
+    """How to come by that many, given what was used."""
+    if kind == "made":
+        return "a larger --controls-per-item, or --controls FILE"
+    if kind == "file":
+        return "a longer --controls file"
+    return f"--controls FILE of {wanted:,} items that cannot be in the corpus, or, roughly, --controls made"

@@ -5,6 +5,7 @@ Nothing here imports more than the standard library and light modules: a Tab sho
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,10 +30,7 @@ def take_named_shell(arguments: Sequence[str]) -> None:
     is decided by a variable that it reads when it builds the command.
     """
     options = {"--install-completion", "--show-completion"}
-    if any(
-        before in options and not name.startswith("-")
-        for before, name in zip(arguments, arguments[1:], strict=False)
-    ):
+    if any(before in options and not name.startswith("-") for before, name in itertools.pairwise(arguments)):
         os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 
 

@@ -11,6 +11,7 @@ from scipy.stats import false_discovery_control, kstest, rankdata
 from stride_cli.audit.calibration import (
     benjamini_hochberg,
     fewest_controls,
+    fewest_together,
     grouped_q_values,
     joint_p_values,
     leave_one_out_p_values,
@@ -128,3 +129,16 @@ def test_false_discoveries_stay_under_the_rate(kind: str) -> None:
 def test_fewest_controls_let_one_item_through() -> None:
     m = fewest_controls(37, 0.05)
     assert 37 / (m + 1) < 0.05 and 37 / (m - 1) > 0.05
+
+
+@pytest.mark.parametrize(("items", "controls"), [(36, 100), (3, 24), (400, 9)])
+def test_so_many_together_are_discovered_and_one_less_is_not(items: int, controls: int) -> None:
+    def discovered(count: int) -> int:
+        p = np.ones(items)
+        p[:count] = 1 / (controls + 1)
+        return int((benjamini_hochberg(p) < 0.05).sum())
+
+    enough = fewest_together(items, controls, 0.05)
+    assert discovered(min(enough - 1, items)) == 0
+    if enough <= items:
+        assert discovered(enough) == enough

@@ -62,7 +62,8 @@ def test_records_and_summary(run, line: str) -> None:
         assert 0 < record["p"] <= record["q"] <= 1 and record["controls"]["count"] == 24
     assert all(record["verdict"] == "no evidence" for record in result.records[3:])
     assert "6 items" in result.err and "24 controls, from a file" in result.err
-    assert "cannot reach q < 0.05" in result.err
+    assert "24 controls (for 3 items) a single leaked item cannot reach q < 0.05; 3 leaked ones" in result.err
+    assert "60 controls would do: a longer --controls file" in result.err
 
 
 def test_fail_on_leak_is_an_exit_code(run, line: str) -> None:
@@ -99,6 +100,16 @@ def test_controls_are_made_where_none_are_given(run, workspace: Path, files: Pat
     assert result.code == 0, result.err
     assert {record["controls"]["kind"] for record in result.records} == {"made"}
     assert "exchangeable" in result.err
+
+
+def test_absent_items_as_controls_and_what_to_do_where_they_are_few(run, workspace: Path, files: Path) -> None:
+    line = f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls absent"
+    result = run(line)
+    assert result.code == 0, result.err
+    assert {record["controls"]["kind"] for record in result.records} == {"absent"}
+    assert [record["controls"]["count"] for record in result.records] == [3, 3, 3, 2, 2, 2]
+    assert "a single leaked item cannot reach q < 0.05. 60 controls would do: --controls FILE of" in result.err
+    assert "or, roughly, --controls made" in result.err
 
 
 def test_bad_input(run, line: str, workspace: Path, files: Path, tmp_path: Path) -> None:
