@@ -102,13 +102,13 @@ def test_controls_are_made_where_none_are_given(run, workspace: Path, files: Pat
     assert "exchangeable" in result.err
 
 
-def test_absent_items_as_controls_and_what_to_do_where_they_are_few(run, workspace: Path, files: Path) -> None:
+def test_absent_items_as_controls_and_what_to_do_if_they_are_few(run, workspace: Path, files: Path) -> None:
     line = f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls absent"
     result = run(line)
     assert result.code == 0, result.err
     assert {record["controls"]["kind"] for record in result.records} == {"absent"}
     assert [record["controls"]["count"] for record in result.records] == [3, 3, 3, 2, 2, 2]
-    assert "a single leaked item cannot reach q < 0.05. 60 controls would do: --controls FILE of" in result.err
+    assert "single leaked item cannot reach q < 0.05. 60 controls would do: --controls FILE of" in result.err
     assert "or, roughly, --controls made" in result.err
 
 
