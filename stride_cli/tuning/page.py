@@ -23,7 +23,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
     """
     judged = (
         "how well recovered influences predict the losses of models retrained on random subsets"
-        if result["criterion"] == "truth"
+        if result["criterion"] != "continued"
         else "how well recovered influences predict the losses after the model was trained further on random "
         "halves of the corpus: a stand-in for retraining, to rank settings by, no LDS"
     )

@@ -27,7 +27,7 @@ TUNING_RECORDS: dict[str, dict[str, Any]] = {
                 "se": ("number", "bootstrap standard error over queries"),
             }
         ],
-        "best": ("boolean", "better than every trial before by more than the difference's standard error"),
+        "best": ("boolean", "the highest so far, and by two standard errors better than the first"),
         "kept": ("boolean", "found finished from an earlier run"),
         "error": ("string", "why the trial failed", "optional"),
         "seconds": ("number", "seconds of fit and scoring"),
@@ -35,7 +35,10 @@ TUNING_RECORDS: dict[str, dict[str, Any]] = {
     "stride.tune/1": {
         "schema": ("string", "stride.tune/1"),
         "index": ("string", "path of the index"),
-        "criterion": ("string", '"continued" (the model trained further) or "truth" (retrained)'),
+        "criterion": (
+            "string",
+            '"continued" (the model trained further), "retrained" or "truth"',
+        ),
         "queries": ("integer", "queries"),
         "responses": ("integer", "random subsets whose effect was measured"),
         **_SETTINGS,

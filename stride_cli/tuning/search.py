@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # in the order in which they are swept: what matters most comes first
 DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
 _SCHEMA = "stride.trial/1"
+_ERRORS = 2  # standard errors that a setting has to gain: one is exceeded by chance in one trial of six
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Target:
     queries : QuerySet                 Q
     masks : (R, n) bool                subsets
     measured : (Q, R) float64          −loss after training on the subset, nats per scored token
-    name : str                         "continued" (trained further) or "truth" (retrained)
+    name : str                         "continued" (trained further), "retrained", or "truth" (the index's)
     digest : str                       SHA-256 of all that
     """
 
@@ -150,11 +151,18 @@ def trial_key(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
     from stride_cli.api import TrainOptions, resolve_settings
 
     own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
+    if not layer_matters(settings):
+        own["layer"] = None
     resolved = asdict(resolve_settings(TrainOptions(fit="closed", **own), task.model, task.index))
     design = [settings.get("subsets"), settings.get("degree"), task.index.n_subsets, task.index.degree]
     prints = task.index.attributes["fingerprints"]
     parts = [resolved, design, task.index.seed, list(lambdas), target.digest, prints, __version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def layer_matters(settings: Mapping[str, Any]) -> bool:
+    """Whether the operators act at a layer of one's choice."""
+    return "residual" in str(settings["space"])
 
 
 def sweep(
@@ -166,13 +174,13 @@ def sweep(
     limit: int | None = None,
     seed: int = 0,
     matters: Callable[[str, Mapping[str, Any]], bool] = lambda name, settings: True,
+    identity: Callable[[Mapping[str, Any]], str] = lambda settings: json.dumps(settings, sort_keys=True),
 ) -> Iterator[tuple[Trial, bool]]:
     """Trials one after another, and whether each is the best so far.
 
     ``steps`` begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on
-    from the best; ``grid`` tries every combination. A trial replaces the best only where its mean is higher
-    by more than the standard error of the difference over queries: what chance can explain is no reason to
-    change.
+    from the best; ``grid`` tries every combination. A trial is the best only where its mean is the highest so
+    far and exceeds that of `start` by more than chance explains: what it may explain is no reason to change.
 
     Parameters
     ----------
@@ -181,8 +189,10 @@ def sweep(
     evaluate : settings → Trial
     limit : int, optional      at most so many trials
     matters : (dimension, settings) → whether another value of it changes anything
+    identity : settings → str     equal for settings that mean the same, which are tried once
     """
     best: Trial | None = None
+    first: Trial | None = None
     done: set[str] = set()
 
     def rounds() -> Iterator[dict[str, Any]]:
@@ -199,29 +209,37 @@ def sweep(
                     yield {**known, name: value}
 
     for settings in rounds():
-        key = json.dumps(settings, sort_keys=True)
+        key = identity(settings)
         if key in done:
             continue
         if limit is not None and len(done) >= limit:
             return
         done.add(key)
         trial = evaluate(settings)
-        better = trial.error is None and (best is None or exceeds(trial, best, seed=seed))
+        better = trial.error is None and (best is None or first is None or _wins(trial, best, first, seed))
         if better:
             best = trial
+            first = first or trial
         yield trial, better
 
 
-def exceeds(trial: Trial, best: Trial, *, seed: int = 0) -> bool:
-    """Whether a trial's mean is higher by more than one standard error of the difference, over queries."""
-    difference = trial.scores[trial.best] - best.scores[best.best]
-    if len(difference) < 2:
-        return bool(difference.mean() > 0)
-    return bool(difference.mean() > mean_interval(difference, seed=seed, name="tuning").se)
+def _wins(trial: Trial, best: Trial, first: Trial, seed: int) -> bool:
+    highest = bool(trial.scores[trial.best].mean() > best.scores[best.best].mean())
+    return highest and exceeds(trial, first, seed=seed)
+
+
+def exceeds(trial: Trial, other: Trial, *, seed: int = 0) -> bool:
+    """Whether a trial's mean is higher by more than two standard errors of the difference, over queries."""
+    return _above_chance(trial.scores[trial.best] - other.scores[other.best], seed)
+
+
+def _above_chance(difference: np.ndarray, seed: int) -> bool:
+    error = mean_interval(difference, seed=seed, name="tuning").se if len(difference) > 1 else 0.0
+    return bool(difference.mean() > _ERRORS * error)
 
 
 def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
-    """The λ of a trial: the usual one, unless another is better by more than one standard error.
+    """The λ of a trial: the usual one, unless another is better by more than two standard errors.
 
     Parameters
     ----------
@@ -230,9 +248,8 @@ def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
     if usual not in trial.lambdas:
         return trial.lambdas[trial.best]
     own = trial.scores[trial.lambdas.index(usual)]
-    difference = trial.scores[trial.best] - own
-    error = mean_interval(difference, seed=seed, name="tuning").se if len(difference) > 1 else 0.0
-    return trial.lambdas[trial.best] if difference.mean() > error else usual
+    better = _above_chance(trial.scores[trial.best] - own, seed)
+    return trial.lambdas[trial.best] if better else usual
 
 
 def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:

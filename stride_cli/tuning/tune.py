@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.errors import NumericalError, UsageError
+from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.evaluation.resampling import mean_interval
 from stride_cli.output import note, progress
 from stride_cli.tuning.responses import (
@@ -29,6 +29,7 @@ from stride_cli.tuning.search import (
     check_grid,
     choose_lambda,
     failed,
+    layer_matters,
     run_trial,
     sweep,
     trial_key,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from stride_cli.evaluation.scoring import TaskPath
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+CRITERIA = ("continued", "retrained", "truth")
 _FEWEST_RESPONSES = 8
 _HELD_OUT = 48
 
@@ -52,12 +54,13 @@ class TuneOptions:
     grid : dimension → values           None: three or four values of space, layer, damping and rank
     start : dimension → value           where the sweep begins; missing: the default
     lambdas : λ / λ_max                 tried in every trial
-    criterion : "continued" or "truth"  the model trained further on random halves, or the index's truth
+    criterion : str                     "continued": the model trained further on random halves; "retrained":
+                                        trained anew on them, by its recipe; "truth": the index's own truth
     queries : Path, optional            default: chunks of the corpus, kept out of halves and operators; of a
                                         classifier, its held-out rows where it has some
     held_out : int, optional            how many chunks
     responses : int                     R, random halves
-    epochs, lr : of the further training; None for what suits the model
+    epochs, lr : of the further training ("continued" only); None for what suits the model
     search : "steps" or "grid"
     trials : int, optional              at most so many fits
     engine, workers : see `stride_cli.evaluation.retraining.retrain`
@@ -108,15 +111,21 @@ class Tuned:
 
 def default_grid(task: Task) -> dict[str, list[Any]]:
     """Values worth trying of what an index need not be built anew for."""
-    from stride_cli.api import DEFAULT_SPACE
-
     depth = task.model.n_layers
     layers = sorted({max(1, round(depth * share)) for share in (1 / 3, 2 / 3, 1)})
+    others = ["residual-matrix+logit", "residual-matrix", *([] if task.is_language else ["logit"])]
+    spaces = list(dict.fromkeys([default_space(task), *others]))
     if task.is_language:
-        spaces = [DEFAULT_SPACE, "residual-matrix+logit", "residual-matrix"]
         return {"space": spaces, "layer": layers, "damping": [0.03, 0.1, 0.3, 1.0], "rank": [32, 96, 192]}
-    spaces = ["logit", "residual-matrix", "residual-matrix+logit"]
-    return {"space": spaces, "layer": layers, "damping": [0.1, 0.3, 1.0, 3.0], "rank": [16, 64, 512]}
+    dampings = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+    return {"space": spaces, "layer": layers, "damping": dampings, "rank": [16, 64, 512]}
+
+
+def default_space(task: Task) -> str:
+    """The operator space that this model and index are fitted in where none is asked for."""
+    from stride_cli.api import TrainOptions, resolve_settings
+
+    return "+".join(resolve_settings(TrainOptions(fit="closed"), task.model, task.index).spaces)
 
 
 def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
@@ -135,8 +144,13 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
 
     if options.search not in ("steps", "grid"):
         raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
-    if options.criterion not in ("continued", "truth"):
-        raise UsageError(f"unknown criterion '{options.criterion}'", fix="use continued or truth")
+    if options.criterion not in CRITERIA:
+        raise UsageError(f"unknown criterion '{options.criterion}'", fix=f"one of {', '.join(CRITERIA)}")
+    if options.criterion != "continued" and (options.epochs is not None or options.lr is not None):
+        raise UsageError(
+            f"--epochs and --lr are of further training, and the criterion is {options.criterion}",
+            fix="leave them out: the recipe stored with the model has its own",
+        )
     if options.trials is not None and options.trials < 1:
         raise UsageError(f"--trials is {options.trials} (expected 1 or more)")
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
@@ -145,7 +159,10 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     usual = float(recovery_defaults(task.index, "closed", None)["lambda_ratio"])
     grid = dict(options.grid) if options.grid is not None else default_grid(task)
     start = {name: options.start.get(name) for name in DIMENSIONS}
-    start["space"] = start["space"] or default_grid(task)["space"][0]
+    start["space"] = start["space"] or default_space(task)
+    for name, own in (("subsets", task.index.n_subsets), ("degree", task.index.degree)):
+        if name in grid:  # the index's own design is asked for by naming none
+            grid[name] = [None if value == own else value for value in grid[name]]
     place = task.index.path.with_name(task.index.path.name + ".tuning")
     begun = time.perf_counter()
     task, target = _target(task, where, options, place)
@@ -164,7 +181,13 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
             return failed(settings, lambdas, error)
 
     def matters(name: str, settings: Mapping[str, Any]) -> bool:
-        return name != "layer" or "residual" in str(settings["space"])
+        return name != "layer" or layer_matters(settings)
+
+    def identity(settings: Mapping[str, Any]) -> str:
+        try:
+            return trial_key(task, target, settings, lambdas)
+        except StrideError:  # they cannot be fitted, and the trial will say so
+            return repr(sorted(settings.items(), key=str))
 
     most = 1 + sum(len(values) for values in grid.values())
     if options.search == "grid":
@@ -181,6 +204,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
             limit=options.trials,
             seed=task.seed,
             matters=matters,
+            identity=identity,
         ):
             count += 1
             seconds += trial.seconds
@@ -207,7 +231,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
 def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> tuple[Task, Target]:
     """The task that operators are fitted on, and what they are judged by."""
     from stride_cli.evaluation.bench import Bench, read_queries
-    from stride_cli.evaluation.retraining import Job, count_missing, retrain
+    from stride_cli.evaluation.retraining import Job, Trainer, count_missing, open_trainer, retrain
     from stride_cli.randomness import stream_key
 
     if options.criterion == "truth":
@@ -238,24 +262,29 @@ def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> t
         task = replace(task, chunks=WithheldChunks(task.index, withheld))
     masks = random_halves(task, withheld, options.responses)
     prints = task.index.attributes["fingerprints"]
-    trainer = ContinuedTrainer(
-        where=replace(where, dtype="fp32"),
-        queries=queries,
-        n_chunks=task.n_chunks,
-        fingerprints=prints["model"] + prints["corpus"],
-        epochs=epochs,
-        lr=options.lr,
-        source=options.queries,
-    )
+    trainer: Trainer
+    if options.criterion == "retrained":
+        trainer = open_trainer(task, queries)
+    else:
+        trainer = ContinuedTrainer(
+            where=replace(where, dtype="fp32"),
+            queries=queries,
+            n_chunks=task.n_chunks,
+            fingerprints=prints["model"] + prints["corpus"],
+            epochs=epochs,
+            lr=options.lr,
+            source=options.queries,
+        )
     seeds = [stream_key(task.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))]
     jobs = [Job(mask, seed) for mask, seed in zip(masks, seeds, strict=True)]
     missing = count_missing(trainer, jobs, store=place / "responses")
-    note(f"training the model further on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
+    what = "training the model anew" if options.criterion == "retrained" else "training the model further"
+    note(f"{what} on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
     outcomes = retrain(
         trainer, jobs, store=place / "responses", engine=options.engine, workers=options.workers
     )
     losses = np.array([outcome.losses for outcome in outcomes])  # (R, Q)
-    return task, Target(queries, masks, -losses.T, "continued")
+    return task, Target(queries, masks, -losses.T, options.criterion)
 
 
 def tune_index(

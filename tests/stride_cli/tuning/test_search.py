@@ -52,10 +52,36 @@ def test_chance_is_no_reason_to_change() -> None:
 
     first, worse = random(START), Trial(START, (0.1,), np.full((1, 40), -9.0), 0.0)
     assert exceeds(first, worse) and not exceeds(worse, first)
-    replaced = sum(exceeds(random(START), random(START)) for _ in range(300)) / 300
-    assert 0.08 < replaced < 0.24  # beyond one standard error: about one in six
+    replaced = sum(exceeds(random(START), random(START)) for _ in range(400)) / 400
+    assert 0.005 < replaced < 0.06  # beyond two standard errors: about one in forty
     one = Trial(START, (0.1,), np.array([[0.2]]), 0.0)
     assert exceeds(one, Trial(START, (0.1,), np.array([[0.1]]), 0.0)) and not exceeds(one, one)
+
+
+def test_the_best_is_the_highest_of_those_that_beat_the_first() -> None:
+    """Whatever the order in which they come; by less than two standard errors is no win."""
+    own = np.random.default_rng(0).normal(size=20) * 0.1
+    gains = {4: 0.0, 8: 0.3, 16: 0.305, 32: 0.01}
+
+    def some(settings: dict[str, Any]) -> Trial:
+        noise = np.random.default_rng(settings["rank"]).normal(size=20) * 0.1
+        noise -= noise.mean()
+        return Trial(dict(settings), (0.1,), (own + noise + gains[settings["rank"]])[None], 1.0)
+
+    for order in ([32, 8, 16], [16, 8, 32]):
+        found = list(sweep({"rank": order}, START, some))
+        best = [trial for trial, better in found if better][-1]
+        assert best.settings["rank"] == 16
+    assert [better for _, better in sweep({"rank": [32]}, START, some)] == [True, False]
+
+
+def test_settings_that_mean_the_same_are_tried_once() -> None:
+    def identity(settings: Any) -> str:
+        return f"{settings['rank'] or 8} {settings['damping']}"
+
+    start = {**START, "rank": None}
+    found = list(sweep({"rank": [4, 8]}, start, evaluate, identity=identity))
+    assert [trial.settings["rank"] for trial, _ in found] == [None, 4]
 
 
 def test_settings_that_fail_or_do_not_matter_are_passed_over() -> None:

@@ -65,7 +65,7 @@ def test_further_training_helps_what_it_trains_on(index: Path) -> None:
 def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
     """Through the command line: at rank 1 features cannot be told apart, and the choice is another."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "stride.yaml").write_text("# mine\ntrain:\n  rank: 1  # small\n")
+    (tmp_path / "stride.yaml").write_text("# mine\ntrain:\n  space: logit\n  rank: 1  # small\n")
     line = "tune --index run.stride --space logit --rank 1,8 --lambda-ratio 0.01,0.5 --responses 10 "
     line += "--epochs 2 --workers 1 --device cpu"
     result = run(f"{line} --dry-run --html page.html")
@@ -89,6 +89,23 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
 
 
+def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
+    """A damping so large or small that nothing is told apart is not chosen; K, d and 1 are the defaults."""
+    grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
+    options = TuneOptions(
+        grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1
+    )
+    trials: list[dict] = []
+    found = api.tune(index, options, device="cpu", on_trial=trials.append)
+    assert [trial["damping"] for trial in trials] == [1.0, 1e-9]
+    assert found["criterion"] == "retrained" and found["damping"] == 1.0 and found["trials"] == 2
+    assert found["gain"]["mean"] == 0.0 and "train.damping" not in found["settings"]
+    assert len(list((index.parent / "run.stride.tuning/responses").glob("*.outcome"))) == 8
+    assert not open_task(where(index)).index.has("truth")
+    again = api.tune(index, options, device="cpu", on_trial=trials.append)
+    assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
+
+
 @pytest.mark.slow
 def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
     grid = {"layer": [99], "space": ["residual-matrix"]}
@@ -107,6 +124,7 @@ def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
         ({"responses": 3}, "--responses is 3"),
         ({"epochs": 0.0}, "--epochs is 0.0"),
         ({"lr": -1.0}, "--lr is -1.0"),
+        ({"criterion": "retrained", "epochs": 2.0}, "the criterion is retrained"),
         ({"trials": 0}, "--trials is 0"),
         ({"search": "luck"}, "unknown search"),
         ({"criterion": "luck"}, "unknown criterion"),
