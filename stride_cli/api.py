@@ -399,6 +399,7 @@ def options_fit(options: TrainOptions) -> str:
 
 def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
     """Options with every default filled in: ClosedSettings or SgdSettings."""
+    from stride_cli.classifiers import steering
     from stride_cli.classifiers.kind import is_classifier_index
     from stride_cli.models.recipe import was_finetuned
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
@@ -414,16 +415,21 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         default_space = default_space.replace("mlp-matrix", "residual-matrix")
     elif was_finetuned(model):
         default_space = default_space.replace("mlp-matrix", "linear-matrix")
-    names = parse_space(options.space or ("logit" if classifier else default_space))
+    if classifier:
+        network: Any = model
+        default_space = steering.default_space(network) if fit == "closed" else "logit"
+    names = parse_space(options.space or default_space)
     inside = next((name for name in names if name in LAYER_SPACES), None)
-    if inside is not None and not model.linear_layers("mlp"):
+    if inside is not None and not model.linear_layers(LAYER_SPACES[inside].which):
         raise UsageError(
-            f"space {inside} steers feed-forward parts, of which {model.name} has none that can be told",
-            fix="use --space residual-matrix+logit+token-logit",
+            f"space {inside} steers linear layers, of which {model.name} has none that can be told",
+            fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit'}",
         )
-    if inside is not None and fit == "sgd":
+    closed_only = [name for name in names if name in LAYER_SPACES or name == "head-matrix"]
+    if closed_only and fit == "sgd":
         raise UsageError(
-            f"space {inside} is fitted in closed form only", fix="drop --fit sgd, or use --space residual"
+            f"space {closed_only[0]} is fitted in closed form only",
+            fix="drop --fit sgd, or use --space residual",
         )
     default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
     layer = options.layer if options.layer is not None else default_layer
@@ -437,7 +443,9 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     if options.buckets is not None and options.buckets < 1:
         raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
     # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
-    default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK} if classifier else DEFAULT_RANKS
+    default_ranks = DEFAULT_RANKS
+    if classifier:
+        default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
     ranks = {name: options.rank or default_ranks[name] for name in names}
     if inside is not None and options.rank is None:
         ranks[inside] = affordable_rank(model, inside, index.n_subsets)
@@ -452,7 +460,8 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             )
         curvature = options.curvature
         few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
-        if curvature is None and classifier and names == ("logit",) and few:
+        of_weights = set(names) <= set(steering.WEIGHT_SPACES)
+        if curvature is None and classifier and few and (names == ("logit",) or of_weights):
             curvature = "exact"
         given: dict[str, Any] = {
             "curvature": curvature,
@@ -463,6 +472,9 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             "batch_tokens": options.batch_tokens,
             "stability": options.stability,
         }
+        if classifier and curvature == "exact" and of_weights and not options.damping:
+            path = steering.training_path(network)
+            given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
         return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
     common["ranks"] = dict.fromkeys(names, options.rank or 32)
     if options.variant is not None and options.variant not in STABILITY_VARIANTS:

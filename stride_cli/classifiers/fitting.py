@@ -18,6 +18,7 @@ from stride_cli.classifiers.loading import load_weights, refuse_existing, save_c
 from stride_cli.classifiers.model import ClassifierModel, Standardisation
 from stride_cli.classifiers.networks import build_network, choose_network
 from stride_cli.classifiers.recipe import ClassifierRecipe, default_recipe, software_versions
+from stride_cli.classifiers.steering import checkpoint_steps
 from stride_cli.classifiers.training import outcomes_of, train_network
 from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.evaluation.engines import one_thread
@@ -25,6 +26,7 @@ from stride_cli.models.loading import resolve_device
 from stride_cli.randomness import stream
 
 _ONE_THREAD = 1_000_000  # weights
+_CHECKPOINTS = 9
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class ClassifierOptions:
     holdout : so many of the other rows are kept as queries
     shuffle : rows and held-out rows are drawn by the seed instead of taken in the order of the file
     weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
+    checkpoints : kept along the way, evenly spaced; default: 9 of a network of less than a million weights
     epochs, batch_size, optimizer, lr, weight_decay, schedule, seed : see `ClassifierRecipe`
     device : where training runs
     """
@@ -52,6 +55,7 @@ class ClassifierOptions:
     holdout: int = 0
     shuffle: bool = False
     weights: str | None = None
+    checkpoints: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
     optimizer: str | None = None
@@ -162,11 +166,18 @@ def train_classifier(
     targets = torch.from_numpy(labels[training]).to(device)
     # a small network is trained faster on one thread, and to the same bits wherever there are more
     small = sum(parameter.numel() for parameter in network.parameters()) < _ONE_THREAD
+    wanted = options.checkpoints if options.checkpoints is not None else _CHECKPOINTS if small else 0
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(step: int) -> None:
+        kept[step] = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+
     with (
         output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
         one_thread() if small else contextlib.nullcontext(),
     ):
-        train_network(network, inputs, targets, recipe, ticker=ticker)
+        marks = checkpoint_steps(recipe.steps(len(training)), wanted)
+        train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks, at_mark=keep)
     loss, accuracy = _evaluate(network, inputs, targets)
     others: tuple[float | None, float | None] = (None, None)
     if len(held_out):
@@ -182,6 +193,7 @@ def train_classifier(
         columns=examples.columns,
         training=training,
         held_out=held_out,
+        checkpoints=kept,
         overwrite=overwrite,
     )
     return TrainedClassifier(

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from stride_cli.classifiers.recipe import ClassifierRecipe
 from stride_cli.errors import CorpusError, ModelError, QueryError, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from index_format.reader import Index
@@ -62,6 +63,7 @@ def save_classifier(
     columns: Columns,
     training: np.ndarray,
     held_out: np.ndarray,
+    checkpoints: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write a classifier's directory, whole or not at all.
@@ -71,6 +73,7 @@ def save_classifier(
     network : nn.Module              on any device
     recipe : ClassifierRecipe        its `data` names the file and its fingerprint
     training, held_out : int64       rows of the file
+    checkpoints : step → state dict  along the training; each a classifier's directory checkpoints/step-NNNNNN
 
     Raises
     ------
@@ -93,18 +96,22 @@ def save_classifier(
         "columns": asdict(columns),
         "data": recipe.data,
     }
-    write_file(model / FILE_NAME, json.dumps(description, indent=1).encode())
-    write_file(model / RECIPE_NAME, recipe.to_json().encode())
-    if recipe.network.adapter:
-        write_file(model / _ADAPTER, recipe.network.adapter.encode())
-    # cloned: tied weights and views are refused by safetensors
-    tensors = {
-        name: value.detach().cpu().clone().contiguous() for name, value in network.state_dict().items()
-    }
-    write_file(model / _WEIGHTS, save(tensors))
     buffer = io.BytesIO()
     np.savez(buffer, training=np.asarray(training, np.int64), held_out=np.asarray(held_out, np.int64))
-    write_file(model / _ROWS, buffer.getvalue())
+    files = {FILE_NAME: json.dumps(description, indent=1).encode(), _ROWS: buffer.getvalue()}
+    if recipe.network.adapter:
+        files[_ADAPTER] = recipe.network.adapter.encode()
+    states = {model: network.state_dict()}
+    for step, state in (checkpoints or {}).items():
+        make_directory(model / "checkpoints" / f"step-{step:06d}")
+        states[model / "checkpoints" / f"step-{step:06d}"] = dict(state)
+    for directory, state in states.items():
+        for name, content in files.items():
+            write_file(directory / name, content)
+        # cloned: tied weights and views are refused by safetensors
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+        write_file(directory / _WEIGHTS, save(tensors))
+    write_file(model / RECIPE_NAME, recipe.to_json().encode())
     sync_tree(model)
     if out.exists():
         exchange(model, out, partial / "replaced")

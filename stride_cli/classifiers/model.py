@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from stride_cli.classifiers.networks import split_network
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.measurement.query_set import QuerySet
+from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
 
 HELD_OUT = "held-out"
 _PROBE_ROWS = 2
@@ -341,9 +344,54 @@ class ClassifierModel:
             state = block(state)
         return _with_label_position(state.flatten(1))
 
+    def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Blocks `start` … `stop` − 1, from activations (B, 2, d_start) to (B, 2, d_stop); differentiable."""
+        state = hidden[:, 0].reshape(len(hidden), *self._shapes[start])
+        for block in self.blocks[start:stop]:
+            state = block(state)
+        return _with_label_position(state.flatten(1))
+
+    @cached_property
+    def _linear_layers(self) -> LinearLayers:
+        """Those inside the blocks that run once, on one vector an example."""
+        ran: list[nn.Module] = []
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> None:
+            ran.append(module)
+            if args[0].ndim != 2:  # several vectors: twice, so that it counts as one that runs more than once
+                ran.append(module)
+
+        with ExitStack() as stack:
+            for module in self.blocks.modules():
+                if isinstance(module, nn.Linear):
+                    stack.callback(module.register_forward_hook(note).remove)
+            with torch.no_grad():
+                state = torch.zeros(1, *self.shape, device=self.device, dtype=self.dtype)
+                for block in self.blocks:
+                    state = block(state)
+        return LinearLayers(all=[module for module in ran if ran.count(module) == 1])
+
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """None of a classifier's layers; see `CausalLM.linear_layers`."""
-        return []
+        """Linear layers inside the blocks (not the head), in the order in which they run: "all"; none for
+        "mlp". See `CausalLM.linear_layers`."""
+        return self._linear_layers.all if which == "all" else []
+
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether the head is one linear layer."""
+        return isinstance(self.head, nn.Linear)
+
+    @contextmanager
+    def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
+        """See `CausalLM.at_layers`; T is 2, with zeros where the label stands."""
+
+        def first(number: int, read: Tensor, output: Tensor) -> Tensor:
+            read, output = (nn.functional.pad(part, (0, 0, 0, 1)) for part in (read, output))
+            given = visit(number, read, output)
+            return (output if given is None else given)[:, :1]
+
+        with visiting(self._linear_layers, which, 1, first):
+            yield
 
     def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
         """The same as `logits`: no cap is there; of the classes `tokens` (…, m) alone, if given."""

@@ -116,6 +116,16 @@ class ClassifierRecipe:
             return self.lr * 0.5 * (1 + math.cos(math.pi * done))
         return self.lr * (1 - done) if self.schedule == "linear" else self.lr
 
+    def training_time(self, n_rows: int) -> float | None:
+        """Σ of the learning rates over the steps of a training, of momentum's total effect: the time that
+        gradient flow would take. In a direction of curvature λ training has gone 1 − exp(−λ time) of the way.
+        None for optimizers that rescale gradients.
+        """
+        if self.optimizer != "sgd":
+            return None
+        total = sum(self.rate(step, n_rows) for step in range(self.steps(n_rows)))
+        return total / (1 - self.momentum)
+
     def order_of(self, members: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """The batches of one epoch: (steps, batch_size) row numbers, or (1, m) for fewer than a batch."""
         order = stream(seed, "order", epoch).permutation(members)

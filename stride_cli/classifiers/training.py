@@ -9,7 +9,7 @@ computes alone, up to the rounding of other matrix kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,8 @@ def train_network(
     members: np.ndarray | None = None,
     seed: int | None = None,
     ticker: Ticker | None = None,
+    marks: Sequence[int] = (),
+    at_mark: Callable[[int], None] | None = None,
 ) -> float:
     """Train one network in place, on the device where it is.
 
@@ -88,6 +90,7 @@ def train_network(
     members : (m,) int64, optional  rows to train on; default: all
     seed : int, optional            of the order (and of dropout); default: the recipe's
     ticker : Ticker, optional       told of each step
+    marks, at_mark                  `at_mark(step)` is called when so many steps are done
 
     Returns
     -------
@@ -119,6 +122,8 @@ def train_network(
                 step += 1
                 if ticker is not None:
                     ticker.advance()
+                if at_mark is not None and step in marks:
+                    at_mark(step)
             mean = total / len(batches)
             if not math.isfinite(mean):
                 raise _diverged(mean, epoch)

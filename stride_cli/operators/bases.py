@@ -9,7 +9,7 @@ is the identity. For a vocabulary S is taken diagonal, the model's mean predicti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.operators.gradients import signals
 from stride_cli.operators.spaces import (
+    HeadMatrixSpace,
     LayerMatrixSpace,
     LinearMatrixSpace,
     LogitSpace,
@@ -62,6 +63,7 @@ def fit_bases(
     seed: int,
     batch_tokens: int,
     damping: float | None = None,
+    all_labels: bool = False,
 ) -> list[OperatorSpace]:
     """Spaces whose bases are the leading principal directions on a random sample of the corpus.
 
@@ -75,13 +77,15 @@ def fit_bases(
     n_buckets : c of the logit spaces; None for as many as keep c r within 131,072
     damping : whiten the bases, after adding this share of the mean eigenvalue to every eigenvalue; None for
         orthonormal bases. The diagonal gate (``residual``) always has orthonormal ones.
+    all_labels : of a classifier: the gradients inside the blocks are those of every label, weighted by its
+        probability, instead of one drawn
 
     Returns
     -------
     list of OperatorSpace, in the order of ``names``
     """
     # second moments; a classifier's activations have widths of their own at every layer
-    inner = outer = last = first = torch.zeros(0, 0, dtype=torch.float64)
+    inner = outer = last = first = head = torch.zeros(0, 0, dtype=torch.float64)
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
     residual = any("residual" in name for name in names)
     reads_input = "token-logit" in names
@@ -97,7 +101,8 @@ def fit_bases(
     gives = list(reads)
     units = {width: _units(width, seed) for pair in layers for width in pair}
     passed = 0  # tokens that a scored prediction reads
-    for batch in chunks.batches(batch_tokens, _sample(chunks, seed, model.d_model)):
+    sample = _sample(chunks, seed, model.d_model)
+    for batch in chunks.batches(batch_tokens, sample):
         _, drawn = signals(
             model,
             probe,
@@ -112,6 +117,8 @@ def fit_bases(
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
         last = _add_moment(last, layer_norm(drawn.final)[used])
+        if "head-matrix" in names:
+            head = _add_moment(head, HeadMatrixSpace.normed(drawn.final)[used])
         if reads_input:
             assert drawn.inputs is not None
             first = _add_moment(first, layer_norm(drawn.inputs)[used])
@@ -131,6 +138,8 @@ def fit_bases(
                 reads[number] = _add_moment(reads[number], read[..., wide][active].float(), single=True)
                 per_token = pull[..., long][active] * scored.expand(*active.shape, 1)[active]
                 gives[number] = _add_moment(gives[number], per_token.float(), single=len(long) > 256)
+    if inside is not None and all_labels:
+        gives = _label_moments(model, probe, layer, chunks.batches(batch_tokens, sample))
     tokens = max(1.0, float(prediction.sum()))
     spaces: list[OperatorSpace] = []
     for name in names:
@@ -151,7 +160,10 @@ def fit_bases(
                 up.append(_spread(_leading(given / max(1, passed), ranks_here[1], damping), units, pair[1]))
             spaces.append(inside.from_bases(down, up))
         else:
-            kind, moment = (TokenLogitSpace, first) if name == "token-logit" else (LogitSpace, last)
+            kind, moment = {
+                "token-logit": (TokenLogitSpace, first),
+                "head-matrix": (HeadMatrixSpace, head),
+            }.get(name, (LogitSpace, last))
             rank = min(ranks[name], len(moment))
             # every space its own buckets, so that what collides in one does not in the other
             buckets = n_buckets or max(1, LOGIT_GATES[1] // rank)
@@ -161,6 +173,24 @@ def fit_bases(
                 sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
             spaces.append(kind(_leading(moment / tokens, rank, damping).T, bucket, sign))
     return [space.to(model.device).requires_grad_(False) for space in spaces]
+
+
+def _label_moments(
+    model: CausalLM, probe: Sequence[OperatorSpace], layer: int, batches: Iterable[Batch]
+) -> list[torch.Tensor]:
+    """Σ_i Σ_c p_c δ_ic δ_icᵀ of every linear layer inside a classifier's blocks, (out, out) float64, δ_ic the
+    gradient of label c in what it gives."""
+    moments: list[torch.Tensor] = []
+    for batch in batches:
+        for label in range(model.vocab_size):
+            ids = batch.ids.clone()
+            ids[:, 1] = label
+            found, _ = signals(model, probe, layer, Batch(batch.rows, ids, batch.weights))
+            root = torch.exp(-found.loss / 2)[:, None]
+            moments = moments or [torch.zeros(0, 0, dtype=torch.float64)] * len(found.given)
+            for number, pull in enumerate(found.given):
+                moments[number] = _add_moment(moments[number], pull[:, 0] * root.to(pull.dtype))
+    return moments
 
 
 def layer_widths(layer: torch.nn.Module) -> tuple[int, int]:

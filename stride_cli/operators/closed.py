@@ -14,6 +14,10 @@ is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G``. Two ways to F:
 - ``fisher``: F from labels drawn for up to 4,096 chunks, orthonormal bases; where p exceeds the number of
   Fisher rows the system is solved in the dual.
 
+- ``exact``: for classifiers, every label counted by its probability; of gates inside the blocks the diagonal
+  in the Kronecker eigenbasis. Here ``A`` can be what training reaches in its own time instead of the minimum,
+  with gradients and F averaged over checkpoints along the training (`label_fisher.solve_exact`).
+
 The diagonal gate (``residual``) has too few gates for a Kronecker product and always takes the second.
 """
 
@@ -24,7 +28,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +37,7 @@ from stride_cli.errors import NumericalError, StorageError
 from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.label_fisher import label_fisher, root_rows
+from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.spaces import OperatorSpace
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
-    ("residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix"), 128
+    ("residual-matrix", "logit", "token-logit", "head-matrix", "mlp-matrix", "linear-matrix"), 128
 )
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
@@ -62,8 +66,11 @@ class ClosedSettings:
     layer : residual spaces act after this many blocks
     ranks : rank of each space by name
     n_buckets : c of the logit spaces; None for what `fit_bases` chooses
-    curvature : "kronecker", "fisher" (labels drawn from the model) or "exact" (all labels; classifiers)
+    curvature : "kronecker", "fisher" (labels drawn from the model) or "exact" (classifiers: all labels)
     damping : of both Kronecker factors, or γ, as a multiple of the mean (non-zero) eigenvalue
+    time : Σ of learning rates that the model was trained for, in place of a damping (exact)
+    trajectory : paths of checkpoints along its training, each with the share of `time` that it stands for;
+        the model itself has the rest (exact)
     stability : λ_stab
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
@@ -75,6 +82,8 @@ class ClosedSettings:
     n_buckets: int | None = None
     curvature: str = "kronecker"
     damping: float = 0.1
+    time: float | None = None
+    trajectory: tuple[tuple[str, float], ...] = ()
     stability: float = 1.0
     batch_tokens: int = 4096
     seed: int = 0
@@ -92,6 +101,7 @@ def fit_spaces(model: CausalLM, chunks: ChunkReader, settings: ClosedSettings) -
         seed=settings.seed,
         batch_tokens=settings.batch_tokens,
         damping=settings.damping if settings.curvature == "kronecker" else None,
+        all_labels=settings.curvature == "exact",
     )
 
 
@@ -129,16 +139,18 @@ def fit_closed(
     sums, fisher, probes, loss = _accumulate(
         model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
     )
-    if settings.curvature == "exact":
-        matrices = label_fisher(
-            model, spaces, settings.layer, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed
-        )
-        fisher = [root_rows(matrix) for matrix in matrices]
+    curvature = _label_fisher(model, spaces, chunks, settings) if settings.curvature == "exact" else None
+    if settings.trajectory:
+        assert curvature is not None
+        _average_over_trajectory(model, spaces, chunks, columns, settings, sums, curvature)
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
     gates = []
-    for total, rows in zip(sums, fisher, strict=True):
+    for number, (total, rows) in enumerate(zip(sums, fisher, strict=True)):
         mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
-        if rows is None:
+        if curvature is not None:
+            given: dict[str, Any] = {"damping": settings.damping, "time": settings.time}
+            gates.append(solve_exact(mean, curvature[number], stability=settings.stability, **given))
+        elif rows is None:
             gates.append(mean.div_(settings.stability))
         else:
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
@@ -156,6 +168,41 @@ def fit_closed(
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         log={"loss": np.asarray([loss])},
     )
+
+
+def _label_fisher(
+    model: CausalLM, spaces: Sequence[OperatorSpace], chunks: ChunkReader, settings: ClosedSettings
+) -> list[torch.Tensor]:
+    return label_fisher(
+        model, spaces, settings.layer, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed
+    )
+
+
+def _average_over_trajectory(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    chunks: ChunkReader,
+    columns: np.ndarray,
+    settings: ClosedSettings,
+    sums: list[torch.Tensor],
+    curvature: list[torch.Tensor],
+) -> None:
+    """Make M G and F means over the checkpoints of the training, in place: the bases are the final model's,
+    so that a gate is the same direction in weights throughout."""
+    from stride_cli.operators.checkpoints import Opener
+
+    opener = Opener.like(model)
+    own = 1.0 - sum(share for _, share in settings.trajectory)
+    for total in (*sums, *curvature):
+        total.mul_(own)
+    for path, share in settings.trajectory:
+        earlier = opener.load(path)
+        n_subsets = len(sums[0])
+        found = _accumulate(earlier, spaces, chunks, columns, n_subsets, settings, None, 0.0)[0]
+        for total, part in zip(sums, found, strict=True):
+            total.add_(part, alpha=share)
+        for total, part in zip(curvature, _label_fisher(earlier, spaces, chunks, settings), strict=True):
+            total.add_(part, alpha=share)
 
 
 def solve_gates(
@@ -293,6 +340,8 @@ def natural_weights(settings: ClosedSettings) -> list[float] | None:
     spaces, which have no gates in the blocks below them, count twice (chosen on queries and subsets of their
     own: LDS .448 → .456 and .690 → .693).
     """
+    if settings.curvature == "exact" and set(settings.spaces) <= {"head-matrix", "linear-matrix"}:
+        return [1.0] * len(settings.spaces)  # the weights' own units
     if settings.curvature != "kronecker" or "residual" in settings.spaces:
         return None
     alone = len(settings.spaces) == 1

@@ -16,7 +16,7 @@ import torch
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.spaces import OperatorSpace
+from stride_cli.operators.spaces import LayerMatrixSpace, OperatorSpace
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 MAX_GATES = 10_000  # p × p float64 is 800 MB
+_FLOATS = 1 << 25  # of gate gradients held at once
 _MAX_GRADIENTS = 1 << 17  # more chunks than this over the number of classes are sampled
 
 
@@ -38,6 +39,9 @@ def label_fisher(
 ) -> list[torch.Tensor]:
     """``F = mean_i Σ_c p_c(z_i) g_ic g_icᵀ`` of every space, g_ic the gate gradient of label c.
 
+    Of gates inside the blocks only the diagonal: their bases are the eigenvectors of a Kronecker product, in
+    which it is the best correction of the eigenvalues (EK-FAC; George et al. 2018, arXiv:1806.03884).
+
     Parameters
     ----------
     model : a classifier, in which each chunk is (input, label) and the label is not read
@@ -49,14 +53,16 @@ def label_fisher(
 
     Returns
     -------
-    list of (p, p) float64
+    list of (p, p) float64, or of (p,) for a `LayerMatrixSpace`
 
     Raises
     ------
     UsageError             chunks of more than one label, or a space of more than MAX_GATES gates
     NumericalError         F is not finite
     """
-    largest = max(space.gate_size for space in spaces)
+    diagonal = [isinstance(space, LayerMatrixSpace) for space in spaces]
+    full = [space.gate_size for space, only in zip(spaces, diagonal, strict=True) if not only]
+    largest = max(full, default=0)
     if largest > MAX_GATES:
         raise UsageError(
             f"the exact Fisher matrix of {largest:,} gates is too large (at most {MAX_GATES:,})",
@@ -67,10 +73,13 @@ def label_fisher(
     classes = model.vocab_size
     count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // classes))
     rows = np.sort(stream(seed, "label fisher").permutation(chunks.n_chunks)[:count])
-    found = [torch.zeros(space.gate_size, space.gate_size, dtype=torch.float64) for space in spaces]
+    found = [
+        torch.zeros((space.gate_size,) * (1 if only else 2), dtype=torch.float64)
+        for space, only in zip(spaces, diagonal, strict=True)
+    ]
+    at_once = max(1, _FLOATS // sum(space.gate_size for space in spaces))
     with progress("Fisher matrix", count, unit="chunks") as bar:
-        for batch in chunks.batches(batch_tokens, rows):
-            weighted: list[list[torch.Tensor]] = [[] for _ in spaces]
+        for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
             for label in range(classes):
                 ids = batch.ids.clone()
                 ids[:, 1] = label
@@ -78,11 +87,10 @@ def label_fisher(
                     model, spaces, layer, Batch(batch.rows, ids, batch.weights)
                 )
                 root = torch.exp(-loss / 2)[:, None]  # √p_c
-                for kept, gradient in zip(weighted, gradients, strict=True):
-                    kept.append(gradient * root.to(gradient.dtype))
-            for total, parts in zip(found, weighted, strict=True):
-                all_labels = torch.cat(parts)
-                total += (all_labels.T @ all_labels).double().cpu()
+                for total, gradient in zip(found, gradients, strict=True):
+                    weighted = gradient * root.to(gradient.dtype)
+                    own = weighted.square().sum(dim=0) if total.ndim == 1 else weighted.T @ weighted
+                    total += own.double().cpu()
             bar.advance(len(batch.rows))
     for total in found:
         total /= count
@@ -93,7 +101,50 @@ def label_fisher(
     return found
 
 
-def root_rows(fisher: torch.Tensor) -> torch.Tensor:
-    """Rows R (p, p) float32 with ``RᵀR / p = F``, as `closed.solve_gates` takes them."""
-    values, vectors = torch.linalg.eigh(fisher)
-    return ((values.clamp_min(0) * len(values)).sqrt() * vectors).T.float().contiguous()
+def solve_exact(
+    mean_gradients: torch.Tensor,
+    fisher: torch.Tensor,
+    *,
+    damping: float,
+    time: float | None = None,
+    stability: float = 1.0,
+) -> torch.Tensor:
+    """``(λ_stab F + γ I)⁻¹ ḡ_k``, or how far training gets towards it, for every subset.
+
+    Parameters
+    ----------
+    mean_gradients : (K, p) float32      ḡ = D⁻¹ M G; may be overwritten
+    fisher : (p, p) float64, or (p,)     F, or its diagonal
+    damping : float                      γ / (mean eigenvalue of λ_stab F)
+    time : float, optional
+        Instead of a damping, Σ of learning rates of the training: direction by direction of curvature λ,
+        ``(1 − exp(−λ time)) / λ``, what gradient flow reaches in that time (Bae et al. 2024,
+        arXiv:2405.12186). A network that was trained for long has 1 / λ, one that was not, only `time`.
+    stability : float                    λ_stab
+
+    Returns
+    -------
+    Tensor (K, p) float32
+
+    Raises
+    ------
+    NumericalError      F is zero
+    """
+    if fisher.ndim == 1:
+        values, vectors = fisher * stability, None
+    else:
+        values, vectors = torch.linalg.eigh(fisher * stability)
+        values = values.clamp_min(0)
+    if not float(values.sum()) > 0:
+        raise NumericalError(
+            "the Fisher matrix is zero (expected a positive trace): no gate changes the model's output",
+            fix="steer in another space (--space) or check the model",
+        )
+    if time is None:
+        reached = 1 / (values + damping * values.mean())
+    else:
+        tiny = values * time < 1e-9
+        reached = torch.where(tiny, time, -torch.expm1(-values * time) / values.clamp_min(1e-300))
+    if vectors is None:
+        return mean_gradients.mul_(reached.float())
+    return (((mean_gradients.double() @ vectors) * reached) @ vectors.T).float()

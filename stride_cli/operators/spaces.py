@@ -14,6 +14,7 @@ space                         shift                                      source
 ``linear-matrix``             the same, j: every linear layer            as above
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
+``head-matrix``               ``S (a B [h_final, 1])``, a is c × r        as logit, in the head's own units
 ============================  =========================================  ====================================
 
 A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shifts are applied at once.
@@ -35,7 +36,15 @@ from stride_cli.randomness import stream, torch_seed
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
-SPACE_NAMES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix")
+SPACE_NAMES = (
+    "residual",
+    "residual-matrix",
+    "logit",
+    "token-logit",
+    "head-matrix",
+    "mlp-matrix",
+    "linear-matrix",
+)
 
 
 def parse_space(text: str) -> tuple[str, ...]:
@@ -289,13 +298,22 @@ class LogitSpace(OperatorSpace):
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         matrix = gates.reshape(len(gates), self.n_buckets, self.B.shape[0])  # (B, c, r)
-        shift = (layer_norm(hidden) @ self.B.T) @ matrix.transpose(1, 2)  # (B, T, c)
+        shift = self.features(hidden) @ matrix.transpose(1, 2)  # (B, T, c)
         return (shift if self.identity else shift[..., self.bucket]) * self.sign
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        features = layer_norm(hidden) @ self.B.T  # (B, T, r)
+        features = self.features(hidden)
         # features first: (r, V) per row instead of sketching (T, V)
         return self._sketch(torch.bmm(features.transpose(1, 2), cotangent.float()))
+
+    @staticmethod
+    def normed(hidden: torch.Tensor) -> torch.Tensor:
+        """What B reads of the final state (…, d), float32."""
+        return layer_norm(hidden)
+
+    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(…, d) → (…, r)."""
+        return self.normed(hidden) @ self.B.T
 
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
         """(B, r, V) → (B, c r): tokens added up in their buckets."""
@@ -312,6 +330,17 @@ class TokenLogitSpace(LogitSpace):
 
     name = "token-logit"
     source = "input"
+
+
+class HeadMatrixSpace(LogitSpace):
+    """`LogitSpace` that reads the final state as the output layer itself does, B (r, d + 1): gates are a
+    change of that layer's weights and bias, in its own units."""
+
+    name = "head-matrix"
+
+    @staticmethod
+    def normed(hidden: torch.Tensor) -> torch.Tensor:
+        return F.pad(hidden.float(), (0, 1), value=1.0)
 
 
 def first_block(spaces: Iterable[OperatorSpace], layer: int) -> int:
@@ -357,6 +386,7 @@ _CLASSES: dict[str, type[OperatorSpace]] = {
         LinearMatrixSpace,
         LogitSpace,
         TokenLogitSpace,
+        HeadMatrixSpace,
     )
 }
 
