@@ -79,7 +79,7 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
     assert f"stride index build {digits_file} --model {model}" in err
     assert run(f"index build {digits_file} --model {model} --out {index} --subsets 200")[0] == 0
     code, (record,), _ = run(f"train --index {index}")
-    assert code == 0 and record["space"] == "logit" and record["coverage"] == 1.0
+    assert code == 0 and record["space"] == "head-matrix+linear-matrix" and record["coverage"] == 1.0
     code, (answer,), _ = run(f"query --row 305 --index {index} --top 3 --bottom 2")
     assert code == 0 and len(answer["hits"]) == 3 and answer["prompt"] == "row 305 → "
     assert all(hit["label"] in "0123456789" for hit in answer["hits"] + answer["opposers"])

@@ -19,7 +19,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     found = load_digits()
     np.savez(folder / "digits.npz", images=found.images[:300].astype(np.uint8), labels=found.target[:300])
-    options = ClassifierOptions(width=8, rows=200, holdout=24, epochs=6)
+    options = ClassifierOptions(width=8, rows=200, holdout=24, epochs=40)
     train_classifier(folder / "digits.npz", folder / "model", options)
     api.build_index(
         [str(folder / "digits.npz")],

@@ -66,8 +66,8 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     """Through the command line: at rank 1 features cannot be told apart, and the choice is another."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stride.yaml").write_text("# mine\ntrain:\n  space: logit\n  rank: 1  # small\n")
-    line = "tune --index run.stride --space logit --rank 1,8 --lambda-ratio 0.01,0.5 --responses 10 "
-    line += "--epochs 2 --workers 1 --device cpu"
+    line = "tune --index run.stride --space logit --rank 1,8 --lambda-ratio 0.01,0.5 --responses 40 "
+    line += "--criterion retrained --workers 1 --device cpu"
     result = run(f"{line} --dry-run --html page.html")
     assert result.code == 0, result.err
     *trials, chosen = result.records
@@ -75,7 +75,7 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     for record in result.records:
         fields = RECORDS[record["schema"]]
         assert set(fields) - {"error"} <= set(record) <= set(fields)
-    assert chosen["rank"] == 8 and chosen["queries"] == 24 and chosen["responses"] == 10
+    assert chosen["rank"] == 8 and chosen["queries"] == 24 and chosen["responses"] == 40
     assert chosen["path"] == "" and "rank: 1 " in (tmp_path / "stride.yaml").read_text()
     page = (tmp_path / "page.html").read_text()
     assert "<h2>rank</h2>" in page and "no LDS" in page and "<script" not in page
