@@ -91,8 +91,8 @@ def gate_gradients(
         An activation or loss is not finite; names the first such row.
     """
     true, drawn = signals(model, spaces, layer, batch, sampled=sampled)
-    gradients = _assemble(spaces, true)
-    return gradients, (None if drawn is None else _assemble(spaces, drawn)), true.loss
+    gradients = assemble(spaces, true)
+    return gradients, (None if drawn is None else assemble(spaces, drawn)), true.loss
 
 
 def signals(
@@ -221,7 +221,7 @@ def signals(
     )
 
 
-def _assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:
+def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:
     """Signals → one gate gradient per space, in the order of the spaces."""
     logit = iter(found.logit)
     gradients = []

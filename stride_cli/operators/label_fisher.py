@@ -15,7 +15,7 @@ import torch
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.operators.batches import Batch, ChunkReader
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import Signals, assemble, signals
 from stride_cli.operators.spaces import LayerMatrixSpace, OperatorSpace
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -77,19 +77,22 @@ def label_fisher(
         torch.zeros((space.gate_size,) * (1 if only else 2), dtype=torch.float64)
         for space, only in zip(spaces, diagonal, strict=True)
     ]
-    at_once = max(1, _FLOATS // sum(space.gate_size for space in spaces))
+    whole = [space for space, only in zip(spaces, diagonal, strict=True) if not only]
+    at_once = max(1, _FLOATS // max(1, sum(space.gate_size for space in whole)))
     with progress("Fisher matrix", count, unit="chunks") as bar:
         for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
             for label in range(classes):
                 ids = batch.ids.clone()
                 ids[:, 1] = label
-                gradients, _, loss = gate_gradients(
-                    model, spaces, layer, Batch(batch.rows, ids, batch.weights)
-                )
-                root = torch.exp(-loss / 2)[:, None]  # √p_c
-                for total, gradient in zip(found, gradients, strict=True):
-                    weighted = gradient * root.to(gradient.dtype)
-                    own = weighted.square().sum(dim=0) if total.ndim == 1 else weighted.T @ weighted
+                seen, _ = signals(model, spaces, layer, Batch(batch.rows, ids, batch.weights))
+                probability = torch.exp(-seen.loss)[:, None]
+                gradients = iter(assemble(whole, seen))
+                for total, space in zip(found, spaces, strict=True):
+                    if isinstance(space, LayerMatrixSpace):
+                        own = _mean_squares(space, seen, probability)
+                    else:
+                        gradient = next(gradients)
+                        own = gradient.T @ (gradient * probability.to(gradient.dtype))
                     total += own.double().cpu()
             bar.advance(len(batch.rows))
     for total in found:
@@ -99,6 +102,17 @@ def label_fisher(
                 "the Fisher matrix is not finite", fix="check the model, or run with --dtype fp32"
             )
     return found
+
+
+def _mean_squares(space: LayerMatrixSpace, seen: Signals, probability: torch.Tensor) -> torch.Tensor:
+    """Σ_i p_i g_i² of gates inside the blocks, (p,): of one token the gradient is an outer product, and so is
+    its square."""
+    parts = []
+    for number, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
+        V, U = space.bases(number)
+        outer = (pull[:, 0].float() @ U).square() * probability.float()
+        parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
+    return torch.cat(parts)
 
 
 def solve_exact(
