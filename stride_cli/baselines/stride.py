@@ -27,7 +27,8 @@ class StrideMethod:
 
     Parameters
     ----------
-    fit, space, layer, rank, damping, curvature, buckets, steps, recipe : as `stride train` takes them
+    fit, space, layer, rank, damping, curvature, buckets, steps : as `stride train` takes them
+    variant, fidelity, stability, linearity, recipe :             the same
     subsets, degree : int, optional     a design of its own; default: the index's
     lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
     measure : str                       "auto", "linear" or "exact"
@@ -53,6 +54,10 @@ class StrideMethod:
         curvature: str | None = None,
         buckets: int | None = None,
         steps: int | None = None,
+        variant: str | None = None,
+        fidelity: float | None = None,
+        stability: float | None = None,
+        linearity: float | None = None,
         recipe: str | None = None,
         subsets: int | None = None,
         degree: int | None = None,
@@ -78,6 +83,10 @@ class StrideMethod:
             curvature=curvature,
             buckets=buckets,
             steps=steps,
+            variant=variant,
+            fidelity=fidelity,
+            stability=stability,
+            linearity=linearity,
             recipe=recipe,
         )
         self._subsets, self._degree = subsets, degree
