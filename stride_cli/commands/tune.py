@@ -201,7 +201,8 @@ def _table(records: list[dict[str, Any]]) -> None:
     for record in records:
         score = "–" if record["score"] is None else f"{record['score']:+.3f} ± {record['se']:.3f}"
         rank = "default" if record["rank"] is None else str(record["rank"])
-        cells = [record["space"], str(record["layer"]), rank, f"{record['damping']:g}"]
+        damping = "default" if record["damping"] is None else f"{record['damping']:g}"
+        cells = [record["space"], str(record["layer"]), rank, damping]
         cells += [str(record["subsets"]), str(record["degree"]), number(record["lambda_ratio"], "g"), score]
         rows.append([*cells, seconds(record["seconds"]), "*" if record["best"] else record.get("error", "")])
     columns = ["space", "layer", "rank", "damping", "K", "d", "λ / λ_max", "score", "took", "best"]

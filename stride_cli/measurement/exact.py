@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 _LOGIT_BYTES = 256 << 20
+_FEW_CLASSES = 1024
 _AGREEMENT = 0.999
 _STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
 
@@ -178,7 +179,7 @@ def token_losses(
     targets: torch.Tensor,
     unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Loss of each scored token in each steered continuation, (B, S) float32 nats.
+    """Loss of each scored token in each steered continuation, (B, S) nats: float32, of few classes float64.
 
     Parameters
     ----------
@@ -214,6 +215,9 @@ def token_losses(
         if isinstance(space, LogitSpace):
             logits = logits + space(space.reads(final, inputs).expand(count, -1, -1), gate)
     logits = model.soft_cap(logits)
+    if logits.shape[-1] <= _FEW_CLASSES:
+        # a sure classifier's loss is far below 1, and float32 would round its change away
+        logits = logits.double()
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.repeat(count), reduction="none"
     ).reshape(count, -1)

@@ -8,7 +8,10 @@ _SETTINGS = {
     "space": ("string", "operator space, or spaces joined by +"),
     "layer": ("integer", "residual spaces act after this many blocks"),
     "rank": ("number", "of every space; null for each space's default"),
-    "damping": ("number", "γ relative to the Fisher matrix's mean eigenvalue"),
+    "damping": (
+        "number",
+        "γ relative to the Fisher matrix's mean eigenvalue; null: training time in its place",
+    ),
     "subsets": ("integer", "K"),
     "degree": ("integer", "d, subsets of each chunk"),
 }

@@ -362,7 +362,8 @@ def resolved(settings: Mapping[str, Any], task: Task) -> dict[str, Any]:
     plain = resolve_settings(TrainOptions(fit="closed", space=settings["space"]), task.model, task.index)
     for name, value in (
         ("layer", plain.layer),
-        ("damping", plain.damping),
+        # a classifier's training time stands in for damping unless one is given
+        ("damping", plain.damping if plain.time is None else None),
         ("subsets", task.index.n_subsets),
         ("degree", task.index.degree),
     ):

@@ -63,34 +63,37 @@ def test_further_training_helps_what_it_trains_on(index: Path) -> None:
 
 @pytest.mark.slow
 def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
-    """Through the command line: at rank 1 features cannot be told apart, and the choice is another."""
+    """Through the command line: with a damping of 100 directions are hardly told apart, with 1 they are."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "stride.yaml").write_text("# mine\ntrain:\n  space: logit\n  rank: 1  # small\n")
-    line = "tune --index run.stride --space logit --rank 1,8 --lambda-ratio 0.01,0.5 --responses 40 "
-    line += "--criterion retrained --workers 1 --device cpu"
+    (tmp_path / "stride.yaml").write_text(
+        "# mine\ntrain:\n  space: head-matrix+linear-matrix\n  damping: 100  # large\n"
+    )
+    line = "tune --index run.stride --damping 100,1 --lambda-ratio 0.01,0.1 --responses 10 "
+    line += "--epochs 2 --workers 1 --device cpu"
     result = run(f"{line} --dry-run --html page.html")
     assert result.code == 0, result.err
     *trials, chosen = result.records
-    assert [trial["rank"] for trial in trials] == [1, 8] and not any(trial["kept"] for trial in trials)
+    assert [trial["damping"] for trial in trials] == [100, 1]
+    assert not any(trial["kept"] for trial in trials)
     for record in result.records:
         fields = RECORDS[record["schema"]]
         assert set(fields) - {"error"} <= set(record) <= set(fields)
-    assert chosen["rank"] == 8 and chosen["queries"] == 24 and chosen["responses"] == 40
-    assert chosen["path"] == "" and "rank: 1 " in (tmp_path / "stride.yaml").read_text()
+    assert chosen["damping"] == 1 and chosen["queries"] == 24 and chosen["responses"] == 10
+    assert chosen["path"] == "" and "damping: 100 " in (tmp_path / "stride.yaml").read_text()
     page = (tmp_path / "page.html").read_text()
-    assert "<h2>rank</h2>" in page and "no LDS" in page and "<script" not in page
+    assert "<h2>damping</h2>" in page and "no LDS" in page and "<script" not in page
     again = run(line)
     assert again.code == 0, again.err
     assert all(trial["kept"] for trial in again.records[:-1]) and "0 of them to do" in again.err
     assert [t["score"] for t in again.records[:-1]] == [t["score"] for t in trials]
     written = (tmp_path / "stride.yaml").read_text()
-    assert written.startswith("# mine\n") and "  rank: 8  # small\n" in written
+    assert written.startswith("# mine\n") and "  damping: 1.0  # large\n" in written
     assert f"lambda_ratio: {chosen['lambda_ratio']}" in written
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
 
 
 def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
-    """A damping so large or small that nothing is told apart is not chosen; K, d and 1 are the defaults."""
+    """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
     grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
     options = TuneOptions(
         grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1

@@ -1,0 +1,156 @@
+"""Why it works: how additive retraining is, and how well steered losses predict retrained ones.
+
+`datamodel`: responses of the index's retrained subsets, each query's regressed on the masks (ridge, penalty
+by generalised cross-validation on the fitting subsets), held-out R² against the number of fitting subsets,
+and the R² that the seeds' noise leaves possible. What is missing between the two is not additive, or not yet
+learnt.
+
+`steered`: one operator for every retrained subset, in closed form, and the loss changes that it causes,
+measured by steering (``exact``) and to first order (``linear``): correlation over subsets with what
+retraining did, mean over queries with the joint bootstrap standard error over queries and subsets. No
+recovery takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stride_cli.api import TrainOptions, resolve_settings
+from stride_cli.evaluation.metrics import correlate, measured_response, row_pearson
+from stride_cli.evaluation.resampling import Resampler
+from stride_cli.evaluation.scoring import TaskPath, open_task
+from stride_cli.evaluation.truth import Truth
+from stride_cli.measurement.exact import measure_exact
+from stride_cli.measurement.linear import measure_linear
+from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.fitting import set_step
+from stride_cli.output import emit, note
+from stride_cli.randomness import stream
+from tests.benchmarks._machine import machine
+
+_HELD_OUT = 0.2
+_QUERY_TOKENS = 4096
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(1)
+    task = open_task(TaskPath(Path(given.index), given.model))
+    truth = Truth.from_index(task.index, alpha=given.alpha)
+    about = {
+        "benchmark": "additivity",
+        "suite": given.suite,
+        "chunks": task.n_chunks,
+        "subsets_retrained": truth.n_subsets,
+        "seeds": truth.n_seeds,
+        "queries": len(truth.queries),
+    } | machine("torch", "numpy")
+    if given.datamodel:
+        for row in datamodels(truth, task.index.seed):
+            yield {"what": "datamodel", **row} | about
+    if not given.steered:
+        return
+    note("one operator a retrained subset")
+    settings = resolve_settings(TrainOptions(fit="closed"), task.model, task.index)
+    operators = fit_closed(task.model, task.chunks, columns_of(truth.masks), 1 + truth.n_subsets, settings)
+    operators.gates = [gates[: truth.n_subsets] for gates in operators.gates]
+    set_step(task.model, operators, task.chunks, settings.seed)
+    measured = measured_response(truth.losses)
+    resampler = Resampler(measured, seed=task.index.seed)
+    responses = {}
+    for name, measure in (("linear", measure_linear), ("exact", measure_exact)):
+        groups = truth.queries.groups(_QUERY_TOKENS)
+        found = [measure(task.model, operators, truth.queries.batch(rows)) for rows in groups]
+        responses[name] = np.concatenate(found)
+        spearman = correlate(responses[name], measured).spearman
+        pearson = row_pearson(responses[name], measured)
+        drawn = resampler.draw("spearman", responses[name], spearman).estimate()
+        yield {
+            "what": "steered",
+            "measure": name,
+            "space": "+".join(settings.spaces),
+            "gates": sum(gates.shape[1] for gates in operators.gates),
+            "spearman": drawn.mean,
+            "spearman_se": drawn.joint.se,
+            "pearson": float(pearson.mean()),
+            "r2": float((pearson**2).mean()),
+            "linear_against_exact": float(row_pearson(responses["linear"], responses[name]).min()),
+        } | about
+
+
+def columns_of(masks: np.ndarray) -> np.ndarray:
+    """The design (n, d) of subsets (R, n) of any sizes: a chunk that is in fewer of them than others fills up
+    with one subset more, number R, which nobody asks about."""
+    degrees = masks.sum(axis=0)
+    columns = np.full((masks.shape[1], max(1, int(degrees.max()))), len(masks), np.uint32)
+    for chunk, degree in enumerate(degrees.tolist()):
+        columns[chunk, :degree] = np.flatnonzero(masks[:, chunk])
+    return columns
+
+
+def datamodels(truth: Truth, seed: int) -> Iterator[dict[str, Any]]:
+    """Held-out R² of ridge datamodels on 100, 200, … subsets."""
+    masks = truth.masks.astype(np.float64) - truth.masks.mean()
+    responses = measured_response(truth.losses).T  # (R, Q)
+    order = stream(seed, "additivity").permutation(len(masks))
+    held = order[: round(_HELD_OUT * len(order))]
+    rest = order[len(held) :]
+    ceiling = reliability(truth.losses[held])
+    sizes = [size for size in (100, 200, 400, 800, 1600, 3200) if size < len(rest)] + [len(rest)]
+    for size in sizes:
+        predicted = ridge(masks[rest[:size]], responses[rest[:size]], masks[held])
+        centred = responses[held] - responses[held].mean(axis=0)
+        error = ((responses[held] - predicted) ** 2).sum(axis=0)
+        explained = 1 - error / (centred**2).sum(axis=0)  # (Q,)
+        yield {
+            "fitted_on": size,
+            "r2": float(explained.mean()),
+            "r2_se": float(explained.std(ddof=1) / np.sqrt(len(explained))),
+            "r2_ceiling": ceiling,
+            "pearson": float(row_pearson(predicted.T, responses[held].T).mean()),
+        }
+
+
+def ridge(inputs: np.ndarray, targets: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Ridge regression with an intercept, the penalty of each target by generalised cross-validation."""
+    middle, level = inputs.mean(axis=0), targets.mean(axis=0)
+    U, s, V = np.linalg.svd(inputs - middle, full_matrices=False)
+    turned = U.T @ (targets - level)
+    best = np.full(targets.shape[1], np.inf)
+    found = np.zeros((len(wanted), targets.shape[1]))
+    for penalty in np.geomspace(1e-4, 1e4, 33) * (s**2).mean():
+        shrink = s**2 / (s**2 + penalty)
+        left = (targets - level) - U @ (shrink[:, None] * turned)
+        score = (left**2).sum(axis=0) / (1 - (1 + shrink.sum()) / len(inputs)) ** 2
+        weights = V.T @ ((shrink / s)[:, None] * turned)
+        better = score < best
+        best = np.where(better, score, best)
+        found[:, better] = ((wanted - middle) @ weights + level)[:, better]
+    return found
+
+
+def reliability(losses: np.ndarray) -> float | None:
+    """Share of the variance over subsets of the mean over seeds of losses (R, S, Q) that is not noise, mean over
+    queries. What a seed does to all subsets alike is none."""
+    if losses.shape[1] < 2:
+        return None
+    losses = losses - losses.mean(axis=0)
+    noise = losses.var(axis=1, ddof=1).mean(axis=0) / losses.shape[1]
+    return float((1 - noise / losses.mean(axis=1).var(axis=0, ddof=1)).mean())
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks additivity", description=__doc__)
+    parser.add_argument("index", help="an index with operators' model and retrained subsets")
+    parser.add_argument("--model", help="where the model is, if not where the index says")
+    parser.add_argument("--suite", required=True, help="name, for the record")
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--datamodel", action="store_true", help="fit datamodels (hundreds of subsets)")
+    parser.add_argument("--no-steered", dest="steered", action="store_false")
+    for record in run(parser.parse_args(arguments)):
+        emit(record)
