@@ -135,8 +135,8 @@ def ridge(inputs: np.ndarray, targets: np.ndarray, wanted: np.ndarray) -> np.nda
 
 
 def reliability(losses: np.ndarray) -> float | None:
-    """Share of the variance over subsets of the mean over seeds of losses (R, S, Q) that is not noise, mean over
-    queries. What a seed does to all subsets alike is none."""
+    """Share of the variance over subsets of losses (R, S, Q), averaged over seeds, that is not noise: mean
+    over queries. What a seed does to all subsets alike is none."""
     if losses.shape[1] < 2:
         return None
     losses = losses - losses.mean(axis=0)
