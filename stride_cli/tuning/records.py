@@ -10,7 +10,7 @@ _SETTINGS = {
     "rank": ("number", "of every space; null for each space's default"),
     "damping": (
         "number",
-        "γ relative to the Fisher matrix's mean eigenvalue; null: training time in its place",
+        "γ relative to the mean eigenvalue of the Fisher matrix; null: training time instead",
     ),
     "subsets": ("integer", "K"),
     "degree": ("integer", "d, subsets of each chunk"),
