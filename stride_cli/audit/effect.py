@@ -11,9 +11,9 @@ import numpy as np
 from stride_cli.errors import NumericalError
 
 if TYPE_CHECKING:
-    from stride_cli.api import Session
     from stride_cli.audit.samples import Sample
     from stride_cli.recovery.lasso import Solution
+    from stride_cli.session import Session
 
 _BLOCK = 16  # texts recovered at once: the columns are read once for all of them
 _TOKENS = 4096  # padded tokens of one batch through the model

@@ -69,7 +69,7 @@ class StrideMethod:
         prior: str | None = None,
         halves: int = 0,
     ) -> None:
-        from stride_cli.api import TrainOptions
+        from stride_cli.operators.options import TrainOptions
 
         self.name = "stride"
         self.bytes_per_chunk = 0.0
@@ -113,9 +113,9 @@ class StrideMethod:
         StageMissing    ``stored``, and the index has no operators
         """
         from index_format.design import build_columns
-        from stride_cli.api import recovery_defaults
         from stride_cli.operators.checkpoints import stored_checkpoints
         from stride_cli.operators.store import Operators
+        from stride_cli.recovery.defaults import recovery_defaults
 
         self._task = task
         self._measured.clear()
@@ -151,8 +151,8 @@ class StrideMethod:
 
     def _fit_all(self, task: Task) -> list[tuple[str | int | None, Operators]]:
         """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
-        from stride_cli.api import resolve_settings
         from stride_cli.operators.fitting import fit_operators
+        from stride_cli.operators.options import resolve_settings
 
         paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
         fitted: list[tuple[str | int | None, Operators]] = []
@@ -266,7 +266,7 @@ class DirectReadout:
         buckets: int | None = None,
         checkpoints: str | None = None,
     ) -> None:
-        from stride_cli.api import TrainOptions
+        from stride_cli.operators.options import TrainOptions
 
         self.name = "direct"
         self.bytes_per_chunk = 0.0
@@ -288,8 +288,8 @@ class DirectReadout:
         ------
         UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
         """
-        from stride_cli.api import resolve_settings
         from stride_cli.operators.closed import fit_closed, fit_spaces
+        from stride_cli.operators.options import resolve_settings
 
         self._task = task
         self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators

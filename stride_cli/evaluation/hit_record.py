@@ -17,9 +17,9 @@ from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_docu
 from stride_cli.output import note
 
 if TYPE_CHECKING:
-    from stride_cli.api import QueryOptions
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
+    from stride_cli.session import QueryOptions
 
 
 def verify_hit(

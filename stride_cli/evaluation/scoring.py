@@ -72,10 +72,10 @@ def open_task(where: TaskPath) -> Task:
     IndexNotFound, IndexDamaged, IndexMismatch, ModelError
     """
     from index_format.reader import Index
-    from stride_cli.api import open_model
     from stride_cli.baselines.protocol import Task
     from stride_cli.evaluation.truth import register_inputs
     from stride_cli.operators.batches import ChunkReader
+    from stride_cli.session import open_model
 
     index = Index.open(where.index)
     model = open_model(index, where.model, device=where.device, dtype=where.dtype)

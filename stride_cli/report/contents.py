@@ -12,8 +12,8 @@ from stride_cli.report.carriers import carrying_span, token_influence, token_spa
 from stride_cli.report.explanation import caveats, explain, flags
 
 if TYPE_CHECKING:
-    from stride_cli.api import Answer, Session
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.session import Answer, Session
 
 _CURVE_POINTS = 33
 _TOGETHER = 8  # chunks read at once for the part that carries their influence

@@ -148,7 +148,7 @@ def trial_key(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
     """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
     from dataclasses import asdict
 
-    from stride_cli.api import TrainOptions, resolve_settings
+    from stride_cli.operators.options import TrainOptions, resolve_settings
 
     own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
     if not layer_matters(settings):

@@ -123,7 +123,7 @@ def default_grid(task: Task) -> dict[str, list[Any]]:
 
 def default_space(task: Task) -> str:
     """The operator space that this model and index are fitted in where none is asked for."""
-    from stride_cli.api import TrainOptions, resolve_settings
+    from stride_cli.operators.options import TrainOptions, resolve_settings
 
     return "+".join(resolve_settings(TrainOptions(fit="closed"), task.model, task.index).spaces)
 
@@ -139,8 +139,8 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     UsageError, StageMissing      options that cannot be; ``truth`` without one
     NumericalError                no trial could be fitted
     """
-    from stride_cli.api import recovery_defaults
     from stride_cli.evaluation.scoring import open_task
+    from stride_cli.recovery.defaults import recovery_defaults
 
     if options.search not in ("steps", "grid"):
         raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
@@ -356,7 +356,7 @@ def trial_record(number: int, trial: Trial, better: bool, task: Task, *, seed: i
 
 def resolved(settings: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Settings with the defaults of this model and index in place of None."""
-    from stride_cli.api import TrainOptions, resolve_settings
+    from stride_cli.operators.options import TrainOptions, resolve_settings
 
     shown = dict(settings)
     plain = resolve_settings(TrainOptions(fit="closed", space=settings["space"]), task.model, task.index)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.api import TrainOptions, resolve_settings
 from stride_cli.evaluation.metrics import correlate, measured_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
@@ -30,6 +29,7 @@ from stride_cli.measurement.exact import measure_exact
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.fitting import set_step
+from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
 from stride_cli.randomness import stream
 from tests.benchmarks._machine import machine

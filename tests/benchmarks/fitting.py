@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from index_format.reader import Index
-from stride_cli.api import TrainOptions, open_model, resolve_settings
+from stride_cli.api import open_model
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.operators.sgd import fit_sgd
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine, watched_memory

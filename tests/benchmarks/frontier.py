@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from index_format.design import build_columns
-from stride_cli.api import TrainOptions, recovery_defaults, resolve_settings
 from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
@@ -30,7 +29,9 @@ from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
 from stride_cli.operators.closed import fit_spaces, natural_weights
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
+from stride_cli.recovery.defaults import recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
 from tests.benchmarks._machine import machine
 

@@ -41,10 +41,10 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     """One operator per chunk, measured: the same as G (F + γI)⁻¹ g written out."""
     import torch
 
-    from stride_cli.api import TrainOptions, resolve_settings
     from stride_cli.operators.bases import fit_bases, label_uniforms
     from stride_cli.operators.closed import solve_gates
     from stride_cli.operators.gradients import gate_gradients
+    from stride_cli.operators.options import TrainOptions, resolve_settings
 
     task, queries = task_and_queries
     found = score_all(fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher"), queries)

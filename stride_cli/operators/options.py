@@ -1,0 +1,168 @@
+"""How operators are fitted: what can be chosen, and every default filled in for one model and index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.models.adapter import CausalLM
+
+DEFAULT_SPACE = "mlp-matrix+logit+token-logit"
+_CLASSIFIER_RANK = 512
+_CLASSIFIER_GATES = 8192
+_CLASSIFIER_DAMPING = 1.0
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `train` can be told; None means "the default that fits this index and model".
+
+    Attributes
+    ----------
+    fit : "closed" or "sgd"
+    space : operator space, or a sum of them such as ``residual-matrix+logit``
+    layer : residual spaces act after this many blocks (default: two thirds of the depth)
+    rank : r of every space
+    curvature : "kronecker", "fisher" or "exact", how the Fisher matrix is taken (closed)
+    damping : γ relative to the mean eigenvalue (closed)
+    buckets : buckets of the vocabulary in the logit spaces
+    steps, lr, variant, fidelity, stability, linearity : the sgd recipe
+    recipe : "paper" sets every published hyperparameter, at training and at query time
+    seed : default: the index's
+    checkpoints : further models whose operators are fitted and which queries are measured with, beside the
+        index's own: paths of checkpoints along its training, or of models trained independently
+    """
+
+    fit: str | None = None
+    space: str | None = None
+    layer: int | None = None
+    rank: int | None = None
+    curvature: str | None = None
+    damping: float | None = None
+    buckets: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    variant: str | None = None
+    fidelity: float | None = None
+    stability: float | None = None
+    linearity: float | None = None
+    batch_tokens: int | None = None
+    recipe: str | None = None
+    seed: int | None = None
+    checkpoints: Sequence[str | Path] = ()
+
+
+def options_fit(options: TrainOptions) -> str:
+    """The fit that options ask for, with the recipe taken into account."""
+    if options.recipe not in (None, "paper"):
+        raise UsageError(f"unknown recipe '{options.recipe}'", fix="the only named recipe is 'paper'")
+    fit = options.fit or ("sgd" if options.recipe == "paper" else "closed")
+    if fit not in ("closed", "sgd"):
+        raise UsageError(f"unknown fit '{fit}'", fix="use --fit closed or --fit sgd")
+    return fit
+
+
+def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
+    """Options with every default filled in: ClosedSettings or SgdSettings."""
+    from stride_cli.classifiers import steering
+    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.models.recipe import was_finetuned
+    from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
+    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
+    from stride_cli.operators.losses import STABILITY_VARIANTS
+    from stride_cli.operators.sgd import SgdSettings
+    from stride_cli.operators.spaces import parse_space
+
+    fit = options_fit(options)
+    classifier = is_classifier_index(index)
+    default_space = DEFAULT_SPACE if fit == "closed" else "residual"
+    if not model.linear_layers("mlp"):
+        default_space = default_space.replace("mlp-matrix", "residual-matrix")
+    elif was_finetuned(model):
+        default_space = default_space.replace("mlp-matrix", "linear-matrix")
+    if classifier:
+        network: Any = model
+        default_space = steering.default_space(network) if fit == "closed" else "logit"
+    names = parse_space(options.space or default_space)
+    inside = next((name for name in names if name in LAYER_SPACES), None)
+    if inside is not None and not model.linear_layers(LAYER_SPACES[inside].which):
+        raise UsageError(
+            f"space {inside} steers linear layers, of which {model.name} has none that can be told",
+            fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit'}",
+        )
+    closed_only = [name for name in names if name in LAYER_SPACES or name == "head-matrix"]
+    if closed_only and fit == "sgd":
+        raise UsageError(
+            f"space {closed_only[0]} is fitted in closed form only",
+            fix="drop --fit sgd, or use --space residual",
+        )
+    default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
+    layer = options.layer if options.layer is not None else default_layer
+    if not 0 <= layer <= model.n_layers:
+        raise UsageError(
+            f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
+            fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
+        )
+    if options.rank is not None and options.rank < 1:
+        raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
+    if options.buckets is not None and options.buckets < 1:
+        raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
+    # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
+    default_ranks = DEFAULT_RANKS
+    if classifier:
+        default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
+    ranks = {name: options.rank or default_ranks[name] for name in names}
+    if inside is not None and options.rank is None:
+        ranks[inside] = affordable_rank(model, inside, index.n_subsets)
+    seed = options.seed if options.seed is not None else index.seed
+    common: dict[str, Any] = {"spaces": names, "layer": layer, "ranks": ranks, "seed": seed}
+    if fit == "closed":
+        if options.damping is not None and not options.damping > 0:
+            raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
+        if options.curvature not in (None, *CURVATURES):
+            raise UsageError(
+                f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
+            )
+        curvature = options.curvature
+        few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
+        of_weights = set(names) <= set(steering.WEIGHT_SPACES)
+        if curvature is None and classifier and few and (names == ("logit",) or of_weights):
+            curvature = "exact"
+        given: dict[str, Any] = {
+            "curvature": curvature,
+            "n_buckets": options.buckets or affordable_buckets(names, ranks, model, index.n_subsets),
+            "damping": _CLASSIFIER_DAMPING
+            if curvature == "exact" and not options.damping
+            else options.damping,
+            "batch_tokens": options.batch_tokens,
+            "stability": options.stability,
+        }
+        if classifier and curvature == "exact" and of_weights and not options.damping:
+            path = steering.training_path(network)
+            given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
+        return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    common["ranks"] = dict.fromkeys(names, options.rank or 32)
+    if options.variant is not None and options.variant not in STABILITY_VARIANTS:
+        raise UsageError(
+            f"unknown stability loss '{options.variant}'", fix=f"use one of {', '.join(STABILITY_VARIANTS)}"
+        )
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"{options.steps} steps are too few", fix="use a positive --steps")
+    sgd: dict[str, Any] = {
+        "steps": options.steps,
+        "lr": options.lr,
+        "variant": options.variant,
+        "fidelity": options.fidelity,
+        "stability": options.stability,
+        "linearity": options.linearity,
+    }
+    chosen = SgdSettings(**common, **{key: value for key, value in sgd.items() if value is not None})
+    if options.lr is not None:
+        chosen = replace(chosen, lr_end=options.lr / 10)
+    return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))

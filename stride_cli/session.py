@@ -1,0 +1,485 @@
+"""An index with its operators and its model, open for queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.errors import ModelError, NumericalError, UsageError
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.measurement.queries import Query
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.lasso import Solution
+    from stride_cli.recovery.ranking import Hit
+
+_SPOT_CHECK = 16
+
+
+@dataclass(frozen=True)
+class QueryOptions:
+    """How a query is answered; None means "as the operators' fit asks for".
+
+    Attributes
+    ----------
+    top, bottom : supporters and opposers to show
+    lambda_ratio : λ / λ_max
+    measure : "auto", "linear" or "exact"
+    intercept, nonneg : of the Lasso
+    max_new_tokens : length of a generated continuation
+    chat : format prompts with the chat template
+    check : compare a linear measurement with the exact one on a random few subsets
+    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
+    stability : with halves, say of each hit how often it stays on the list
+    prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
+    batch_size : steered continuations at once (exact)
+    """
+
+    top: int = 10
+    bottom: int = 0
+    lambda_ratio: float | None = None
+    measure: str = "auto"
+    intercept: bool | None = None
+    nonneg: bool = False
+    max_new_tokens: int = 16
+    chat: bool = False
+    check: bool = False
+    halves: int = 0
+    stability: bool = True
+    prior: str | None = None
+    batch_size: int = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Ranked documents for one query, with the certificate of the recovery.
+
+    Attributes
+    ----------
+    query : Query
+    loss : float                       mean nats per scored token
+    supporters, opposers : list of Hit
+    passages : dict                    chunk number → its best-matching passage
+    solution : Solution
+    method : "linear" or "exact"
+    agreement : float or None          Pearson correlation with exact measurement on a spot check
+    seconds : dict                     stage → seconds
+    document_ids : dict                document number → id
+    coverage : float
+    models : int                       that measured the subsets: the index's own and further checkpoints
+    labels : dict                      chunk number → label, of a classifier's rows
+    responses : (K,) float64 or None   what the subsets answered, nats
+    measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
+                                       recovers of them is ``measured - solution.residual``
+    reliability : float or None        see `stride_cli.recovery.stability.Halves`
+    prior : str or None                what the supporters are ranked by, beside their influence
+    """
+
+    query: Query
+    loss: float
+    supporters: list[Hit]
+    opposers: list[Hit]
+    passages: dict[int, str]
+    solution: Solution
+    method: str
+    agreement: float | None
+    seconds: dict[str, float]
+    document_ids: dict[int, str]
+    coverage: float
+    models: int = 1
+    labels: dict[int, str] = field(default_factory=dict)
+    responses: Any = None
+    measured: Any = None
+    reliability: float | None = None
+    prior: str | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """The answer as one JSON object; `stride schema` documents the keys."""
+        solution = self.solution
+
+        def hit(found: Hit) -> dict[str, Any]:
+            label = {"label": self.labels[found.chunk]} if found.chunk in self.labels else {}
+            return label | {
+                "rank": found.rank,
+                "document": self.document_ids[found.document],
+                "influence": found.influence,
+                "share": found.share,
+                "sign": found.sign,
+                "chunk": found.chunk,
+                "passage": self.passages.get(found.chunk, ""),
+                "seen": found.seen,
+                "neighbours": found.neighbours,
+                "backfilled": found.backfilled,
+                "prior": None if self.prior is None else found.prior,
+                "stability": found.stability,
+            }
+
+        return {
+            "schema": "stride.answer/1",
+            "prompt": self.query.prompt,
+            "response": self.query.response,
+            "generated": self.query.generated,
+            "scored_tokens": int(self.query.weights.sum()),
+            "loss": self.loss,
+            "hits": [hit(found) for found in self.supporters],
+            "opposers": [hit(found) for found in self.opposers],
+            "reliability": self.reliability,
+            "prior": self.prior,
+            "recovery": {
+                "lambda": solution.lambda_,
+                "lambda_ratio": solution.lambda_ratio,
+                "nonzeros": len(solution.indices),
+                "duality_gap": solution.duality_gap,
+                "relative_gap": solution.relative_gap,
+                "r_squared": solution.r_squared,
+                "passes": solution.n_passes,
+            },
+            "measurement": {
+                "method": self.method,
+                "subsets": len(solution.residual),
+                "agreement": self.agreement,
+                "coverage": self.coverage,
+                "models": self.models,
+            },
+            "seconds": self.seconds,
+        }
+
+
+def open_model(
+    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
+) -> CausalLM:
+    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
+
+    Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
+
+    Raises
+    ------
+    ModelError         the index records no path, and none is given
+    IndexMismatch      another model or tokenizer than the index's
+    """
+    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.classifiers.loading import open_classifier
+    from stride_cli.models.loading import load_model
+
+    path = model_path or index.attributes.get("model_path")
+    if not path:
+        raise ModelError(
+            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
+        )
+    if is_classifier_index(index):
+        classifier: Any = open_classifier(index, path, device=device, dtype=dtype)
+        return classifier
+    model = load_model(path, device=device, dtype=dtype)
+    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+    index.check_fingerprint("model", model.fingerprint)
+    return model
+
+
+@dataclass
+class Session:
+    """An index, its operators and its model, loaded once for many queries."""
+
+    index: Index
+    operators: Operators
+    model: CausalLM
+    row_sizes: Any  # (K,) int64, |A_k|
+    columns: Any  # (n, d), the design matrix
+    chunk_document: Any  # (n,) int64
+    defaults: dict[str, Any] = field(default_factory=dict)
+    # beside the index's own model
+    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
+    priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
+
+    @classmethod
+    def open(
+        cls,
+        index_path: str | Path,
+        *,
+        model: CausalLM | None = None,
+        model_path: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> Session:
+        """Open an index for queries.
+
+        Raises
+        ------
+        IndexNotFound, IndexDamaged, IndexVersionError
+        IndexMismatch     the model is not the index's, or a checkpoint that takes part has changed
+        ModelError        a model cannot be loaded, or a checkpoint is gone
+        StageMissing      the index has no operators yet
+        """
+        import numpy as np
+
+        from index_format.reader import Index
+        from stride_cli.operators.checkpoints import open_checkpoints
+        from stride_cli.operators.store import Operators
+
+        index = Index.open(index_path)
+        operators = Operators.from_index(index)
+        attributes = index.group_attributes("operators")
+        from stride_cli.recovery.defaults import recovery_defaults
+
+        defaults = recovery_defaults(index, operators.fit, attributes.get("recipe"))
+        if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
+            unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
+            operators.seen = np.concatenate([operators.seen, unseen])
+        model = model or open_model(index, model_path, device=device, dtype=dtype)
+        return cls(
+            index,
+            operators,
+            model,
+            row_sizes=np.diff(np.asarray(index.array("design/row_offsets"))),
+            columns=index.array("design/columns"),
+            chunk_document=np.asarray(index.array("corpus/chunk_document")),
+            defaults=defaults,
+            checkpoints=open_checkpoints(index, model),
+        )
+
+    @property
+    def pairs(self) -> list[tuple[CausalLM, Operators]]:
+        """All models that measure, each with its operators; the index's own first."""
+        return [(self.model, self.operators), *self.checkpoints]
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether queries are examples of a classifier."""
+        from stride_cli.classifiers.kind import is_classifier_index
+
+        return is_classifier_index(self.index)
+
+    def query(
+        self,
+        prompt: str | Query,
+        options: QueryOptions | None = None,
+        *,
+        response: str | None = None,
+        span: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer:
+        """Which training documents made the model continue ``prompt`` this way?
+
+        Of a classifier: which training rows made it give an example its label?
+
+        Parameters
+        ----------
+        prompt : str or Query
+            A prompt; of a classifier, the number or id of a row of the index's file, held out or not (and
+            ``response`` a class, or "predicted"; default: the row's label). Or a finished query, for example
+            from `stride_cli.classifiers.queries.file_queries`.
+        options : QueryOptions
+        response, span : see `build_query`
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        QueryError, NumericalError
+        """
+        from stride_cli.recovery.ranking import rank_documents
+
+        options = options or QueryOptions()
+        start = clock()
+        query = as_query(self.index, self.model, prompt, options, response=response, span=span)
+        generated = clock()
+        responses, loss, method, agreement = self.measure(query, options)
+        measured = clock()
+        solution = self.recover(responses, options)
+        recovered = clock()
+        supporters, opposers = rank_documents(
+            solution,
+            self.columns,
+            self.chunk_document,
+            top=options.top,
+            bottom=options.bottom,
+            seen=self.operators.seen,
+            prior=None if options.prior is None else self._prior(query, solution, options.prior),
+        )
+        ranked, reliability = clock(), None
+        if options.halves:
+            supporters, opposers, reliability = self._second_opinions(
+                responses, options, supporters, opposers
+            )
+        judged = clock()
+        shown = [*supporters, *opposers]
+        document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
+        chunks = [hit.chunk for hit in shown]
+        labels = self._labels(chunks) if self.is_classifier else {}
+        if self.is_classifier:
+            passages = {chunk: f"label {label}" for chunk, label in labels.items()}
+        else:
+            passages = self._passages(query, chunks)
+        ended = clock()
+        return Answer(
+            query=query,
+            loss=loss,
+            supporters=supporters,
+            opposers=opposers,
+            passages=passages,
+            solution=solution,
+            method=method,
+            agreement=agreement,
+            seconds={
+                "generate": generated - start,
+                "measure": measured - generated,
+                "recover": recovered - measured,
+                "rank": ranked - recovered + ended - judged,
+                **({"stability": judged - ranked} if options.halves else {}),
+            },
+            document_ids=document_ids,
+            coverage=float(self.operators.seen.mean()),
+            models=len(self.pairs),
+            labels=labels,
+            responses=responses,
+            measured=self.explained_responses(responses, options),
+            reliability=reliability,
+            prior=options.prior,
+        )
+
+    def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
+        """Responses (K,) in nats, the query's own loss, the method used and its spot check; of several
+        checkpoints, as `stride_cli.measurement.checkpoints.combine_checkpoints` makes them one."""
+        import numpy as np
+
+        from stride_cli.measurement.checkpoints import measure_checkpoints
+        from stride_cli.randomness import stream
+
+        method = self.defaults["measure"] if options.measure == "auto" else options.measure
+        if method not in ("linear", "exact"):
+            raise UsageError(f"unknown measurement '{method}'", fix="use auto, linear or exact")
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        check = None
+        if options.check:
+            order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+            check = np.sort(order[:_SPOT_CHECK])
+        responses, losses, agreement = measure_checkpoints(
+            self.pairs,
+            query.batch(),
+            method=method,
+            row_sizes=self.row_sizes if intercept else None,
+            batch_size=options.batch_size,
+            check=check,
+        )
+        if not np.isfinite(responses).all():
+            raise NumericalError(
+                "the measured responses are not finite",
+                fix="run with --dtype fp32, or fit the operators anew",
+            )
+        return responses[0], float(losses[0]), method, agreement
+
+    def recover(self, responses: Any, options: QueryOptions) -> Solution:
+        """Per-chunk influences from the responses of the K subsets."""
+        from stride_cli.recovery.lasso import solve_lasso
+
+        y = self.explained_responses(responses, options)
+        return solve_lasso(self.columns, y, **self._recovery(options))
+
+    def _recovery(self, options: QueryOptions) -> dict[str, Any]:
+        """How the Lasso is set."""
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        ratio = self.defaults["lambda_ratio"] if options.lambda_ratio is None else options.lambda_ratio
+        if not 0 < ratio <= 1:
+            raise UsageError(
+                f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
+            )
+        return {
+            "n_subsets": self.operators.n_subsets,
+            "lambda_ratio": ratio,
+            "intercept": intercept,
+            "nonneg": options.nonneg,
+        }
+
+    def _second_opinions(
+        self, responses: Any, options: QueryOptions, supporters: list[Hit], opposers: list[Hit]
+    ) -> tuple[list[Hit], list[Hit], float]:
+        """The hits with their stability, and the answer's reliability."""
+        from stride_cli.recovery.stability import solve_halves, with_stability
+
+        y = self.explained_responses(responses, options)
+        settings = self._recovery(options)
+        halves = solve_halves(self.columns, y, seed=self.index.seed, draws=options.halves, **settings)
+        if not options.stability:
+            return supporters, opposers, halves.reliability
+        lists = [
+            with_stability(halves, self.columns, self.chunk_document, hits, top=top, sign=sign)
+            for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
+        ]
+        return lists[0], lists[1], halves.reliability
+
+    def _prior(self, query: Query, solution: Solution, name: str) -> Any:
+        """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
+        import numpy as np
+
+        from stride_cli.baselines.prior import LexicalPrior, prior_parts
+        from stride_cli.baselines.protocol import Task
+        from stride_cli.measurement.query_set import QuerySet
+        from stride_cli.operators.batches import ChunkReader
+
+        if name not in self.priors:
+            found = LexicalPrior(name)
+            found.fit(Task(self.index, self.model, ChunkReader(self.index), self.index.seed))
+            self.priors[name] = found
+        weights = np.zeros(solution.n_chunks)
+        weights[solution.indices] = solution.values
+        return prior_parts(weights, self.priors[name].similarity(QuerySet.from_queries([query]))[0])
+
+    def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
+        """The responses (K,) as the recovery explains them by M w: on the scale of subset sums, or as they
+        are where no intercept is fitted."""
+        from stride_cli.measurement.additive import additive_measurement
+
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        return additive_measurement(responses, self.row_sizes) if intercept else responses
+
+    def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
+        """Labels of a classifier's rows."""
+        names: list[str] = getattr(self.model, "classes", [])
+        return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
+
+    def _passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
+        from stride_cli.recovery.passages import best_passage, rarity
+
+        texts = {
+            chunk: str(self.model.tokenizer.decode(self.index.chunk_tokens(chunk), skip_special_tokens=True))
+            for chunk in dict.fromkeys(chunks)
+        }
+        weights = rarity(texts.values())
+        wanted = f"{query.prompt} {query.response}"
+        return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
+
+
+def as_query(
+    index: Index,
+    model: CausalLM,
+    prompt: str | Query,
+    options: QueryOptions,
+    *,
+    response: str | None = None,
+    span: str | None = None,
+) -> Query:
+    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.measurement.queries import Query, build_query
+
+    if isinstance(prompt, Query):
+        return prompt
+    if is_classifier_index(index):
+        from stride_cli.classifiers.queries import row_query
+
+        classifier: Any = model
+        return row_query(classifier, prompt, label=response)
+    return build_query(
+        model,
+        prompt,
+        response=response,
+        span=span,
+        max_new_tokens=options.max_new_tokens,
+        chat=options.chat,
+    )
