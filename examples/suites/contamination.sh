@@ -6,15 +6,18 @@
 #
 # DATA holds abc_news, movie_reviews, gsm8k_train and gsm8k_test (.jsonl.gz). CELLS are folders that
 # contamination.py makes, "r1.0-s0 r1.0-s1 …"; `all` is all of them. What is there already is not made again.
+#   MAKE                 options of contamination.py: sizes of the corpora
+#   WIDTH, VOCAB         of the model
 set -euo pipefail
 data=$1 work=$2 cells=${3:-all}
 here=$(cd "$(dirname "$0")" && pwd)
 
+# shellcheck disable=SC2086 # options are words
 python "$here/contamination.py" "$data/abc_news.jsonl.gz" "$data/movie_reviews.jsonl.gz" \
-    --train "$data/gsm8k_train.jsonl.gz" --test "$data/gsm8k_test.jsonl.gz" --out "$work"
+    --train "$data/gsm8k_train.jsonl.gz" --test "$data/gsm8k_test.jsonl.gz" --out "$work" ${MAKE:-}
 [ "$cells" != all ] || cells=$(cd "$work" && echo r*-s*)
 [ -e "$work/base" ] || stride model train "$work/base.jsonl" --out "$work/base" \
-    --layers 4 --width 128 --vocab 2048 --context 512 --epochs "${BASE_EPOCHS:-2}"
+    --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 512 --epochs "${BASE_EPOCHS:-2}"
 
 # once FILE COMMAND…: stdout into FILE, which is there only when it is whole
 once() {

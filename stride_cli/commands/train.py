@@ -39,7 +39,8 @@ def train(
             "--space",
             help="residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, or a sum such as "
             "the default, mlp-matrix+logit+token-logit (linear-matrix for a model of stride model finetune, "
-            "residual-matrix where there is no plain MLP; sgd: residual).",
+            "residual-matrix where there is no plain MLP; sgd: residual). Classifiers: "
+            "head-matrix+linear-matrix, their own weights, or logit.",
             autocompletion=complete_spaces,
         ),
     ] = None,
@@ -49,7 +50,11 @@ def train(
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of the operators.")] = None,
     damping: Annotated[
         float | None,
-        typer.Option("--damping", help="closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1]"),
+        typer.Option(
+            "--damping",
+            help="closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1; classifiers: by their "
+            "training's time]",
+        ),
     ] = None,
     curvature: Annotated[
         str | None,

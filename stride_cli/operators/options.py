@@ -69,27 +69,52 @@ def options_fit(options: TrainOptions) -> str:
 
 
 def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
-    """Options with every default filled in: ClosedSettings or SgdSettings."""
-    from stride_cli.classifiers import steering
+    """Options with every default filled in: ClosedSettings or SgdSettings.
+
+    Raises
+    ------
+    UsageError      an option is out of range, or does not fit the model
+    """
     from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.models.recipe import was_finetuned
-    from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
-    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
-    from stride_cli.operators.losses import STABILITY_VARIANTS
-    from stride_cli.operators.sgd import SgdSettings
-    from stride_cli.operators.spaces import parse_space
 
     fit = options_fit(options)
     classifier = is_classifier_index(index)
-    default_space = DEFAULT_SPACE if fit == "closed" else "residual"
-    if not model.linear_layers("mlp"):
-        default_space = default_space.replace("mlp-matrix", "residual-matrix")
-    elif was_finetuned(model):
-        default_space = default_space.replace("mlp-matrix", "linear-matrix")
+    default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
+    layer = options.layer if options.layer is not None else default_layer
+    if not 0 <= layer <= model.n_layers:
+        raise UsageError(
+            f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
+            fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
+        )
+    if options.rank is not None and options.rank < 1:
+        raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
+    if options.buckets is not None and options.buckets < 1:
+        raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
+    common: dict[str, Any] = {
+        "spaces": _spaces(options, model, fit, classifier),
+        "layer": layer,
+        "seed": options.seed if options.seed is not None else index.seed,
+    }
+    if fit == "closed":
+        return _closed(options, model, index.n_subsets, classifier, common)
+    return _sgd(options, common)
+
+
+def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) -> tuple[str, ...]:
+    from stride_cli.classifiers.steering import default_space
+    from stride_cli.models.recipe import was_finetuned
+    from stride_cli.operators.bases import LAYER_SPACES
+    from stride_cli.operators.spaces import parse_space
+
+    default = DEFAULT_SPACE if fit == "closed" else "residual"
     if classifier:
         network: Any = model
-        default_space = steering.default_space(network) if fit == "closed" else "logit"
-    names = parse_space(options.space or default_space)
+        default = default_space(network) if fit == "closed" else "logit"
+    elif not model.linear_layers("mlp"):
+        default = default.replace("mlp-matrix", "residual-matrix")
+    elif was_finetuned(model):
+        default = default.replace("mlp-matrix", "linear-matrix")
+    names = parse_space(options.space or default)
     inside = next((name for name in names if name in LAYER_SPACES), None)
     if inside is not None and not model.linear_layers(LAYER_SPACES[inside].which):
         raise UsageError(
@@ -102,59 +127,61 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
             f"space {closed_only[0]} is fitted in closed form only",
             fix="drop --fit sgd, or use --space residual",
         )
-    default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
-    layer = options.layer if options.layer is not None else default_layer
-    if not 0 <= layer <= model.n_layers:
+    return names
+
+
+def _closed(
+    options: TrainOptions, model: CausalLM, n_subsets: int, classifier: bool, common: dict[str, Any]
+) -> Any:
+    from stride_cli.classifiers.steering import WEIGHT_SPACES, training_path
+    from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
+    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
+
+    if options.damping is not None and not options.damping > 0:
+        raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
+    if options.curvature not in (None, *CURVATURES):
         raise UsageError(
-            f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
-            fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
+            f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
         )
-    if options.rank is not None and options.rank < 1:
-        raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
-    if options.buckets is not None and options.buckets < 1:
-        raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
+    names = common["spaces"]
     # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
-    default_ranks = DEFAULT_RANKS
+    ranks = dict(DEFAULT_RANKS)
     if classifier:
-        default_ranks = {**DEFAULT_RANKS, "logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
-    ranks = {name: options.rank or default_ranks[name] for name in names}
-    if inside is not None and options.rank is None:
-        ranks[inside] = affordable_rank(model, inside, index.n_subsets)
-    seed = options.seed if options.seed is not None else index.seed
-    common: dict[str, Any] = {"spaces": names, "layer": layer, "ranks": ranks, "seed": seed}
-    if fit == "closed":
-        if options.damping is not None and not options.damping > 0:
-            raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
-        if options.curvature not in (None, *CURVATURES):
-            raise UsageError(
-                f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
-            )
-        curvature = options.curvature
-        few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
-        of_weights = set(names) <= set(steering.WEIGHT_SPACES)
-        if curvature is None and classifier and few and (names == ("logit",) or of_weights):
-            curvature = "exact"
-        given: dict[str, Any] = {
-            "curvature": curvature,
-            "n_buckets": options.buckets or affordable_buckets(names, ranks, model, index.n_subsets),
-            "damping": _CLASSIFIER_DAMPING
-            if curvature == "exact" and not options.damping
-            else options.damping,
-            "batch_tokens": options.batch_tokens,
-            "stability": options.stability,
-        }
-        if classifier and curvature == "exact" and of_weights and not options.damping:
-            path = steering.training_path(network)
-            given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
-        return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
-    common["ranks"] = dict.fromkeys(names, options.rank or 32)
+        ranks |= {"logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
+    ranks |= {name: affordable_rank(model, name, n_subsets) for name in names if name in LAYER_SPACES}
+    ranks = {name: options.rank or ranks[name] for name in names}
+    curvature, of_weights = options.curvature, set(names) <= set(WEIGHT_SPACES)
+    few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
+    if curvature is None and classifier and few and (names == ("logit",) or of_weights):
+        curvature = "exact"
+    exact = curvature == "exact" and not options.damping
+    given: dict[str, Any] = {
+        "ranks": ranks,
+        "curvature": curvature,
+        "n_buckets": options.buckets or affordable_buckets(names, ranks, model, n_subsets),
+        "damping": _CLASSIFIER_DAMPING if exact else options.damping,
+        "batch_tokens": options.batch_tokens,
+        "stability": options.stability,
+    }
+    if classifier and exact and of_weights:
+        network: Any = model
+        path = training_path(network)
+        given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
+    return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+
+
+def _sgd(options: TrainOptions, common: dict[str, Any]) -> Any:
+    from stride_cli.operators.losses import STABILITY_VARIANTS
+    from stride_cli.operators.sgd import SgdSettings
+
     if options.variant is not None and options.variant not in STABILITY_VARIANTS:
         raise UsageError(
             f"unknown stability loss '{options.variant}'", fix=f"use one of {', '.join(STABILITY_VARIANTS)}"
         )
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"{options.steps} steps are too few", fix="use a positive --steps")
-    sgd: dict[str, Any] = {
+    given: dict[str, Any] = {
+        "ranks": dict.fromkeys(common["spaces"], options.rank or 32),
         "steps": options.steps,
         "lr": options.lr,
         "variant": options.variant,
@@ -162,7 +189,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         "stability": options.stability,
         "linearity": options.linearity,
     }
-    chosen = SgdSettings(**common, **{key: value for key, value in sgd.items() if value is not None})
+    chosen = SgdSettings(**common, **{key: value for key, value in given.items() if value is not None})
     if options.lr is not None:
         chosen = replace(chosen, lr_end=options.lr / 10)
     return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))

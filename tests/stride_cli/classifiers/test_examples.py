@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
@@ -48,6 +49,26 @@ def test_digits(tmp_path: Path) -> None:
     assert [record["method"] for record in records] == ["stride", "chance"]
     assert all(-1 <= record["spearman"]["mean"] <= 1 for record in records)
     assert (tmp_path / "out/compare-margin-0.5.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["mnist.sh", "parkinsons.sh"])
+def test_suites_with_data_of_ones_own(script: str, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    network = "--network mlp --width 8 --holdout 6 --epochs 5"
+    if script == "mnist.sh":
+        data, train = tmp_path / "digits.npz", network
+        images = noise.integers(0, 17, (80, 4, 4)) + 9 * labels[:, None, None]
+        np.savez(data, images=images.astype(np.uint8), labels=labels)
+    else:
+        data, train = tmp_path / "voices.csv", f"--label status --id-column name --shuffle {network}"
+        rows = [f"r{n},{noise.normal() + label:.3f},{label}" for n, label in enumerate(labels)]
+        data.write_text("\n".join(["name,pitch,status", *rows]) + "\n")
+    small = {"SUBSETS": "4", "SEEDS": "1", "ALPHAS": "0.5", "METHODS": "stride,chance", "RESPONSES": "loss"}
+    records = run(tmp_path, script, str(data), str(tmp_path / "out"), TRAIN=train, **small)
+    assert [record["method"] for record in records] == ["stride", "chance"]
+    assert (tmp_path / "out/compare-loss-0.5.html").is_file()
 
 
 def test_every_script_names_its_data() -> None:
