@@ -60,9 +60,8 @@ def label_fisher(
     UsageError             chunks of more than one label, or a space of more than MAX_GATES gates
     NumericalError         F is not finite
     """
-    diagonal = [isinstance(space, LayerMatrixSpace) for space in spaces]
-    full = [space.gate_size for space, only in zip(spaces, diagonal, strict=True) if not only]
-    largest = max(full, default=0)
+    whole = [space for space in spaces if not isinstance(space, LayerMatrixSpace)]
+    largest = max((space.gate_size for space in whole), default=0)
     if largest > MAX_GATES:
         raise UsageError(
             f"the exact Fisher matrix of {largest:,} gates is too large (at most {MAX_GATES:,})",
@@ -74,10 +73,9 @@ def label_fisher(
     count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // classes))
     rows = np.sort(stream(seed, "label fisher").permutation(chunks.n_chunks)[:count])
     found = [
-        torch.zeros((space.gate_size,) * (1 if only else 2), dtype=torch.float64)
-        for space, only in zip(spaces, diagonal, strict=True)
+        torch.zeros((space.gate_size,) * (2 if space in whole else 1), dtype=torch.float64)
+        for space in spaces
     ]
-    whole = [space for space, only in zip(spaces, diagonal, strict=True) if not only]
     at_once = max(1, _FLOATS // max(1, sum(space.gate_size for space in whole)))
     with progress("Fisher matrix", count, unit="chunks") as bar:
         for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
