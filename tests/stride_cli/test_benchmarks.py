@@ -46,7 +46,7 @@ def test_tasks_take_turns_and_memory_is_watched() -> None:
         block = bytearray(b"x") * 50_000_000
         import time
 
-        time.sleep(0.1)
+        time.sleep(1.0)  # on a busy machine the watcher has to wait for its turn
         del block
     assert held["peak_megabytes"] > 40
 

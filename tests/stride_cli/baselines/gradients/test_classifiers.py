@@ -48,6 +48,7 @@ def trained(tmp_path_factory):
                 rows=40,
                 holdout=10,
                 epochs=3,
+                checkpoints=2 if network == "logistic" else 0,
                 seed=seed,
                 device="cpu",
             )
@@ -99,6 +100,20 @@ def test_models_of_other_seeds(trained):
     trak.fit(task)
     assert np.isfinite(score_all(trak, queries)).all()
     assert trak.bytes_per_chunk == 2 * 64 * 4 + 4
+
+
+def test_tracin_goes_along_the_checkpoints_of_the_training(trained):
+    path, task, queries = trained("logistic")
+    found = [path / "model0", *(path / "model0" / "checkpoints").iterdir()]
+    assert len(found) == 3
+    scores = {}
+    for name in ("tracin", "graddot", f"tracin:checkpoints={'|'.join(map(str, found))},rates=1|1|1"):
+        method = open_method(name)
+        method.fit(task)
+        scores[name] = score_all(method, queries)
+    plain, final, listed = scores.values()
+    np.testing.assert_allclose(plain, listed, rtol=1e-4, atol=1e-5 * np.abs(listed).max())
+    assert not np.allclose(plain, 3 * final, rtol=0.01)
 
 
 def test_logistic_regression_exactly(trained):
