@@ -339,10 +339,7 @@ class ClassifierModel:
         Tensor (B, 2, d_model): the penultimate features, zeros at position 1
         """
         self._check_layer(layer)
-        state = hidden[:, 0].reshape(len(hidden), *self._shapes[layer])
-        for block in self.blocks[layer:]:
-            state = block(state)
-        return _with_label_position(state.flatten(1))
+        return self.advance(hidden, layer, self.n_layers)
 
     def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Blocks `start` … `stop` − 1, from activations (B, 2, d_start) to (B, 2, d_stop); differentiable."""

@@ -12,9 +12,6 @@ from stride_cli.errors import ModelError
 if TYPE_CHECKING:
     from stride_cli.classifiers.model import ClassifierModel
 
-# gates that are a change of the network's own weights, so that its training time holds in them
-WEIGHT_SPACES = ("head-matrix", "linear-matrix")
-
 
 @dataclass(frozen=True)
 class TrainingPath:

@@ -17,17 +17,15 @@ import torch
 
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
-from stride_cli.operators.gradients import signals
+from stride_cli.operators.gradients import label_signals, signals
 from stride_cli.operators.spaces import (
-    HeadMatrixSpace,
+    LOGIT_SPACES,
     LayerMatrixSpace,
     LinearMatrixSpace,
-    LogitSpace,
     MlpMatrixSpace,
     OperatorSpace,
     ResidualMatrixSpace,
     ResidualSpace,
-    TokenLogitSpace,
     layer_norm,
     vocabulary_buckets,
 )
@@ -85,7 +83,8 @@ def fit_bases(
     list of OperatorSpace, in the order of ``names``
     """
     # second moments; a classifier's activations have widths of their own at every layer
-    inner = outer = last = first = head = torch.zeros(0, 0, dtype=torch.float64)
+    inner = outer = torch.zeros(0, 0, dtype=torch.float64)
+    read_by = {name: torch.zeros(0, 0, dtype=torch.float64) for name in names if name in LOGIT_SPACES}
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
     residual = any("residual" in name for name in names)
     reads_input = "token-logit" in names
@@ -116,12 +115,11 @@ def fit_bases(
         prediction += drawn.prediction.cpu()
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
-        last = _add_moment(last, layer_norm(drawn.final)[used])
-        if "head-matrix" in names:
-            head = _add_moment(head, HeadMatrixSpace.normed(drawn.final)[used])
-        if reads_input:
-            assert drawn.inputs is not None
-            first = _add_moment(first, layer_norm(drawn.inputs)[used])
+        for name, moment in read_by.items():
+            space = LOGIT_SPACES[name]
+            state = drawn.final if space.source == "final" else drawn.inputs
+            assert state is not None
+            read_by[name] = _add_moment(moment, space.basis_input(state)[used])
         if drawn.pull is not None:
             inner = _add_moment(inner, layer_norm(drawn.hidden)[used])
             # per token again: each row's loss is a mean over its scored tokens
@@ -136,10 +134,12 @@ def fit_bases(
                 # in float32: these are most of the arithmetic of the bases, and one batch is short
                 wide, long = units[read.shape[-1]], units[pull.shape[-1]]
                 reads[number] = _add_moment(reads[number], read[..., wide][active].float(), single=True)
+                if all_labels:
+                    continue  # see `_label_moments`
                 per_token = pull[..., long][active] * scored.expand(*active.shape, 1)[active]
                 gives[number] = _add_moment(gives[number], per_token.float(), single=len(long) > 256)
     if inside is not None and all_labels:
-        gives = _label_moments(model, probe, layer, chunks.batches(batch_tokens, sample))
+        gives = _label_moments(model, probe, layer, chunks.batches(batch_tokens, sample), units)
     tokens = max(1.0, float(prediction.sum()))
     spaces: list[OperatorSpace] = []
     for name in names:
@@ -160,10 +160,7 @@ def fit_bases(
                 up.append(_spread(_leading(given / max(1, passed), ranks_here[1], damping), units, pair[1]))
             spaces.append(inside.from_bases(down, up))
         else:
-            kind, moment = {
-                "token-logit": (TokenLogitSpace, first),
-                "head-matrix": (HeadMatrixSpace, head),
-            }.get(name, (LogitSpace, last))
+            moment = read_by[name]
             rank = min(ranks[name], len(moment))
             # every space its own buckets, so that what collides in one does not in the other
             buckets = n_buckets or max(1, LOGIT_GATES[1] // rank)
@@ -171,25 +168,27 @@ def fit_bases(
             if damping is not None:
                 mean = prediction / tokens
                 sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
-            spaces.append(kind(_leading(moment / tokens, rank, damping).T, bucket, sign))
+            spaces.append(LOGIT_SPACES[name](_leading(moment / tokens, rank, damping).T, bucket, sign))
     return [space.to(model.device).requires_grad_(False) for space in spaces]
 
 
 def _label_moments(
-    model: CausalLM, probe: Sequence[OperatorSpace], layer: int, batches: Iterable[Batch]
+    model: CausalLM,
+    probe: Sequence[OperatorSpace],
+    layer: int,
+    batches: Iterable[Batch],
+    units: dict[int, torch.Tensor],
 ) -> list[torch.Tensor]:
     """Σ_i Σ_c p_c δ_ic δ_icᵀ of every linear layer inside a classifier's blocks, (out, out) float64, δ_ic the
-    gradient of label c in what it gives."""
+    gradient of label c in the units of what it gives that are read, by its width."""
     moments: list[torch.Tensor] = []
     for batch in batches:
-        for label in range(model.vocab_size):
-            ids = batch.ids.clone()
-            ids[:, 1] = label
-            found, _ = signals(model, probe, layer, Batch(batch.rows, ids, batch.weights))
-            root = torch.exp(-found.loss / 2)[:, None]
+        for found, probability in label_signals(model, probe, layer, batch):
+            root = probability.sqrt()
             moments = moments or [torch.zeros(0, 0, dtype=torch.float64)] * len(found.given)
             for number, pull in enumerate(found.given):
-                moments[number] = _add_moment(moments[number], pull[:, 0] * root.to(pull.dtype))
+                read = pull[:, 0, units[pull.shape[-1]]]
+                moments[number] = _add_moment(moments[number], read * root.to(read.dtype))
     return moments
 
 

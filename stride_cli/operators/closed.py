@@ -6,14 +6,13 @@ For small gates fidelity plus stability is quadratic in the gates of each subset
 
 where the loss of chunk i is the sum over its scored tokens (paper, L_fid), in units of the mean chunk,
 with F the Hessian of the stability loss KL(base ∥ steered), which at a = 0 is the Fisher matrix. Its minimum
-is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G``. Two ways to F:
+is ``A = (λ_stab F + γ I)⁻¹ D⁻¹ M G``. Three ways to F:
 
 - ``kronecker``: F ≈ A ⊗ S, second moments of the activations and of the gradients of labels drawn from the
   model. Its inverse root is part of the bases (`bases.fit_bases`), so that in the gates F is the identity and
   A = D⁻¹ M G / λ_stab. Costs a sample's second moments, whatever p is.
 - ``fisher``: F from labels drawn for up to 4,096 chunks, orthonormal bases; where p exceeds the number of
   Fisher rows the system is solved in the dual.
-
 - ``exact``: for classifiers, every label counted by its probability; of gates inside the blocks the diagonal
   in the Kronecker eigenbasis. Here ``A`` can be what training reaches in its own time instead of the minimum,
   with gradients and F averaged over checkpoints along the training (`label_fisher.solve_exact`).
@@ -28,7 +27,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
-from stride_cli.operators.spaces import OperatorSpace
+from stride_cli.operators.spaces import WEIGHT_SPACES, OperatorSpace
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -148,8 +147,15 @@ def fit_closed(
     for number, (total, rows) in enumerate(zip(sums, fisher, strict=True)):
         mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
         if curvature is not None:
-            given: dict[str, Any] = {"damping": settings.damping, "time": settings.time}
-            gates.append(solve_exact(mean, curvature[number], stability=settings.stability, **given))
+            gates.append(
+                solve_exact(
+                    mean,
+                    curvature[number],
+                    damping=settings.damping,
+                    time=settings.time,
+                    stability=settings.stability,
+                )
+            )
         elif rows is None:
             gates.append(mean.div_(settings.stability))
         else:
@@ -340,7 +346,7 @@ def natural_weights(settings: ClosedSettings) -> list[float] | None:
     spaces, which have no gates in the blocks below them, count twice (chosen on queries and subsets of their
     own: LDS .448 → .456 and .690 → .693).
     """
-    if settings.curvature == "exact" and set(settings.spaces) <= {"head-matrix", "linear-matrix"}:
+    if settings.curvature == "exact" and set(settings.spaces) <= WEIGHT_SPACES:
         return [1.0] * len(settings.spaces)  # the weights' own units
     if settings.curvature != "kronecker" or "residual" in settings.spaces:
         return None

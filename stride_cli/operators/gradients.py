@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -219,6 +219,17 @@ def signals(
         given=given_drawn,
         **seen,
     )
+
+
+def label_signals(
+    model: CausalLM, spaces: Sequence[OperatorSpace], layer: int, batch: Batch
+) -> Iterator[tuple[Signals, torch.Tensor]]:
+    """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64."""
+    for label in range(model.vocab_size):
+        ids = batch.ids.clone()
+        ids[:, 1] = label
+        found, _ = signals(model, spaces, layer, Batch(batch.rows, ids, batch.weights))
+        yield found, torch.exp(-found.loss)[:, None]
 
 
 def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:

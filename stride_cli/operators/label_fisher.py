@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.operators.batches import Batch, ChunkReader
-from stride_cli.operators.gradients import Signals, assemble, signals
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.gradients import Signals, assemble, label_signals
 from stride_cli.operators.spaces import LayerMatrixSpace, OperatorSpace
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -69,8 +69,7 @@ def label_fisher(
         )
     if not (chunks.lengths == 2).all():
         raise UsageError("--curvature exact is for classifiers", fix="use --curvature kronecker or fisher")
-    classes = model.vocab_size
-    count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // classes))
+    count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // model.vocab_size))
     rows = np.sort(stream(seed, "label fisher").permutation(chunks.n_chunks)[:count])
     found = [
         torch.zeros((space.gate_size,) * (2 if space in whole else 1), dtype=torch.float64)
@@ -79,11 +78,7 @@ def label_fisher(
     at_once = max(1, _FLOATS // max(1, sum(space.gate_size for space in whole)))
     with progress("Fisher matrix", count, unit="chunks") as bar:
         for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
-            for label in range(classes):
-                ids = batch.ids.clone()
-                ids[:, 1] = label
-                seen, _ = signals(model, spaces, layer, Batch(batch.rows, ids, batch.weights))
-                probability = torch.exp(-seen.loss)[:, None]
+            for seen, probability in label_signals(model, spaces, layer, batch):
                 gradients = iter(assemble(whole, seen))
                 for total, space in zip(found, spaces, strict=True):
                     if isinstance(space, LayerMatrixSpace):

@@ -133,9 +133,10 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
 def _closed(
     options: TrainOptions, model: CausalLM, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
-    from stride_cli.classifiers.steering import WEIGHT_SPACES, training_path
+    from stride_cli.classifiers.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
+    from stride_cli.operators.spaces import WEIGHT_SPACES
 
     if options.damping is not None and not options.damping > 0:
         raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
@@ -150,7 +151,7 @@ def _closed(
         ranks |= {"logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
     ranks |= {name: affordable_rank(model, name, n_subsets) for name in names if name in LAYER_SPACES}
     ranks = {name: options.rank or ranks[name] for name in names}
-    curvature, of_weights = options.curvature, set(names) <= set(WEIGHT_SPACES)
+    curvature, of_weights = options.curvature, set(names) <= WEIGHT_SPACES
     few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
     if curvature is None and classifier and few and (names == ("logit",) or of_weights):
         curvature = "exact"

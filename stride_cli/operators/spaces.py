@@ -45,6 +45,8 @@ SPACE_NAMES = (
     "mlp-matrix",
     "linear-matrix",
 )
+# gates that are a change of a network's own weights, so that its training time holds in them
+WEIGHT_SPACES = frozenset(("head-matrix", "linear-matrix"))
 
 
 def parse_space(text: str) -> tuple[str, ...]:
@@ -307,13 +309,13 @@ class LogitSpace(OperatorSpace):
         return self._sketch(torch.bmm(features.transpose(1, 2), cotangent.float()))
 
     @staticmethod
-    def normed(hidden: torch.Tensor) -> torch.Tensor:
-        """What B reads of the final state (…, d), float32."""
+    def basis_input(hidden: torch.Tensor) -> torch.Tensor:
+        """What B reads of the activations (…, d), float32."""
         return layer_norm(hidden)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, d) → (…, r)."""
-        return self.normed(hidden) @ self.B.T
+        return self.basis_input(hidden) @ self.B.T
 
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
         """(B, r, V) → (B, c r): tokens added up in their buckets."""
@@ -339,7 +341,7 @@ class HeadMatrixSpace(LogitSpace):
     name = "head-matrix"
 
     @staticmethod
-    def normed(hidden: torch.Tensor) -> torch.Tensor:
+    def basis_input(hidden: torch.Tensor) -> torch.Tensor:
         return F.pad(hidden.float(), (0, 1), value=1.0)
 
 
@@ -388,6 +390,11 @@ _CLASSES: dict[str, type[OperatorSpace]] = {
         TokenLogitSpace,
         HeadMatrixSpace,
     )
+}
+
+
+LOGIT_SPACES: dict[str, type[LogitSpace]] = {
+    name: cls for name, cls in _CLASSES.items() if issubclass(cls, LogitSpace)
 }
 
 

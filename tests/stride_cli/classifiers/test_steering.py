@@ -119,6 +119,16 @@ def test_damping_solves_the_damped_system() -> None:
         solve_exact(g, torch.zeros(4, 4, dtype=torch.float64), damping=1.0)
 
 
+def test_of_wide_layers_some_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stride_cli.operators.bases._MOST_UNITS", 6)
+    model = make("mlp", (5,))
+    _, inside = fit_spaces(model, reader(model), SETTINGS)  # type: ignore[arg-type]
+    V, U = inside.bases(0)  # type: ignore[attr-defined]
+    assert V.shape == (5, 5) and U.shape == (8, 6)
+    assert int((U.abs().sum(dim=1) > 0).sum()) == 6
+    torch.testing.assert_close(U.T @ U, torch.eye(6), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("curvature", ["exact", "kronecker"])
 def test_linear_and_exact_responses_agree(curvature: str) -> None:
     """Kronecker is what a classifier gets whose head is too large for an exact Fisher matrix."""
