@@ -20,7 +20,7 @@ from index_format.layout import FORMAT_VERSION
 from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
-from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
+from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import EMPTY_CORPUS
 from stride_cli.corpus.plan import (
     DEFAULT_BLOCK_SIZE,
@@ -231,16 +231,15 @@ def survey_corpus(
     with output.progress("tokenising", _megabytes(log), unit="MB") as ticker:
         done = 0.0
         for batch in _encode_ahead(chunker, documents):
-            for encoded in batch:
-                chunks = chunker.chunks(encoded)
-                counts = CorpusCounts(
-                    documents=counts.documents + 1,
-                    chunks=counts.chunks + len(chunks),
-                    tokens=counts.tokens + len(encoded.tokens),
-                    id_bytes=counts.id_bytes + len(encoded.document.id.encode()),
-                    text_bytes=counts.text_bytes + len(encoded.document.plain_text.encode()),
-                    needs_mask=counts.needs_mask or any(chunk.loss_mask is not None for chunk in chunks),
-                )
+            blocks = chunker.cut(batch)
+            counts = CorpusCounts(
+                documents=counts.documents + len(batch),
+                chunks=counts.chunks + len(blocks.lengths),
+                tokens=counts.tokens + len(blocks.tokens),
+                id_bytes=counts.id_bytes + sum(len(each.document.id.encode()) for each in batch),
+                text_bytes=counts.text_bytes + sum(len(each.document.plain_text.encode()) for each in batch),
+                needs_mask=counts.needs_mask or bool(blocks.loss_masks),
+            )
             ticker.advance(log.bytes_done / 1e6 - done)
             done = log.bytes_done / 1e6
     return counts
@@ -322,23 +321,18 @@ class _Corpus:
 
     def _append(self, batch: Sequence[Encoded], progress: _Progress) -> _Progress:
         digest = bytes.fromhex(progress.digest)
-        scored = unscored = 0
-        chunks: list[Chunk] = []
-        owners: list[int] = []
-        chunk_ends: list[int] = []  # per document
-        first_document, first_chunk = self.n_documents, self.n_chunks
-        for number, encoded in enumerate(batch):
+        for encoded in batch:
             digest = encoded.document.digest(digest)
-            pieces = self._chunker.chunks(encoded)
-            chunks += pieces
-            owners += [first_document + number] * len(pieces)
-            chunk_ends.append(first_chunk + len(chunks))
-            n_scored = sum(chunk.n_scored for chunk in pieces)
-            scored += n_scored
-            unscored += n_scored == 0
-        self._append_masks(chunks)
-        self._append_chunks(chunks, owners)
-        self._writer.append("corpus/document_offsets", np.array(chunk_ends, np.int64))
+        blocks = self._chunker.cut(batch)
+        self._append_masks(blocks)
+        write = self._writer.append
+        write("corpus/chunk_offsets", self.n_tokens + np.cumsum(blocks.lengths))
+        owners = np.arange(self.n_documents, self.n_documents + len(batch))
+        write("corpus/document_offsets", self.n_chunks + np.cumsum(blocks.chunks_of))
+        write("corpus/chunk_document", owners.repeat(blocks.chunks_of))
+        write("corpus/loss_start", blocks.loss_starts)
+        if len(blocks.lengths):
+            write("corpus/tokens", blocks.tokens)
         self._writer.append_strings("corpus/document_id", [encoded.document.id for encoded in batch])
         if self._store_text:
             self._writer.append_strings("corpus/text", [encoded.document.plain_text for encoded in batch])
@@ -346,33 +340,21 @@ class _Corpus:
             progress,
             documents=progress.documents + len(batch),
             digest=digest.hex(),
-            scored_tokens=progress.scored_tokens + scored,
-            unscored_documents=progress.unscored_documents + unscored,
+            scored_tokens=progress.scored_tokens + int(blocks.scored_of.sum()),
+            unscored_documents=progress.unscored_documents + int((blocks.scored_of == 0).sum()),
         )
 
-    def _append_chunks(self, chunks: Sequence[Chunk], owners: Sequence[int]) -> None:
-        write = self._writer.append
-        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
-        write("corpus/chunk_offsets", self.n_tokens + np.cumsum(lengths))
-        write("corpus/chunk_document", np.array(owners, np.int64))
-        write("corpus/loss_start", np.array([chunk.loss_start for chunk in chunks], np.int32))
-        if chunks:
-            tokens = np.concatenate([chunk.tokens for chunk in chunks])
-            write("corpus/tokens", tokens.astype(self._chunker.token_dtype))
-
-    def _append_masks(self, chunks: Sequence[Chunk]) -> None:
+    def _append_masks(self, blocks: Blocks) -> None:
         """Masks of chunks about to be appended; the array begins with the first chunk that needs one."""
         begun = self._writer.length("corpus/loss_mask") > 0
         if not begun:
-            if all(chunk.loss_mask is None for chunk in chunks):
+            if not blocks.loss_masks:
                 return
             self._append_earlier_masks()
-        starts = np.array([chunk.loss_start for chunk in chunks], np.int64)
-        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
-        masks = _suffix_masks(lengths, starts)
-        for chunk, end in zip(chunks, np.cumsum(lengths).tolist(), strict=True):
-            if chunk.loss_mask is not None:
-                masks[end - len(chunk.tokens) : end] = chunk.loss_mask
+        masks = _suffix_masks(blocks.lengths, blocks.loss_starts.astype(np.int64))
+        ends = np.cumsum(blocks.lengths)
+        for number, mask in blocks.loss_masks.items():
+            masks[ends[number] - len(mask) : ends[number]] = mask
         self._writer.append("corpus/loss_mask", masks)
 
     def _append_earlier_masks(self) -> None:

@@ -288,3 +288,38 @@ def test_chunks_of_a_text_are_those_of_the_general_rule(
             expected = _chunk(encoded.tokens[start:stop], encoded.scored[start:stop])
             np.testing.assert_array_equal(chunk.tokens, expected.tokens)
             assert (chunk.loss_start, chunk.loss_mask) == (expected.loss_start, None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            contents.map(lambda text: {"text": text}),
+            st.just({"text": "\u200b"}),
+            st.lists(st.tuples(st.sampled_from(["user", "assistant"]), contents), min_size=1, max_size=4).map(
+                lambda turns: {"messages": tuple({"role": r, "content": c} for r, c in turns)}
+            ),
+        ),
+        max_size=6,
+    ),
+    st.integers(2, 9),
+    st.booleans(),
+)
+def test_a_batch_is_cut_as_its_documents_are(
+    make_tokenizer: Any, chatml: str, records: list[dict[str, Any]], block_size: int, bos: bool
+) -> None:
+    chunker = DocumentTokenizer(make_tokenizer(bos=bos, chat_template=chatml), block_size=block_size)
+    batch = chunker.encode_batch([Document("", **record) for record in records])
+    batch += [Encoded(np.zeros(0, np.int32), np.zeros(0, bool), Document("", text=""), True)]
+    blocks = chunker.cut(batch)
+    pieces = [chunker.chunks(encoded) for encoded in batch]
+    chunks = [chunk for each in pieces for chunk in each]
+    assert blocks.tokens.dtype == chunker.token_dtype
+    assert blocks.tokens.tolist() == [int(token) for chunk in chunks for token in chunk.tokens]
+    assert blocks.lengths.tolist() == [len(chunk.tokens) for chunk in chunks]
+    assert blocks.loss_starts.tolist() == [chunk.loss_start for chunk in chunks]
+    masks = {n: chunk.loss_mask for n, chunk in enumerate(chunks) if chunk.loss_mask is not None}
+    assert masks.keys() == blocks.loss_masks.keys()
+    assert all(np.array_equal(masks[number], blocks.loss_masks[number]) for number in masks)
+    assert blocks.chunks_of.tolist() == [len(each) for each in pieces]
+    assert blocks.scored_of.tolist() == [sum(chunk.n_scored for chunk in each) for each in pieces]
