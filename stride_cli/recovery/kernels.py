@@ -32,12 +32,15 @@ _TOPS = np.uint64(0x8000_8000_8000_8000)
 
 
 @njit(cache=True, nogil=True)
-def keep_largest_kernel(scores, ids, values, rows, count, keep):
+def keep_largest_kernel(ids, values, count, keep, signed):
     """Move the `keep` largest of the first `count` entries to the front, in their order; equal ones by age.
 
     Returns the threshold that an entry must reach from now on to be larger than all that was dropped.
     """
-    cut = np.partition(scores[:count], count - keep)[count - keep]
+    scores = np.empty(count)
+    for i in range(count):
+        scores[i] = values[i] if signed else abs(values[i])
+    cut = np.partition(scores, count - keep)[count - keep]
     spare = keep
     for i in range(count):
         if scores[i] > cut:
@@ -47,10 +50,8 @@ def keep_largest_kernel(scores, ids, values, rows, count, keep):
         if scores[i] > cut or (scores[i] == cut and spare > 0):
             if scores[i] == cut:
                 spare -= 1
-            scores[at] = scores[i]
             ids[at] = ids[i]
             values[at] = values[i]
-            rows[at] = rows[i]
             at += 1
     return np.nextafter(cut, np.inf)
 
@@ -58,7 +59,7 @@ def keep_largest_kernel(scores, ids, values, rows, count, keep):
 @lru_cache(maxsize=2)
 def _scan_kernel(known: int) -> Callable[..., None]:
     @njit(cache=True, parallel=True)
-    def kernel(columns, residual, floor, signed, bounds, scores, ids, values, rows, counts, dropped, largest):
+    def kernel(columns, residual, floor, signed, bounds, ids, values, counts, dropped, largest):
         capacity = ids.shape[1]
         for lane in prange(counts.shape[0]):
             threshold = floor
@@ -75,19 +76,14 @@ def _scan_kernel(known: int) -> Callable[..., None]:
                         count = -1
                         break
                     if count == capacity:
-                        threshold = keep_largest_kernel(
-                            scores[lane], ids[lane], values[lane], rows[lane], count, capacity // 2
-                        )
+                        threshold = keep_largest_kernel(ids[lane], values[lane], count, capacity // 2, signed)
                         count = capacity // 2
                         dropped[lane] = threshold
                     if score > best:
                         best = score
                     if score >= threshold:
-                        scores[lane, count] = score
-                        ids[lane, count] = i
+                        ids[lane, count] = i - bounds[lane]
                         values[lane, count] = value
-                        for j in range(columns.shape[1]):
-                            rows[lane, count, j] = columns[i, j]
                         count += 1
             counts[lane] = count
             largest[lane] = best
@@ -109,8 +105,8 @@ def scan_kernel(degree: int) -> Callable[..., None]:
     residual : (P,) float64       padded with NaN to P = 2^16 (uint16); every entry in range (uint32)
     floor : float                 columns below it are not collected
     bounds : (L + 1,) int64       lane l covers columns bounds[l] .. bounds[l + 1]
-    scores, ids, values : (L, C)  output; the first counts[l] entries of each lane; values are m_i · r
-    rows : (L, C, d)              output; the columns themselves
+    ids : (L, C) int32            output; the first counts[l] entries of each lane, from its first column on
+    values : (L, C) float64       output; m_i · r
     counts : (L,) int64           output; -1 where a lane met a subset number out of range
     dropped : (L,) float64        output; entries below this score may be missing (-inf: none is missing)
     largest : (L,) float64        output; the largest score seen at or above `floor`, else -inf
@@ -166,8 +162,8 @@ def limit_kernel(q, threshold, step, degree, signed, above, below):
 
 @njit(cache=True, nogil=True)
 def collect_kernel(
-    columns, residuals, table, steps, signed, i, lane, totals, above, below, threshold, count, best,
-    scores, ids, values, rows, dropped,
+    columns, residuals, table, steps, signed, i, lane, start, totals, above, below, threshold, count, best,
+    ids, values, dropped,
 ):  # fmt: skip
     """Enter column i into the lists of those queries whose threshold its exact score reaches."""
     degree = columns.shape[1]
@@ -193,9 +189,7 @@ def collect_kernel(
             if score < threshold[q]:
                 continue
             if count[q] == capacity:
-                threshold[q] = keep_largest_kernel(
-                    scores[q, lane], ids[q, lane], values[q, lane], rows[q, lane], capacity, half
-                )
+                threshold[q] = keep_largest_kernel(ids[q, lane], values[q, lane], capacity, half, signed)
                 count[q] = half
                 dropped[q, lane] = threshold[q]
                 limit_kernel(q, threshold[q], steps[q], degree, signed, above, below)
@@ -203,11 +197,8 @@ def collect_kernel(
                 best[q] = score
             if score >= threshold[q]:
                 at = count[q]
-                scores[q, lane, at] = score
-                ids[q, lane, at] = i
+                ids[q, lane, at] = i - start
                 values[q, lane, at] = value
-                for j in range(degree):
-                    rows[q, lane, at, j] = columns[i, j]
                 count[q] = at + 1
 
 
@@ -223,8 +214,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
 
     @njit(cache=True, parallel=True)
     def kernel(
-        columns, residuals, table, steps, floor, signed, bounds,
-        scores, ids, values, rows, counts, dropped, largest,
+        columns, residuals, table, steps, floor, signed, bounds, ids, values, counts, dropped, largest
     ):  # fmt: skip
         n_subsets = table.shape[0]
         for lane in prange(bounds.shape[0] - 1):
@@ -252,8 +242,8 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
                     marks |= (total + above[word]) | (below[word] - total)
                 if marks & _TOPS != np.uint64(0):
                     collect_kernel(
-                        columns, residuals, table, steps, signed, i, lane, totals, above, below, threshold,
-                        count, best, scores, ids, values, rows, dropped,
+                        columns, residuals, table, steps, signed, i, lane, bounds[lane], totals, above, below,
+                        threshold, count, best, ids, values, dropped,
                     )  # fmt: skip
             counts[:, lane] = count
             largest[:, lane] = best

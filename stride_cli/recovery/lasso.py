@@ -267,6 +267,8 @@ class _Problem:
         )
         self.lambda_max: float | None = None
         self._guess: float | None = None
+        self._first_scores: np.ndarray | None = None
+        self._seen: tuple[np.ndarray, float] | None = None  # residual of the last pass, and what it missed
         self.penalty: Penalty | None = None
         self.n_passes = 0
         self.capacity = 2 * self.wanted
@@ -289,9 +291,18 @@ class _Problem:
         if self.options.lambda_ is None:
             return self.options.lambda_ratio
         if self.lambda_max is None and self._guess is None:
-            self._guess = self.design.floor_for(self.pool.target, 1, signed=self.options.nonneg)
+            self._guess = self.design.floor_for(self._sampled(), 1)
         lambda_max = self.lambda_max if self.lambda_max is not None else self._guess
         return self.options.lambda_ / self.scale / lambda_max if lambda_max and lambda_max > 0 else 1.0
+
+    def _sampled(self) -> np.ndarray:
+        """Some columns' scores at the residual as it stands; kept until the first pass is over."""
+        if self._first_scores is not None:
+            return self._first_scores
+        scores = self.design.sample_scores(self.pool.residual, signed=self.options.nonneg)
+        if self.n_passes == 0:
+            self._first_scores = scores
+        return scores
 
     def start_from(self, solution: Solution) -> None:
         if solution.n_chunks != self.design.n_chunks:
@@ -315,12 +326,12 @@ class _Problem:
 
     def floor(self) -> float:
         """Score from which on the next pass should collect columns."""
-        floor = self.design.floor_for(self.pool.residual, self.wanted, signed=self.options.nonneg)
+        scores = self._sampled()
+        floor = self.design.floor_for(scores, self.wanted)
         if self.lambda_max is None:
             if self._share() > 0.5:
                 # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
-                floor = max(floor, self.design.floor_for(self.pool.residual, 1, signed=self.options.nonneg)
-                            * min(1.0, 2.0 * self._share() - 1.0))  # fmt: skip
+                floor = max(floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self._share() - 1.0))
             return floor
         assert self.penalty is not None
         if floor > _FAR * self.penalty.lambda_ and not self.penalty.l2:
@@ -339,6 +350,8 @@ class _Problem:
     def absorb(self, found: Candidates, floor: float) -> None:
         """Take in one pass over all columns at the residual as it stood."""
         self.n_passes += 1
+        self._first_scores = None
+        self._seen = self.pool.residual.copy(), found.complete
         if self.lambda_max is None:
             largest = max(0.0, found.largest)
             norm = float(np.sqrt(2 * self.half * self.design.degree))
@@ -353,13 +366,16 @@ class _Problem:
                 self.capacity = min(8 * self.capacity, self.design.n_chunks)
                 reached = False  # columns that matter were dropped: look again, with more room
             if reached:
-                self.pool.replace(found)  # twins of columns with weight come in, and have their part
+                self._take(found)  # twins of columns with weight come in, and have their part
                 self.done = True
                 return
-        self.pool.replace(found)
+        self._take(found)
         # what a pass collected says little about a λ far below the scores it saw: stop on the way, look again
         self.stage = _REACH * floor if self._start is None else 0.0
         self._minimise()
+
+    def _take(self, found: Candidates) -> None:
+        self.pool.replace(found.ids, self.design.rows(found.ids))
 
     def _find_penalty(self, lambda_max: float) -> None:
         options = self.options
@@ -386,6 +402,40 @@ class _Problem:
         self.pool.refresh_residual(self.penalty)
         if self.stage <= self.penalty.lambda_:
             self.pool.thin(self.penalty)
+            self.done = self._proven()
+
+    def _proven(self) -> bool:
+        """Whether what the last pass saw proves the gap over all n columns small enough, without another.
+
+        A column that it left out scored less than `complete`, at the residual r₀ of that time. At today's r it
+        scores |m · r| ≤ |m · r₀| + |m · (r − r₀)|, and the last term is a sum of d entries of r − r₀: no more
+        than that of the d largest ones.
+        """
+        assert self._seen is not None and self.penalty is not None
+        before, complete = self._seen
+        signed = self.penalty.nonneg
+        # columns identical to one with weight are there: they scored as it did
+        values = np.empty(len(self.pool.rows))
+        kernels.inner_products_kernel(self.pool.rows, before, values)
+        active = values[self.pool.weights != 0.0]
+        if ((active if signed else np.abs(active)) * (1 - _ROUNDING) < complete).any():
+            return False
+        largest = float(self.pool.scores(self.penalty).max(initial=0.0))
+        if complete > -np.inf:
+            largest = max(
+                largest, complete + self._change(self.pool.residual - before) + _ROUNDING * abs(complete)
+            )
+        certificate = self.pool.certify(self.penalty, largest)
+        self._bound = max(self._bound, certificate.bound)
+        self.gap = max(0.0, certificate.objective - self._bound)
+        return self.gap <= self.options.tolerance * self.half
+
+    def _change(self, difference: np.ndarray) -> float:
+        """The most that d entries of it add up to, in size unless weights are of one sign."""
+        degree = self.design.degree
+        ordered = np.sort(difference)
+        most = float(ordered[-degree:].sum())
+        return most if self.options.nonneg else max(most, -float(ordered[:degree].sum()))
 
     def _certify(self, found: Candidates, floor: float) -> bool:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
@@ -403,7 +453,7 @@ class _Problem:
         return self.gap <= self.options.tolerance * self.half
 
     def _warm(self, start: Solution) -> None:
-        self.pool.replace(Candidates(start.indices, start.values, self.design.rows(start.indices), 0.0, 0.0))
+        self.pool.replace(start.indices, self.design.rows(start.indices))
         weights = start.values / self.scale
         if self.options.nonneg:
             weights = np.maximum(weights, 0.0)
@@ -417,6 +467,11 @@ class _Problem:
         if self.lambda_max:
             return self.penalty.lambda_ / self.lambda_max
         return self.options.lambda_ratio if self.options.lambda_ is None else float("inf")
+
+    def rest(self) -> None:
+        """Hold no more than the next pass needs."""
+        self.pool.shrink()
+        self._seen = None
 
     def forget(self) -> None:
         """Give the collected columns back."""
@@ -465,8 +520,18 @@ def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
             found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
             if len(waiting) == 1:
                 waiting[0].absorb(found[0], floors[0])
-            else:
-                list(workers.map(_Problem.absorb, waiting, found, floors))
+                continue
+            found.reverse()
+            tasks = []
+            for problem, floor in zip(waiting, floors, strict=True):
+                tasks.append(workers.submit(_absorb_and_rest, problem, found.pop(), floor))
+            for task in tasks:
+                task.result()
+
+
+def _absorb_and_rest(problem: _Problem, found: Candidates, floor: float) -> None:
+    problem.absorb(found, floor)
+    problem.rest()
 
 
 def _measurements(values: np.ndarray, design: Design) -> np.ndarray:

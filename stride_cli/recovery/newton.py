@@ -82,7 +82,7 @@ def newton_steps(
         dual_before, products_before = dual.copy(), products.copy()
         for steps in range(_INNER):
             proposed = problem.proximal(weights + sigma * products, sigma)
-            support = np.flatnonzero(proposed)
+            support = np.flatnonzero(proposed != 0.0)  # of numbers, it takes five times as long
             part = np.ascontiguousarray(rows[support])
             gradient = dual - target
             kernels.subtract_columns_kernel(part, -proposed[support], gradient)

@@ -8,7 +8,6 @@ import numpy as np
 from numba import njit
 
 from stride_cli.recovery.pool import Penalty, Pool
-from stride_cli.recovery.screening import Candidates
 
 
 class PartPool(Pool):
@@ -32,12 +31,12 @@ class PartPool(Pool):
         self._rows = np.flatnonzero(kept)
         self._blank = int(np.flatnonzero(~kept)[0])
 
-    def replace(self, found: Candidates) -> None:
+    def replace(self, ids: np.ndarray, rows: np.ndarray) -> None:
         last = len(self.kept)
-        rows = np.where(self.kept[found.rows], found.rows, last).astype(np.int64)
-        rows.sort(axis=1)
-        rows[rows == last] = self._blank
-        super().replace(replace(found, rows=rows.astype(found.rows.dtype)))
+        ordered = np.where(self.kept[rows], rows, last).astype(np.int64)
+        ordered.sort(axis=1)
+        ordered[ordered == last] = self._blank
+        super().replace(ids, ordered.astype(rows.dtype))
 
     def emptied(self) -> Pool:
         return PartPool(self.target[self.kept], self.kept, self.rows.shape[1], self.rows.dtype)

@@ -185,8 +185,9 @@ def _backfill(
     residual = solution.residual
     noise = _NOISE * float(np.sqrt(residual @ residual * design.degree))
     wanted = 16 * (top + len(weighted))
+    sampled = design.sample_scores(residual, signed=True)
     while True:
-        floor = max(noise, design.floor_for(residual, wanted, signed=True))
+        floor = max(noise, design.floor_for(sampled, wanted))
         found = design.scan(residual, floor, signed=True, capacity=wanted)
         complete = found.values >= found.complete
         order = np.flatnonzero(complete & (found.values > noise))

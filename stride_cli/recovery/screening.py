@@ -46,14 +46,12 @@ def threads(count: int | None) -> Iterator[None]:
 class Candidates:
     """Columns that a scan collected, in ascending order.
 
-    ids (C,) int64, values (C,) float64 (m_i · r), rows (C, d) as the index stores them; `largest` is the
-    largest score over all n columns that reached the floor (-inf: none did); everything scored at or above
-    `complete` is there.
+    ids (C,) int64, values (C,) float64 (m_i · r); `largest` is the largest score over all n columns that
+    reached the floor (-inf: none did); everything scored at or above `complete` is there.
     """
 
     ids: np.ndarray
     values: np.ndarray
-    rows: np.ndarray
     largest: float
     complete: float
 
@@ -93,10 +91,13 @@ class Design:
         # every value a uint16 can take; uint32 columns were checked above
         self._padded = max(65_536, self.n_subsets) if self.dtype == np.uint16 else self.n_subsets
         self._bounds = [_lanes(len(shard)) for shard in self.shards]
+        self._vector = np.empty(0)  # a residual as scans read it: made once, its first K entries set anew
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Columns `ids` (any order) as a new (len, d) array."""
         ids = np.asarray(ids, dtype=np.int64)
+        if len(self.shards) == 1:
+            return self.shards[0][ids]
         out = np.empty((len(ids), self.degree), self.dtype)
         shard_of = np.searchsorted(self.starts, ids, side="right") - 1
         for number, shard in enumerate(self.shards):
@@ -108,23 +109,40 @@ class Design:
     def _sample(self) -> np.ndarray:
         """Runs of columns spread evenly over the design, to guess how scores are distributed."""
         if self.n_chunks <= _SAMPLE_RUNS * _SAMPLE_RUN:
-            return self.rows(np.arange(self.n_chunks))
-        starts = np.linspace(0, self.n_chunks - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64)
-        return self.rows((starts[:, None] + np.arange(_SAMPLE_RUN)).ravel())
+            runs = [np.asarray(shard) for shard in self.shards]
+        else:
+            starts = np.linspace(0, self.n_chunks - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64)
+            runs = [self._slice(start, start + _SAMPLE_RUN) for start in starts]
+        sample = np.concatenate(runs)
+        if sample.size and sample.max() >= self.n_subsets:
+            raise _damaged()
+        return sample
 
-    def floor_for(self, residual: np.ndarray, wanted: int, *, signed: bool) -> float:
-        """A score that about `wanted` of the n columns reach, guessed from a sample; never above the largest.
+    def _slice(self, start: int, stop: int) -> np.ndarray:
+        """Columns `start` … `stop`, of one shard or two."""
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        pieces = []
+        for shard, begin in zip(self.shards[first:], self.starts[first:], strict=False):
+            if begin >= stop:
+                break
+            pieces.append(shard[max(0, start - begin) : stop - begin])
+        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+
+    def sample_scores(self, residual: np.ndarray, *, signed: bool) -> np.ndarray:
+        """Scores of some columns spread evenly over the design, for `floor_for`."""
+        sample = self._sample
+        scores = np.empty(len(sample))
+        kernels.inner_products_kernel(sample, residual, scores)
+        return scores if signed else np.abs(scores, out=scores)
+
+    def floor_for(self, scores: np.ndarray, wanted: int) -> float:
+        """A score that about `wanted` of the n columns reach, by those of a sample; never above the largest.
 
         -inf when `wanted` is all of them.
         """
         if wanted >= self.n_chunks:
             return -np.inf
-        sample = self._sample
-        scores = np.empty(len(sample))
-        kernels.inner_products_kernel(sample, residual_padded(residual, self._padded), scores)
-        if not signed:
-            np.abs(scores, out=scores)
-        keep = max(1, round(len(sample) * wanted / self.n_chunks))
+        keep = max(1, round(len(scores) * wanted / self.n_chunks))
         return float(np.partition(scores, len(scores) - keep)[len(scores) - keep])
 
     def scan(self, residual: np.ndarray, floor: float, *, signed: bool, capacity: int) -> Candidates:
@@ -133,13 +151,15 @@ class Design:
         score_i = |m_i · r|, or m_i · r where `signed`. When many more than `capacity` reach the floor, the
         smaller ones are dropped, lane by lane, and `complete` tells above which score none is missing.
         """
-        vector = residual_padded(residual, self._padded)
         found = []
-        for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
-            out = _outputs((len(bounds) - 1,), _slots(capacity, bounds, _SPARE), self.degree, self.dtype)
-            with _parallel:
-                kernels.scan_kernel(self.degree)(shard, vector, floor, signed, bounds, *out)
-            found.append(_gather(out, int(start), floor))
+        with _parallel:
+            if not len(self._vector):
+                self._vector = np.full(self._padded, np.nan)
+            self._vector[: self.n_subsets] = residual
+            for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
+                out = _outputs((len(bounds) - 1,), _slots(capacity, bounds, _SPARE))
+                kernels.scan_kernel(self.degree)(shard, self._vector, floor, signed, bounds, *out)
+                found.append(_gather(out, bounds + start, floor))
         return _concatenate(found)
 
     def scan_batch(
@@ -164,14 +184,14 @@ class Design:
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
                 shape = (kernels.BATCH, len(bounds) - 1)
                 slots = _slots(capacity, bounds, _SPARE_SHARED)
-                out = _outputs(shape, slots, self.degree, self.dtype)
+                out = _outputs(shape, slots)
                 with _parallel:
                     kernels.scan_batch_kernel(self.degree)(
                         shard, exact, table, steps, lows, signed, bounds, *out
                     )
                 for q in range(len(part)):
                     one = tuple(array[q] for array in out)
-                    found[q].append(_gather(one, int(start), float(lows[q])))
+                    found[q].append(_gather(one, bounds + start, float(lows[q])))
             result.extend(_concatenate(pieces) for pieces in found)
         return result
 
@@ -238,32 +258,36 @@ def _slots(capacity: int, bounds: np.ndarray, spare: float) -> int:
     return max(2, min(longest, math.ceil(spare * capacity / (len(bounds) - 1))))
 
 
-def _outputs(shape: tuple[int, ...], slots: int, degree: int, dtype: Any) -> tuple[np.ndarray, ...]:
+def _outputs(shape: tuple[int, ...], slots: int) -> tuple[np.ndarray, ...]:
     return (
+        np.empty((*shape, slots), np.int32),
         np.empty((*shape, slots)),
-        np.empty((*shape, slots), np.int64),
-        np.empty((*shape, slots)),
-        np.empty((*shape, slots, degree), dtype),
         np.empty(shape, np.int64),
         np.empty(shape),
         np.empty(shape),
     )
 
 
-def _gather(out: tuple[np.ndarray, ...], start: int, floor: float) -> Candidates:
-    _, ids, values, rows, counts, dropped, largest = out
+def _gather(out: tuple[np.ndarray, ...], starts: np.ndarray, floor: float) -> Candidates:
+    """What the lanes found, whose first columns are `starts`."""
+    lane_ids, lane_values, counts, dropped, largest = out
     if (counts < 0).any():
-        raise NumericalError(
-            "a column of the design names a subset that does not exist",
-            fix="check the index with `stride index verify`",
-        )
-    lanes = range(len(counts))
-    return Candidates(
-        ids=np.concatenate([ids[lane, : counts[lane]] for lane in lanes]) + start,
-        values=np.concatenate([values[lane, : counts[lane]] for lane in lanes]),
-        rows=np.concatenate([rows[lane, : counts[lane]] for lane in lanes]),
-        largest=float(largest.max()),
-        complete=max(floor, float(dropped.max())),
+        raise _damaged()
+    ids = np.empty(int(counts.sum()), np.int64)
+    values = np.empty(len(ids))
+    at = 0
+    for lane, count in enumerate(counts.tolist()):
+        ids[at : at + count] = lane_ids[lane, :count]
+        ids[at : at + count] += starts[lane]
+        values[at : at + count] = lane_values[lane, :count]
+        at += count
+    return Candidates(ids, values, float(largest.max()), max(floor, float(dropped.max())))
+
+
+def _damaged() -> NumericalError:
+    return NumericalError(
+        "a column of the design names a subset that does not exist",
+        fix="check the index with `stride index verify`",
     )
 
 
@@ -273,7 +297,6 @@ def _concatenate(parts: list[Candidates]) -> Candidates:
     return Candidates(
         ids=np.concatenate([part.ids for part in parts]),
         values=np.concatenate([part.values for part in parts]),
-        rows=np.concatenate([part.rows for part in parts]),
         largest=max(part.largest for part in parts),
         complete=max(part.complete for part in parts),
     )

@@ -129,8 +129,7 @@ def compile_all(n_subsets: int, degree: int, noise: float, *, batch: bool = True
         table, steps = np.empty((n_subsets, BATCH // 4), np.uint64), np.empty(BATCH)
         kernels.rounded_kernel(y, degree, table, steps)
         out = (
-            np.empty((BATCH, 1, 2)), np.empty((BATCH, 1, 2), np.int64), np.empty((BATCH, 1, 2)),
-            np.empty((BATCH, 1, 2, degree), np.uint16), np.empty((BATCH, 1), np.int64),
+            np.empty((BATCH, 1, 2), np.int32), np.empty((BATCH, 1, 2)), np.empty((BATCH, 1), np.int64),
             np.empty((BATCH, 1)), np.empty((BATCH, 1)),
         )  # fmt: skip
         bounds = np.array([0, empty.n_chunks])

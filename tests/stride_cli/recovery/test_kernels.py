@@ -15,13 +15,11 @@ def columns(rng) -> np.ndarray:
     return np.sort(rng.random((300, 12)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)
 
 
-def outputs(shape: tuple[int, ...], slots: int, degree: int) -> tuple[np.ndarray, ...]:
+def outputs(shape: tuple[int, ...], slots: int) -> tuple[np.ndarray, ...]:
     """Filled with a sentinel, so that what a kernel does not write compares equal."""
     return (
+        np.full((*shape, slots), -7, np.int32),
         np.full((*shape, slots), -7.0),
-        np.full((*shape, slots), -7),
-        np.full((*shape, slots), -7.0),
-        np.full((*shape, slots, degree), 7, np.uint16),
         np.full(shape, -7),
         np.full(shape, -7.0),
         np.full(shape, -7.0),
@@ -33,23 +31,22 @@ def outputs(shape: tuple[int, ...], slots: int, degree: int) -> tuple[np.ndarray
 def test_scan(columns, rng, signed, slots):
     residual = residual_padded(rng.normal(size=12), 65_536)
     bounds = np.array([0, 100, 100, 300])
-    compiled, plain = outputs((3,), slots, 4), outputs((3,), slots, 4)
+    compiled, plain = outputs((3,), slots), outputs((3,), slots)
     kernels.scan_kernel(4)(columns, residual, 1.0, signed, bounds, *compiled)
     kernels.scan_kernel(4).py_func(columns, residual, 1.0, signed, bounds, *plain)
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_array_equal(one, other)
-    _scores, ids, values, rows, counts, dropped, largest = compiled
+    ids, values, counts, dropped, largest = compiled
     products = residual[columns].sum(axis=1)
     score = products if signed else np.abs(products)
     for lane, (low, high) in enumerate([(0, 100), (100, 100), (100, 300)]):
         part = score[low:high]
-        kept = ids[lane, : counts[lane]]
+        kept = ids[lane, : counts[lane]] + low
         assert largest[lane] == pytest.approx(part[part >= 1.0].max(initial=-np.inf))
         wanted = np.flatnonzero(part >= max(1.0, dropped[lane])) + low
         assert set(wanted) <= set(kept) and (np.diff(kept) > 0).all()
         assert (dropped[lane] == -np.inf) == (slots == 300 or high == low)
         np.testing.assert_allclose(values[lane, : counts[lane]], products[kept], atol=1e-12)
-        np.testing.assert_array_equal(rows[lane, : counts[lane]], columns[kept])
 
 
 def rounded(residuals: np.ndarray, degree: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +65,7 @@ def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):
     floors = np.linspace(0.0, 3.5, kernels.BATCH) * np.abs(residuals).mean(axis=1)
     floors[3], floors[4] = np.inf, -np.inf  # an unused place, and one that wants all columns
     bounds = np.array([0, 130, 300])
-    compiled, plain = outputs((kernels.BATCH, 2), slots, 4), outputs((kernels.BATCH, 2), slots, 4)
+    compiled, plain = outputs((kernels.BATCH, 2), slots), outputs((kernels.BATCH, 2), slots)
     table, steps = rounded(residuals, 4)
     for function, out in (
         (kernels.scan_batch_kernel(4), compiled),
@@ -76,7 +73,7 @@ def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):
     ):
         function(columns, residuals, table, steps, floors, signed, bounds, *out)
     for q in range(kernels.BATCH):
-        single = outputs((2,), slots, 4)
+        single = outputs((2,), slots)
         kernels.scan_kernel(4)(columns, residuals[q].copy(), floors[q], signed, bounds, *single)
         for one, other, uncompiled in zip(compiled, single, plain, strict=True):
             np.testing.assert_array_equal(one[q], other)  # to the last bit
@@ -115,23 +112,25 @@ def test_batch_scan_notices_a_damaged_subset_number(columns, rng):
     damaged = columns.copy()
     damaged[200, 1] = 12
     residuals = rng.normal(size=(kernels.BATCH, 12))
-    out = outputs((kernels.BATCH, 2), 16, 4)
+    out = outputs((kernels.BATCH, 2), 16)
     table, steps = rounded(residuals, 4)
     floors = np.full(kernels.BATCH, np.inf)
     kernels.scan_batch_kernel(4)(
         damaged, residuals, table, steps, floors, False, np.array([0, 130, 300]), *out
     )
-    assert (out[4][:, 0] == 0).all() and (out[4][:, 1] == -1).all()
+    assert (out[2][:, 0] == 0).all() and (out[2][:, 1] == -1).all()
 
 
-def test_keep_largest(rng):
-    scores = rng.integers(0, 6, 40).astype(float)
+@pytest.mark.parametrize("signed", [False, True])
+def test_keep_largest(rng, signed):
+    values = rng.integers(-5, 6, 40).astype(float)
+    scores = values if signed else np.abs(values)
     expected = sorted(sorted(range(30), key=lambda i: (-scores[i], i))[:11])
     for function in (kernels.keep_largest_kernel, kernels.keep_largest_kernel.py_func):
-        s, ids = scores.copy(), np.arange(40)
-        threshold = function(s, ids, s.copy(), np.zeros((40, 2), np.uint16), 30, 11)
+        kept, ids = values.copy(), np.arange(40, dtype=np.int32)
+        threshold = function(ids, kept, 30, 11, signed)
         assert ids[:11].tolist() == expected
-        np.testing.assert_array_equal(s[:11], scores[expected])
+        np.testing.assert_array_equal(kept[:11], values[expected])
         assert threshold == np.nextafter(scores[expected].min(), np.inf)
 
 
@@ -222,7 +221,7 @@ def test_floor_is_reached_by_about_as_many_as_wanted(rng):
     columns = np.sort(rng.random((50_000, 40)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)
     design, residual = Design(columns, 40), rng.normal(size=40)
     for wanted in (100, 5_000):
-        floor = design.floor_for(residual, wanted, signed=False)
+        floor = design.floor_for(design.sample_scores(residual, signed=False), wanted)
         reached = (np.abs(residual[columns].sum(axis=1)) >= floor).sum()
         assert wanted / 2 <= reached <= wanted * 2
-    assert design.floor_for(residual, 50_000, signed=True) == -np.inf
+    assert design.floor_for(design.sample_scores(residual, signed=True), 50_000) == -np.inf
