@@ -14,8 +14,9 @@ all n. Violators join, until the gap is small enough. Usually two passes, rarely
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -407,9 +408,9 @@ class _Problem:
     def _proven(self) -> bool:
         """Whether what the last pass saw proves the gap over all n columns small enough, without another.
 
-        A column that it left out scored less than `complete`, at the residual r₀ of that time. At today's r it
-        scores |m · r| ≤ |m · r₀| + |m · (r − r₀)|, and the last term is a sum of d entries of r − r₀: no more
-        than that of the d largest ones.
+        A column that it left out scored less than `complete` at r₀, the residual of that time. Now it scores
+        |m · r| ≤ |m · r₀| + |m · (r − r₀)|, whose last term is a sum of d entries of r − r₀: no more than the
+        d largest ones add up to.
         """
         assert self._seen is not None and self.penalty is not None
         before, complete = self._seen
@@ -512,20 +513,22 @@ class _Problem:
 
 def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
     """Pass after pass, each for all problems that need one; between passes they run side by side."""
-    with ThreadPoolExecutor(max_workers=max(1, min(len(problems), os.cpu_count() or 1))) as workers:
+    count = max(1, min(len(problems), os.cpu_count() or 1))
+    with ThreadPoolExecutor(max_workers=count) as workers:
         while waiting := [problem for problem in problems if not problem.done]:
             floors = [problem.floor() for problem in waiting]
             residuals = [problem.pool.residual for problem in waiting]
             room = max(problem.capacity for problem in waiting)
             found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
-            if len(waiting) == 1:
-                waiting[0].absorb(found[0], floors[0])
+            if len(problems) == 1:
+                problems[0].absorb(next(found), floors[0])
                 continue
-            found.reverse()
-            tasks = []
+            under_way: deque[Future[None]] = deque()
             for problem, floor in zip(waiting, floors, strict=True):
-                tasks.append(workers.submit(_absorb_and_rest, problem, found.pop(), floor))
-            for task in tasks:
+                if len(under_way) > count:  # what waits takes memory
+                    under_way.popleft().result()
+                under_way.append(workers.submit(_absorb_and_rest, problem, next(found), floor))
+            for task in under_way:
                 task.result()
 
 

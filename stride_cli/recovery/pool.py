@@ -14,6 +14,7 @@ from stride_cli.recovery.thinning import thin
 _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
 _DESCENT = 0.4  # from one λ to the next on the way down
 ROUGH = 1e-3  # share of the objective that the gap may be on the way
+_NEAR = 0.9  # share of λ from which on a column's score calls it into Newton steps
 _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
 
 
@@ -72,7 +73,7 @@ class Pool:
             ids, rows = np.concatenate([old_ids, ids[fresh]]), np.concatenate([old_rows, rows[fresh]])
         self.ids = ids
         first, self.group = _distinct(rows)
-        self.rows = rows[first]
+        self.rows = rows if len(first) == len(rows) else rows[first]
         self.multiplicity = np.bincount(self.group, minlength=len(first)).astype(np.float64)
         self.weights = np.zeros(len(first))
         np.add.at(self.weights, self.group[: len(keep)], old_weights)
@@ -181,6 +182,7 @@ class Pool:
         part = self.emptied()
         part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
         part.residual, part.multiplicity = self.residual, self.multiplicity[working]
+        part._sigma = self._sigma
         return part
 
     def emptied(self) -> Pool:
@@ -214,20 +216,45 @@ class Pool:
             self.weights, self.residual = before
 
     def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> float:
-        """Semismooth Newton steps over the whole pool until the gap is ≤ goal; the best bound found."""
+        """Semismooth Newton steps until the gap over the pool is ≤ goal; the best bound found.
+
+        They go over the columns that may come to have weight, whose score is near λ; what the others score is
+        looked at once these are done.
+        """
+        bound, gap = -np.inf, np.inf
+        while gap > goal:
+            scores = self.scores(penalty)
+            working = np.flatnonzero((self.weights != 0.0) | (scores >= _NEAR * penalty.lambda_))
+            part = self.restricted(working)
+            part.n_steps = self.n_steps
+            dual = part._newton_whole(penalty, ridge[working], 0.5 * goal, max_steps)
+            self.n_steps, self._sigma = part.n_steps, part._sigma
+            self.weights[working], self.residual = part.weights, part.residual
+            certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
+            bound = max(bound, certificate.bound)
+            if not penalty.l2:
+                bound = max(bound, self._dual_at(dual, penalty))
+            gap = certificate.objective - bound
+            if self.n_steps >= max_steps:
+                break
+        return bound
+
+    def _newton_whole(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> np.ndarray:
+        """The steps over all columns; the method's last dual point (K,), often better than the residual."""
         bound, best, best_weights = -np.inf, np.inf, self.weights
         problem = Problem(self.rows, self.target, ridge, penalty.lambda_, penalty.nonneg, penalty.intercept)
-        start = (self.weights, self.residual, self._sigma)
-        for weights, dual, products, sigma, steps in newton_steps(problem, *start):
+        dual = self.residual
+        for weights, dual, products, sigma, steps in newton_steps(
+            problem, self.weights, self.residual, self._sigma
+        ):
             self.n_steps += max(1, steps)
             self.weights = weights
             self.refresh_residual(penalty)
             certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
             bound = max(bound, certificate.bound)
-            if not penalty.l2:  # the method's own dual point is often the better one
+            if not penalty.l2:
                 largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
-                product, squares = float(self.target @ dual), float(dual @ dual)
-                bound = max(bound, _dual(product, squares, penalty.lambda_, largest))
+                bound = max(bound, _dual(*self._products(dual), penalty.lambda_, largest))
             if certificate.objective < best:
                 best, best_weights = certificate.objective, weights
             if best - bound <= goal:
@@ -237,7 +264,17 @@ class Pool:
                 break
         self.weights = best_weights
         self.refresh_residual(penalty)
-        return bound
+        return dual
+
+    def _dual_at(self, dual: np.ndarray, penalty: Penalty) -> float:
+        """The dual objective at the best feasible multiple of `dual` (K,)."""
+        products = np.empty(len(self.rows))
+        kernels.inner_products_kernel(self.rows, dual, products)
+        largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
+        return _dual(*self._products(dual), penalty.lambda_, largest)
+
+    def _products(self, dual: np.ndarray) -> tuple[float, float]:
+        return float(self.target @ dual), float(dual @ dual)
 
 
 def _dual(product: float, squares: float, lambda_: float, largest: float) -> float:

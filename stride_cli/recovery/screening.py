@@ -97,7 +97,7 @@ class Design:
         """Columns `ids` (any order) as a new (len, d) array."""
         ids = np.asarray(ids, dtype=np.int64)
         if len(self.shards) == 1:
-            return self.shards[0][ids]
+            return np.take(self.shards[0], ids, axis=0)  # four times as quick as self.shards[0][ids]
         out = np.empty((len(ids), self.degree), self.dtype)
         shard_of = np.searchsorted(self.starts, ids, side="right") - 1
         for number, shard in enumerate(self.shards):
@@ -164,13 +164,17 @@ class Design:
 
     def scan_batch(
         self, residuals: Sequence[np.ndarray], floors: Sequence[float], *, signed: bool, capacity: int
-    ) -> list[Candidates]:
-        """`scan` for several residuals, BATCH of them at a time so that the columns are read once for all."""
+    ) -> Iterator[Candidates]:
+        """`scan` for several residuals, BATCH of them at a time so that the columns are read once for all.
+
+        Each one's candidates are put together when they are asked for: 64 times as many take much memory.
+        """
         few = len(residuals) < _SHARED or self.n_chunks < _SHARED_COLUMNS
         if few or self.degree > _UNROLLED:
             pairs = zip(residuals, floors, strict=True)
-            return [self.scan(r, floor, signed=signed, capacity=capacity) for r, floor in pairs]
-        result: list[Candidates] = []
+            for residual, low in pairs:
+                yield self.scan(residual, low, signed=signed, capacity=capacity)
+            return
         table = np.empty((self.n_subsets, kernels.BATCH // 4), np.uint64)
         steps, lows = np.empty(kernels.BATCH), np.empty(kernels.BATCH)
         exact = np.zeros((kernels.BATCH, self.n_subsets))
@@ -181,7 +185,11 @@ class Design:
             lows[:] = np.inf  # unused places collect nothing
             lows[: len(part)] = floors[first : first + kernels.BATCH]
             found: list[list[Candidates]] = [[] for _ in part]
-            for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
+            out: tuple[np.ndarray, ...] = ()
+            for number, (shard, bounds) in enumerate(zip(self.shards, self._bounds, strict=True)):
+                if number:
+                    for q, pieces in enumerate(found):
+                        pieces.append(self._gathered(out, q, number - 1, lows))
                 shape = (kernels.BATCH, len(bounds) - 1)
                 slots = _slots(capacity, bounds, _SPARE_SHARED)
                 out = _outputs(shape, slots)
@@ -189,11 +197,12 @@ class Design:
                     kernels.scan_batch_kernel(self.degree)(
                         shard, exact, table, steps, lows, signed, bounds, *out
                     )
-                for q in range(len(part)):
-                    one = tuple(array[q] for array in out)
-                    found[q].append(_gather(one, bounds + start, float(lows[q])))
-            result.extend(_concatenate(pieces) for pieces in found)
-        return result
+            for q, pieces in enumerate(found):
+                yield _concatenate([*pieces, self._gathered(out, q, len(self.shards) - 1, lows)])
+
+    def _gathered(self, out: tuple[np.ndarray, ...], q: int, shard: int, floors: np.ndarray) -> Candidates:
+        starts = self._bounds[shard] + self.starts[shard]
+        return _gather(tuple(array[q] for array in out), starts, float(floors[q]))
 
     def correlate(self, vector: np.ndarray) -> np.ndarray:
         """Mᵀ vector: (n,) float64 for a vector (K,)."""

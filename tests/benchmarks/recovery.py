@@ -64,7 +64,7 @@ def bare_pass(design: Design, residual: np.ndarray) -> None:
 
 def shared_pass(design: Design, residuals: np.ndarray) -> None:
     """The same for up to 64 residuals at once."""
-    design.scan_batch(list(residuals), [np.inf] * len(residuals), signed=False, capacity=16)
+    list(design.scan_batch(list(residuals), [np.inf] * len(residuals), signed=False, capacity=16))
 
 
 def hardware() -> dict[str, Any]:
