@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, Lasso
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.recovery import screening
+from stride_cli.recovery import lasso, screening
 from stride_cli.recovery.lasso import Solution, correlate, solve_batch, solve_lasso, solve_path
 
 PROBLEMS = settings(max_examples=60, deadline=None)
@@ -300,6 +300,75 @@ def test_correlate_is_the_transposed_product(wide):
     np.testing.assert_allclose(
         correlate([columns[:7], columns[7:]], y), dense(columns, 100).T @ y, atol=1e-12
     )
+
+
+def gap_over_all(columns, solution: Solution, y: np.ndarray) -> float:
+    """Relative duality gap by the dense matrix, every column looked at."""
+    matrix = dense(columns, len(y))
+    target, residual = y - y.mean(), solution.residual
+    weights = np.abs(solution.values).sum()
+    scale = min(1.0, solution.lambda_ / np.abs(matrix.T @ residual).max())
+    dual = scale * target @ residual - 0.5 * scale**2 * residual @ residual
+    return (0.5 * residual @ residual + solution.lambda_ * weights - dual) / (0.5 * target @ target)
+
+
+@pytest.mark.parametrize(("ratio", "collect"), [(0.9, 6), (0.8, 30), (0.7, 90), (0.3, 30)])
+@pytest.mark.parametrize("twins", [False, True])
+def test_one_pass_may_prove_the_gap_but_never_wrongly(ratio, collect, twins, rng, monkeypatch):
+    """With few columns collected, those left out often come to violate optimality: then a pass finds them."""
+    monkeypatch.setattr(lasso, "_COLLECT", (collect, collect))
+    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    passes = []
+    for _ in range(60):
+        columns = regular_columns(rng, 300, 24, 5)
+        if twins:
+            columns = np.concatenate([columns[:150], columns[:150]])
+        y = rng.normal(size=24) + 3.0 * (rng.random(24) < 0.1)
+        solution = solve_lasso(columns, y, n_subsets=24, lambda_ratio=ratio)
+        gap = gap_over_all(columns, solution, y)
+        assert gap <= solution.relative_gap + 1e-12 <= 1e-6 + 1e-12
+        if twins:
+            weights = weights_of(solution)
+            np.testing.assert_array_equal(weights[:150], weights[150:])
+        passes.append(solution.n_passes)
+    assert max(passes) > 1 or ratio == 0.7
+    assert (min(passes) == 1) == (ratio > 0.5)
+
+
+def test_a_column_left_out_that_comes_to_violate_is_found(monkeypatch):
+    """It scores .1 at first, and 2.3 once the column it shares four subsets with has its weight; λ is 2."""
+    monkeypatch.setattr(lasso, "_COLLECT", (2, 2))
+    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    columns = np.array([[0, 1, 2, 3, 4], [0, 1, 2, 3, 9], [10, 11, 12, 13, 14]], np.uint16)
+    y = np.zeros(15)
+    y[:5], y[9], y[10:] = 1.0, -3.9, 0.38
+    solution = solve_lasso(columns, y, n_subsets=15, lambda_=2.0, intercept=False)
+    assert solution.n_passes == 2 and solution.indices.tolist() == [0, 1]
+    slope = np.abs(dense(columns, 15).T @ solution.residual)
+    np.testing.assert_allclose(slope, [2.0, 2.0, 1.9], atol=1e-3)
+
+
+def test_usual_problems_at_large_lambda_take_one_pass(rng):
+    columns = regular_columns(rng, 60_000, 100, 5)
+    for _ in range(5):
+        y = rng.normal(size=100)
+        y[columns[rng.integers(60_000)]] += 3.0
+        solution = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.8)
+        assert solution.n_passes == 1 and len(solution.indices)
+        assert gap_over_all(columns, solution, y) <= 1e-6
+
+
+def test_elastic_net_is_proven_by_one_pass_too(rng, monkeypatch):
+    monkeypatch.setattr(lasso, "_COLLECT", (40, 40))
+    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    columns, y = regular_columns(rng, 300, 24, 5), rng.normal(size=24)
+    for _ in range(20):
+        y = rng.normal(size=24)
+        options = {"n_subsets": 24, "lambda_ratio": 0.8, "l2": 0.5, "tolerance": 1e-10}
+        solution = solve_lasso(columns, y, **options)
+        matrix, weights = dense(columns, 24), weights_of(solution)
+        slope = np.abs(matrix.T @ solution.residual - 0.5 * weights)
+        assert slope.max() <= solution.lambda_ * (1 + 1e-4)
 
 
 class TestDegenerate:
