@@ -115,7 +115,7 @@ def build_index(
         raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
     chunker = DocumentTokenizer(tokenizer, block_size=block_size)
     # before anything is created: no such file, a pattern without a match
-    documents, log = open_documents(sources, reading)
+    documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
     settings = {
         "format_version": FORMAT_VERSION,
         "model": model_fingerprint,
@@ -183,7 +183,13 @@ def append_to_index(
     chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])
     store_text = index.has("corpus/text_bytes")
     known = (index.document_id(document) for document in range(index.n_documents))
-    documents, log = open_documents(sources, reading, known_ids=known, first_number=index.n_documents)
+    documents, log = open_documents(
+        sources,
+        reading,
+        known_ids=known,
+        first_number=index.n_documents,
+        scratch=Path(path).absolute().parent,
+    )
     counts = attributes.get("counts") or {}
     fingerprint = attributes["fingerprints"]["corpus"]
     start = _Progress(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stride_cli.corpus.ids import SeenIds
 from stride_cli.errors import CorpusError
 
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
-_TWO_WORDS = struct.Struct("<QQ")
-# the place of ids that an index has already; that of a line is (number of its source) << 40 | line
-_KNOWN = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,67 +75,16 @@ class Fields:
         return [name for name in (self.id, self.text, self.prompt, self.response, self.messages) if name]
 
 
-class _Ids:
-    """The ids seen, by 16-byte digest, with where each was first seen.
-
-    An open-addressing table in three flat arrays: 35 to 70 bytes an id, where a dict takes 200.
-    """
-
-    def __init__(self, known: Iterable[str]) -> None:
-        self._names: list[str] = ["the index that is appended to"]
-        self._number: dict[str, int] = {}
-        self._count = 0
-        self._allocate(1 << 10)
-        for name in known:
-            self._place(*self._key(name), _KNOWN)
-
-    def take(self, name: str, source: str, line: int) -> str | None:
-        """None when the id is new and now taken; else where it was first seen."""
-        number = self._number.get(source)
-        if number is None:
-            number = self._number[source] = len(self._names)
-            self._names.append(source)
-        first = self._place(*self._key(name), number << 40 | line)
-        if not first:
-            return None
-        source_name = self._names[first >> 40]
-        return source_name if first == _KNOWN else f"{source_name}:{first & (1 << 40) - 1}"
-
-    @staticmethod
-    def _key(name: str) -> tuple[int, int]:
-        return _TWO_WORDS.unpack(hashlib.blake2b(name.encode(), digest_size=16).digest())
-
-    def _allocate(self, size: int) -> None:
-        self._low, self._high, self._places = (array("Q", bytes(8 * size)) for _ in range(3))
-
-    def _place(self, low: int, high: int, place: int) -> int:
-        """Enter a key; 0 when it was new, else the place that it was entered with."""
-        if 3 * self._count >= 2 * len(self._places):
-            self._grow()
-        last = len(self._places) - 1
-        slot = low & last
-        while found := self._places[slot]:
-            if self._low[slot] == low and self._high[slot] == high:
-                return found
-            slot = (slot + 1) & last
-        self._low[slot], self._high[slot], self._places[slot] = low, high, place
-        self._count += 1
-        return 0
-
-    def _grow(self) -> None:
-        before = zip(self._low, self._high, self._places, strict=True)
-        self._count = 0
-        self._allocate(2 * len(self._places))
-        for low, high, place in before:
-            if place:
-                self._place(low, high, place)
-
-
 class DocumentParser:
     """Turns records into documents and checks them."""
 
     def __init__(
-        self, fields: Fields, max_bytes: int, number_ids: bool, first_number: int, known_ids: Iterable[str]
+        self,
+        fields: Fields,
+        max_bytes: int,
+        number_ids: bool,
+        first_number: int,
+        seen: SeenIds,
     ) -> None:
         if max_bytes < 1:
             raise CorpusError(
@@ -148,7 +93,7 @@ class DocumentParser:
         self.fields = fields
         self.max_bytes = max_bytes
         self._number: int | None = first_number if number_ids else None
-        self._ids = _Ids(known_ids)
+        self._ids = seen
 
     def document(
         self, record: Mapping[str, Any], source: str, line: int, available: Sequence[str] | None = None

@@ -21,7 +21,6 @@ DEFAULT_GATE_DIMENSION = 64 * 64  # a matrix gate on 64 + 64 principal component
 SGD_DRAWS = 8 * 2 * 10_000
 # One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
 _BUILD_BYTES = 400 << 20
-_BYTES_PER_ID = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,7 @@ def plan_index(
         gate_bytes=gate_bytes,
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
-        build_memory_bytes=_BUILD_BYTES + _BYTES_PER_ID * counts.documents,
+        build_memory_bytes=_BUILD_BYTES,
         fit_memory_bytes=fit_bytes,
         query_memory_bytes=sizes["design/columns"] + gate_bytes,
     )

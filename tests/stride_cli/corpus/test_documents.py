@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.corpus.documents import Document, _Ids
+from stride_cli.corpus.documents import Document
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
 documents = st.one_of(
@@ -51,17 +51,3 @@ def test_plain_text() -> None:
     assert Document("a", prompt="b", response="c").plain_text == "b\nc"
     turns = ({"role": "user", "content": "b"}, {"role": "assistant", "content": "c"})
     assert Document("a", messages=turns).plain_text == "b\nc"
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from(["a.jsonl", "b.jsonl"])), max_size=200))
-def test_ids_seen_are_told_with_their_first_place(lines: list[tuple[int, str]]) -> None:
-    """Against a dict; ids repeat, and the table grows past its first size."""
-    table = _Ids(["known"])
-    first: dict[str, str] = {"known": "the index that is appended to"}
-    many = [(number, "c.jsonl") for number in range(10_000, 11_500)]
-    for line, (number, source) in enumerate([*lines, *many, *lines, (0, "a.jsonl")], 1):
-        name = str(number)
-        assert table.take(name, source, line) == first.get(name)
-        first.setdefault(name, f"{source}:{line}")
-    assert table.take("known", "a.jsonl", 1) == first["known"]
