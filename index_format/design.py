@@ -7,10 +7,17 @@ and an index grows without touching what is there.
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+
+from index_format.durable import storage
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -97,27 +104,110 @@ def build_rows(columns: Columns, n_subsets: int) -> tuple[np.ndarray, np.ndarray
     """
     sizes = row_sizes(columns, n_subsets)
     members = np.empty(int(sizes.sum()), member_dtype(len(columns)))
-    _fill_rows(columns, 0, n_subsets, sizes, members)
+    _fill_rows(columns, sizes, members)
     return offsets_of(sizes), members
 
 
 def iter_row_members(
-    columns: Columns, sizes: np.ndarray, *, max_members: int = 1 << 23
+    columns: Columns,
+    sizes: np.ndarray,
+    *,
+    max_members: int = 1 << 20,
+    directory: Path | None = None,
 ) -> Iterator[np.ndarray]:
     """``row_members`` in consecutive pieces, for a corpus whose transpose does not fit in memory.
 
-    One pass over `columns` for each piece. `sizes` (K,) is `row_sizes(columns, K)`; a piece is whole subsets,
-    at most `max_members` members (or one subset, where that alone is larger).
+    One pass over `columns`, which sorts each block by subset and keeps it in a file without a name, as large
+    as ``row_members`` and K numbers for each block of 2**18 entries; a piece is then merged from the blocks.
+
+    Parameters
+    ----------
+    columns : (n, d) uint16 or uint32
+    sizes : (K,) int64        `row_sizes(columns, K)`
+    max_members : int         of a piece: whole subsets, or one subset where that alone is larger
+    directory : Path          where that file is made; default: the system's temporary directory
+
+    Raises
+    ------
+    StorageFull               there is no space for the file
     """
     offsets = offsets_of(sizes)
-    first = 0
-    while first < len(sizes):
-        last = int(np.searchsorted(offsets, offsets[first] + max_members, side="right")) - 1
-        last = min(max(last, first + 1), len(sizes))
-        piece = np.empty(int(offsets[last] - offsets[first]), member_dtype(len(columns)))
-        _fill_rows(columns, first, last, sizes, piece)
-        yield piece
-        first = last
+    dtype = member_dtype(len(columns))
+    bounds = [0]  # of the pieces, in subsets
+    while bounds[-1] < len(sizes):
+        end = int(np.searchsorted(offsets, offsets[bounds[-1]] + max_members, side="right")) - 1
+        bounds.append(min(max(end, bounds[-1] + 1), len(sizes)))
+    if len(bounds) <= 2:
+        for _ in bounds[1:]:
+            members = np.empty(int(offsets[-1]), dtype)
+            _fill_rows(columns, sizes, members)
+            yield members
+        return
+    directory = Path(tempfile.gettempdir()) if directory is None else directory
+    with tempfile.TemporaryFile(dir=directory) as file:
+        runs = _Runs(file.fileno(), directory, dtype)
+        written = offsets[bounds[:-1]]  # members of each piece so far lie before this place
+        for low, block in _blocks(columns):
+            chunks, counts = _sorted_block(block, low, len(sizes), dtype)
+            begins = offsets_of(counts)
+            for piece, (first, last) in enumerate(itertools.pairwise(bounds)):
+                some = chunks[begins[first] : begins[last]]
+                runs.write_members(int(written[piece]), some)
+                written[piece] += len(some)
+            runs.add_counts(counts, int(offsets[-1]))
+        for first, last in itertools.pairwise(bounds):
+            members = np.empty(int(offsets[last] - offsets[first]), dtype)
+            cursor = offsets_of(sizes[first:last])[:-1]  # where the next member of each subset goes
+            place = int(offsets[first])
+            for block_number in range(runs.n_blocks):
+                counts = runs.read_counts(block_number, first, last)
+                some = runs.read_members(place, int(counts.sum()))
+                members[_places(cursor, counts)] = some
+                cursor += counts
+                place += len(some)
+            yield members
+
+
+class _Runs:
+    """A file of members, grouped by piece, and of the sizes of each block's subsets behind them."""
+
+    def __init__(self, fd: int, directory: Path, dtype: np.dtype) -> None:
+        self._fd = fd
+        self._directory = directory
+        self._dtype = dtype
+        self._counts_at = self._n_subsets = self.n_blocks = 0
+
+    def write_members(self, place: int, members: np.ndarray) -> None:
+        self._write(place * self._dtype.itemsize, members)
+
+    def add_counts(self, counts: np.ndarray, n_members: int) -> None:
+        self._counts_at, self._n_subsets = n_members * self._dtype.itemsize, len(counts)
+        self._write(self._counts_at + self.n_blocks * 4 * self._n_subsets, counts.astype(np.uint32))
+        self.n_blocks += 1
+
+    def read_members(self, place: int, count: int) -> np.ndarray:
+        return self._read(place * self._dtype.itemsize, count, self._dtype)
+
+    def read_counts(self, block: int, first: int, last: int) -> np.ndarray:
+        at = self._counts_at + (block * self._n_subsets + first) * 4
+        return self._read(at, last - first, np.dtype(np.uint32)).astype(np.int64)
+
+    def _write(self, at: int, values: np.ndarray) -> None:
+        data = np.ascontiguousarray(values).view(np.uint8).data
+        with storage(self._directory, len(data)):
+            while len(data):
+                done = os.pwrite(self._fd, data, at)
+                data, at = data[done:], at + done
+
+    def _read(self, at: int, count: int, dtype: np.dtype) -> np.ndarray:
+        values = np.empty(count, dtype)
+        data = values.view(np.uint8).data
+        while len(data):
+            done = os.preadv(self._fd, [data], at)
+            if not done:
+                raise OSError(errno.EIO, "a temporary file ends early", str(self._directory))
+            data, at = data[done:], at + done
+        return values
 
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
@@ -203,28 +293,37 @@ def _sample_by_table(keys: np.ndarray, n_subsets: int, out: np.ndarray) -> None:
     out[:] = np.nonzero(table)[1].reshape(out.shape)  # row-major, hence ascending
 
 
-def _blocks(columns: Columns, entries: int = 1 << 20) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(columns: Columns, entries: int = 1 << 18) -> Iterator[tuple[int, np.ndarray]]:
     """(first chunk, block of rows) over all of `columns`."""
     rows = max(1, entries // max(1, columns.shape[1]))
     for low in range(0, len(columns), rows):
         yield low, np.asarray(columns[low : low + rows])
 
 
-def _fill_rows(columns: Columns, first: int, last: int, sizes: np.ndarray, members: np.ndarray) -> None:
-    """Write the members of subsets first … last-1, in order, into `members`."""
-    cursor = offsets_of(sizes[first:last])[:-1]  # where the next member of each subset goes
-    whole = first == 0 and last == len(sizes)
-    degree = columns.shape[1]
+def _fill_rows(columns: Columns, sizes: np.ndarray, members: np.ndarray) -> None:
+    """Write the members of all subsets, in order, into `members`."""
+    cursor = offsets_of(sizes)[:-1]  # where the next member of each subset goes
     for low, block in _blocks(columns):
-        subsets = block.ravel()
-        chunks = np.arange(low, low + len(block), dtype=members.dtype).repeat(degree)
-        if not whole:
-            inside = (subsets >= first) & (subsets < last)
-            subsets, chunks = subsets[inside], chunks[inside]
-        subsets = subsets - first if first else subsets
-        order = np.argsort(subsets, kind="stable")  # stable: members stay ascending
-        counts = np.bincount(subsets, minlength=last - first)
-        begins = offsets_of(counts)[:-1]
-        positions = np.arange(len(order)) + (cursor - begins).repeat(counts)
-        members[positions] = chunks[order]
+        chunks, counts = _sorted_block(block, low, len(sizes), members.dtype)
+        members[_places(cursor, counts)] = chunks
         cursor += counts
+
+
+def _sorted_block(
+    block: np.ndarray, low: int, n_subsets: int, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """The chunks of a block that begins with chunk `low`, subset by subset, and how many each has."""
+    subsets = block.ravel()
+    order = np.argsort(subsets, kind="stable")  # stable: members stay ascending
+    order //= block.shape[1]
+    chunks = order.astype(dtype)
+    chunks += dtype.type(low)
+    return chunks, np.bincount(subsets, minlength=n_subsets)
+
+
+def _places(cursor: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Where the next `counts` members of each subset go: (sum of counts,) int64."""
+    begins = offsets_of(counts)
+    places = (cursor - begins[:-1]).repeat(counts)
+    places += np.arange(int(begins[-1]))
+    return places

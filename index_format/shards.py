@@ -13,7 +13,7 @@ import numpy as np
 from index_format.durable import make_directory, sha256_file, storage, write_all
 from index_format.metadata import ArrayMetadata, chunk_file, rows_per_file
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17
 _ZEROS = bytes(1 << 20)
 
 

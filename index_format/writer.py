@@ -123,19 +123,20 @@ class IndexWriter(Build):
         ends = start + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self.append(f"{prefix}_offsets", ends)
 
-    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 23) -> None:
+    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 20) -> None:
         """Append design/row_offsets and design/row_members: the transpose of design/columns so far.
 
-        Memory is bounded by `max_members` (8 bytes each, a few times over), whatever the number of chunks. A
+        Memory is bounded by `max_members` (4 bytes each, and a few megabytes), whatever the number of chunks;
+        with more members than that, as many bytes as row_members has are needed on disk for the time. A
         resume begins it again unless the caller has committed in between; hence both arrays must be empty.
         """
         for name in ("design/row_offsets", "design/row_members"):
             if self.length(name):
                 raise ValueError(f"{name} has been written already")
-        columns = self.view("design/columns")
+        columns = _Unmapped(self, "design/columns")
         sizes = design.row_sizes(columns, n_subsets)
         self.append("design/row_offsets", design.offsets_of(sizes))
-        for members in design.iter_row_members(columns, sizes, max_members=max_members):
+        for members in design.iter_row_members(columns, sizes, max_members=max_members, directory=self._data):
             self.append("design/row_members", members)
 
     def publish(self, attributes: Mapping[str, Any]) -> None:
@@ -225,6 +226,22 @@ class IndexWriter(Build):
                 )
             if (self.path / group).is_dir():
                 durable.link_tree(self.path / group, self._data / group)
+
+
+class _Unmapped:
+    """An array that is being written, read by slices that are mapped one at a time: pages of a map that has
+    been read stay with the process."""
+
+    def __init__(self, writer: Build, name: str) -> None:
+        self._writer = writer
+        self._name = name
+        self.shape: tuple[int, ...] = writer.view(name).shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        return self._writer.read(self._name, *rows.indices(len(self))[:2])
 
 
 class GroupWriter(Build):

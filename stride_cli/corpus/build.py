@@ -36,7 +36,7 @@ COMMIT_SECONDS = 2.0
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
-_DESIGN_BLOCK = 1 << 18  # chunks
+_DESIGN_BLOCK = 1 << 16  # chunks
 _MASK_BLOCK = 1 << 16  # chunks
 
 

@@ -24,7 +24,7 @@ _MOVED = 1 << 14  # slots
 class SeenIds:
     """Ids by 16-byte digest, with where each was first seen.
 
-    A hash table of 24-byte slots, a half to a third of them free, with linear probing. Beyond 43,000 ids it is
+    A hash table of 24-byte slots, a third of them free or more, with linear probing. Beyond 43,000 ids it is
     a file without a name, read and written a few slots at a time: 36 to 72 bytes of disk an id, and as much
     page cache as the system has to spare.
 

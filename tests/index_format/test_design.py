@@ -135,5 +135,17 @@ def test_rows_across_blocks(monkeypatch):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("max_members, n_pieces", [(1, 50), (700, 23), (5_000, 3), (12_000, 1)])
+def test_pieces_are_merged_from_blocks(monkeypatch, tmp_path, max_members, n_pieces):
+    columns = build_columns(0, 3000, n_subsets=50, degree=4, seed=1)
+    original = design._blocks
+    monkeypatch.setattr(design, "_blocks", lambda columns: original(columns, entries=1_000))
+    sizes = row_sizes(columns, 50)
+    pieces = list(iter_row_members(columns, sizes, max_members=max_members, directory=tmp_path))
+    np.testing.assert_array_equal(np.concatenate(pieces), build_rows(columns, 50)[1])
+    assert len(pieces) == n_pieces
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
 def test_member_dtype_grows_past_32_bits():
     assert member_dtype(2**32) == np.uint32 and member_dtype(2**32 + 1) == np.uint64
