@@ -58,7 +58,7 @@ def keep_largest_kernel(ids, values, count, keep, signed):
 
 @lru_cache(maxsize=2)
 def _scan_kernel(known: int) -> Callable[..., None]:
-    @njit(cache=True, parallel=True)
+    @njit(cache=True, parallel=True, nogil=True)
     def kernel(columns, residual, floor, signed, bounds, ids, values, counts, dropped, largest):
         capacity = ids.shape[1]
         for lane in prange(counts.shape[0]):
@@ -212,7 +212,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     are added up exactly, in the order of `scan_kernel`, so that what is collected has the same bits.
     """
 
-    @njit(cache=True, parallel=True)
+    @njit(cache=True, parallel=True, nogil=True)
     def kernel(
         columns, residuals, table, steps, floor, signed, bounds, ids, values, counts, dropped, largest
     ):  # fmt: skip
@@ -251,7 +251,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     return kernel
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, parallel=True, nogil=True)
 def correlate_kernel(columns, vector, out):
     """out[i] = m_i · vector for columns (n, d) and vector (P,) float64, in parallel."""
     degree = columns.shape[1]
@@ -344,7 +344,7 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
     return epochs
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, parallel=True, nogil=True)
 def neighbours_kernel(columns, masks, counts, bounds):
     """How many columns share at least d − 1 subsets with each of up to 64 wanted ones (each itself included).
 

@@ -19,7 +19,9 @@ from stride_cli.recovery import kernels
 # a shard is scanned in at most so many pieces, none smaller than this: fixed, so that results do not depend
 # on the number of threads
 _LANES, _LANE_COLUMNS = 64, 16_384
-_SAMPLE_RUNS, _SAMPLE_RUN = 64, 256  # columns read to guess a score's distribution
+# columns read to guess a score's distribution: few runs, for each waits for a disk; columns are random, and
+# those of one place as good as any
+_SAMPLE_RUNS, _SAMPLE_RUN = 2, 8_192
 _UNROLLED = 64  # largest degree the batch scan is compiled for
 # residuals and columns from which on one batch scan is faster than a scan of each, and worth its compilation
 _SHARED, _SHARED_COLUMNS = 6, 500_000
@@ -107,11 +109,11 @@ class Design:
 
     @cached_property
     def _sample(self) -> np.ndarray:
-        """Runs of columns spread evenly over the design, to guess how scores are distributed."""
+        """Runs of columns, from the first and from the middle on, to guess how scores are distributed."""
         if self.n_chunks <= _SAMPLE_RUNS * _SAMPLE_RUN:
             runs = [np.asarray(shard) for shard in self.shards]
         else:
-            starts = np.linspace(0, self.n_chunks - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64)
+            starts = [run * self.n_chunks // _SAMPLE_RUNS for run in range(_SAMPLE_RUNS)]
             runs = [self._slice(start, start + _SAMPLE_RUN) for start in starts]
         sample = np.concatenate(runs)
         if sample.size and sample.max() >= self.n_subsets:
@@ -129,7 +131,7 @@ class Design:
         return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
     def sample_scores(self, residual: np.ndarray, *, signed: bool) -> np.ndarray:
-        """Scores of some columns spread evenly over the design, for `floor_for`."""
+        """Scores of some columns, for `floor_for`."""
         sample = self._sample
         scores = np.empty(len(sample))
         kernels.inner_products_kernel(sample, residual, scores)
