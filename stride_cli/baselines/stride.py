@@ -332,7 +332,7 @@ class DirectReadout:
         """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
         import torch
 
-        from stride_cli.operators.closed import natural_weights
+        from stride_cli.operators.closed import on_one_scale
         from stride_cli.operators.gradients import gate_gradients
 
         wanted: list[list[Any]] = [[] for _ in spaces]
@@ -349,10 +349,7 @@ class DirectReadout:
             share = (batch.scored / typical)[:, None]
             for space, (query, gradient) in enumerate(zip(asked, found, strict=True)):
                 scores[space][:, batch.rows] = (query @ (gradient.cpu() * share).T).numpy()
-        weights = natural_weights(settings)
-        if weights is not None:
-            return np.einsum("s,sqn->qn", weights, scores)
-        if len(spaces) > 1:  # as `closed._equalise` does with responses
+        if len(spaces) > 1 and not on_one_scale(settings):  # as `closed._equalise` does with responses
             middle = np.median(scores, axis=2, keepdims=True)
             deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
             spread = np.median(deviation, axis=1)[:, None, None]

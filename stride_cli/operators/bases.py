@@ -4,7 +4,9 @@ Two kinds. *Orthonormal* bases only span a space; the Fisher matrix in its gates
 as a whole. *Whitened* bases carry the preconditioner themselves: with the Fisher matrix approximated by a
 Kronecker product A ⊗ S of the second moments of activations and of output gradients (K-FAC; Martens & Grosse
 2015), A^{-1/2} and S^{-1/2} are applied to the directions, and what is left of the Fisher matrix in the gates
-is the identity. For a vocabulary S is taken diagonal, the model's mean prediction.
+is the identity. For a vocabulary S is taken diagonal, the model's mean prediction. What the product leaves
+out (how the positions of a chunk go together, the damping) is measured on chunks of its own: directions are
+scaled so that the mean eigenvalue is 1 at every layer and in every logit space.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
-from stride_cli.operators.gradients import label_signals, signals
+from stride_cli.operators.gradients import gate_gradients, label_signals, signals
 from stride_cli.operators.spaces import (
     LOGIT_SPACES,
     LayerMatrixSpace,
@@ -44,10 +46,10 @@ _MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
 _VOCABULARY_DAMPING = 1.0
 
 
-def label_uniforms(seed: int, batch: Batch) -> np.ndarray:
+def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.ndarray:
     """Uniforms (B, T) that draw the Fisher labels: one stream per chunk, whatever the batching."""
     length = batch.ids.shape[1]
-    return np.stack([stream(seed, "fisher labels", int(row)).random(length) for row in batch.rows])
+    return np.stack([stream(seed, name, int(row)).random(length) for row in batch.rows])
 
 
 def fit_bases(
@@ -169,7 +171,41 @@ def fit_bases(
                 mean = prediction / tokens
                 sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
             spaces.append(LOGIT_SPACES[name](_leading(moment / tokens, rank, damping).T, bucket, sign))
-    return [space.to(model.device).requires_grad_(False) for space in spaces]
+    spaces = [space.to(model.device).requires_grad_(False) for space in spaces]
+    if damping is not None and "residual" not in names:
+        _to_unit_curvature(model, spaces, layer, chunks, seed, batch_tokens)
+    return spaces
+
+
+def _to_unit_curvature(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    layer: int,
+    chunks: ChunkReader,
+    seed: int,
+    batch_tokens: int,
+) -> None:
+    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is 1: of
+    every layer inside the blocks by itself, and of every other space."""
+    totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
+    tokens = 0.0
+    sample = _sample(chunks, seed, 0, "curvature sample")
+    for batch in chunks.batches(batch_tokens, sample):
+        # other labels than those that made the bases, which would look too steep along them
+        uniforms = label_uniforms(seed, batch, "curvature labels")
+        drawn = gate_gradients(model, spaces, layer, batch, sampled=uniforms)[1]
+        assert drawn is not None
+        # rows are means over tokens, and Σ_t g_t g_tᵀ has the square of their sum as its expectation
+        weight = batch.scored.double()[:, None] ** 2
+        for total, space, gradient in zip(totals, spaces, drawn, strict=True):
+            squares = [gradient[:, part].square().mean(dim=1) for part in space.parts()]
+            total += (torch.stack(squares, dim=1).double().cpu() * weight).sum(dim=0)
+        tokens += float(batch.scored.sum())
+    for total, space in zip(totals, spaces, strict=True):
+        for number, value in enumerate((total / max(1.0, tokens)).tolist()):
+            # a layer that no gradient reaches has nothing to scale
+            if value > 0:
+                space.scale(number, value**-0.5)
 
 
 def _label_moments(
@@ -258,9 +294,9 @@ def _add_moment(moment: torch.Tensor, values: torch.Tensor, *, single: bool = Fa
     return moment + own if len(moment) else own
 
 
-def _sample(chunks: ChunkReader, seed: int, width: int) -> np.ndarray:
+def _sample(chunks: ChunkReader, seed: int, width: int, name: str = "basis sample") -> np.ndarray:
     """Random chunks that hold enough tokens for second moments of that width, ascending."""
-    order = stream(seed, "basis sample").permutation(chunks.n_chunks)
+    order = stream(seed, name).permutation(chunks.n_chunks)
     wanted = int(np.clip(64 * width, *_SAMPLE_TOKENS))
     enough = int(np.searchsorted(np.cumsum(chunks.lengths[order]), wanted)) + 1
     return np.sort(order[:enough])

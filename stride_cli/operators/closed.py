@@ -160,12 +160,8 @@ def fit_closed(
             gates.append(mean.div_(settings.stability))
         else:
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
-    weights = natural_weights(settings)
-    if weights is None:
+    if not on_one_scale(settings):
         _equalise(gates, probes)
-    else:
-        for gate, weight in zip(gates, weights, strict=True):
-            gate.mul_(weight)
     return Operators(
         spaces=[space.cpu() for space in spaces],
         gates=[gate.numpy() for gate in gates],
@@ -277,7 +273,7 @@ def _accumulate(
     slot = np.full(chunks.n_chunks, -1, dtype=np.int64)  # which Fisher row a chunk fills
     slot[np.sort(order[:limit])] = np.arange(min(limit, chunks.n_chunks))
     n_fisher = min(limit, chunks.n_chunks)
-    equalised = len(spaces) > 1 and natural_weights(settings) is None
+    equalised = len(spaces) > 1 and not on_one_scale(settings)
     n_probe = min(_SPREAD_CHUNKS, n_fisher) if equalised else 0
 
     sums = [torch.zeros(n_subsets, size) for size in sizes]
@@ -338,20 +334,16 @@ def _accumulate(
     return sums, fisher, probes, loss_sum / max(1, loss_count)
 
 
-def natural_weights(settings: ClosedSettings) -> list[float] | None:
-    """What the gates of each space are multiplied with; None where spaces are put on one spread instead.
+def on_one_scale(settings: ClosedSettings) -> bool:
+    """Whether the gates of all spaces are in units that hold across spaces: their sum needs no weights.
 
-    Whitened gates are in units of the model's own Fisher matrix, which says how far each space of a sum moves
-    the model: gates inside the blocks hardly do so in pre-training, and most of it in fine-tuning. Logit
-    spaces, which have no gates in the blocks below them, count twice (chosen on queries and subsets of their
-    own: LDS .448 → .456 and .690 → .693).
+    Changes of a network's own weights are. So are whitened gates, in units of the model's own Fisher matrix,
+    which says how far each space moves the model: gates inside the blocks hardly do so in pre-training, and
+    most of it in fine-tuning. Other spaces are put on one spread of responses instead (`_equalise`).
     """
-    if settings.curvature == "exact" and set(settings.spaces) <= WEIGHT_SPACES:
-        return [1.0] * len(settings.spaces)  # the weights' own units
-    if settings.curvature != "kronecker" or "residual" in settings.spaces:
-        return None
-    alone = len(settings.spaces) == 1
-    return [2.0 if "logit" in name and not alone else 1.0 for name in settings.spaces]
+    if settings.curvature == "exact":
+        return set(settings.spaces) <= WEIGHT_SPACES
+    return settings.curvature == "kronecker" and "residual" not in settings.spaces
 
 
 def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -122,6 +123,14 @@ class OperatorSpace(torch.nn.Module):
         """
         raise NotImplementedError
 
+    def parts(self) -> list[slice]:
+        """The gates that have directions of their own, in order: those of each layer, or all of them."""
+        return [slice(0, self.gate_size)]
+
+    def scale(self, part: int, factor: float) -> None:
+        """Multiply the shift that the gates of one of the `parts` cause, in place."""
+        raise NotImplementedError
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The basis as arrays to store, float32 (integers for index arrays)."""
         return {name: value.detach().cpu().numpy() for name, value in self.state_dict().items()}
@@ -157,6 +166,9 @@ class ResidualSpace(OperatorSpace):
         features = F.silu(layer_norm(hidden) @ self.W.T)
         return (features * (cotangent.float() @ self.U)).sum(dim=1)
 
+    def scale(self, part: int, factor: float) -> None:
+        self.U.data.mul_(factor)
+
 
 class ResidualMatrixSpace(OperatorSpace):
     """Matrix gate between two bases of the residual stream: ``U (a V LN(h))``.
@@ -186,6 +198,9 @@ class ResidualMatrixSpace(OperatorSpace):
         inner = layer_norm(hidden) @ self.V.T  # (B, T, r)
         outer = cotangent.float() @ self.U  # (B, T, r')
         return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+
+    def scale(self, part: int, factor: float) -> None:
+        self.U.data.mul_(factor)
 
 
 class LayerMatrixSpace(OperatorSpace):
@@ -243,6 +258,13 @@ class LayerMatrixSpace(OperatorSpace):
         i, r, o, s = self._shapes[number]
         v, u = self._starts[number, :2].tolist()
         return self.V[v : v + r * i].view(r, i), self.U[u : u + o * s].view(o, s)
+
+    def parts(self) -> list[slice]:
+        ends = self._starts[:, 2].tolist()
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def scale(self, part: int, factor: float) -> None:
+        self.bases(part)[1].mul_(factor)
 
 
 class MlpMatrixSpace(LayerMatrixSpace):
@@ -316,6 +338,9 @@ class LogitSpace(OperatorSpace):
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         """(…, d) → (…, r)."""
         return self.basis_input(hidden) @ self.B.T
+
+    def scale(self, part: int, factor: float) -> None:
+        self.sign.mul_(factor)
 
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
         """(B, r, V) → (B, c r): tokens added up in their buckets."""

@@ -27,7 +27,7 @@ from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
-from stride_cli.operators.closed import fit_spaces, natural_weights
+from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
@@ -104,7 +104,6 @@ def readouts(
 ) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray], int]:
     """Direct readout (Q, n), the same from int8 sketches of several sizes, and p."""
     spaces = fit_spaces(task.model, task.chunks, settings)
-    weights = natural_weights(settings) or [1.0] * len(spaces)
     size = sum(space.gate_size for space in spaces)
     random = np.random.default_rng(0)
     bucket = torch.from_numpy(random.integers(0, _HASHED, size))
@@ -112,8 +111,7 @@ def readouts(
 
     def gradients(batch: Any) -> torch.Tensor:
         found = gate_gradients(task.model, spaces, settings.layer, batch)[0]
-        parts = [part.cpu() * weight**0.5 for part, weight in zip(found, weights, strict=True)]
-        return torch.cat(parts, dim=1)
+        return torch.cat([part.cpu() for part in found], dim=1)
 
     def hashed(rows: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(rows), _HASHED).index_add_(1, bucket, rows * sign)
