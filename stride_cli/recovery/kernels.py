@@ -218,6 +218,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     ):  # fmt: skip
         n_subsets = table.shape[0]
         for lane in prange(bounds.shape[0] - 1):
+            here = np.int64(lane)  # one type, compiled once, before and after numba makes threads of the loop
             threshold = floor.copy()
             best = np.full(BATCH, -np.inf)
             count = np.zeros(BATCH, np.int64)
@@ -225,7 +226,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
             totals = np.zeros(_WORDS, np.uint64)
             above, below = np.zeros(_WORDS, np.uint64), np.zeros(_WORDS, np.uint64)
             for q in range(BATCH):
-                limit_kernel(q, threshold[q], steps[q], degree, signed, above, below)
+                limit_kernel(q, threshold[q], steps[q], columns.shape[1], signed, above, below)
             for i in range(bounds[lane], bounds[lane + 1]):
                 last = np.intp(0)
                 for j in range(degree):
@@ -242,7 +243,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
                     marks |= (total + above[word]) | (below[word] - total)
                 if marks & _TOPS != np.uint64(0):
                     collect_kernel(
-                        columns, residuals, table, steps, signed, i, lane, bounds[lane], totals, above, below,
+                        columns, residuals, table, steps, signed, i, here, bounds[lane], totals, above, below,
                         threshold, count, best, ids, values, dropped,
                     )  # fmt: skip
             counts[:, lane] = count

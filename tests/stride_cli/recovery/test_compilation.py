@@ -1,0 +1,75 @@
+"""Kernels are compiled once for each type of column, and never again: not by another process, not for columns
+laid out otherwise or mapped read-only, not for another number of threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_format.design import build_columns
+
+ROOT = Path(__file__).parents[3]
+
+SOLVE = """
+import json, sys
+import numpy as np
+from numba.core.registry import CPUDispatcher
+from stride_cli.recovery import kernels, newton
+from stride_cli.recovery.lasso import correlate, solve_lasso
+
+columns, y = np.load(sys.argv[1], mmap_mode=sys.argv[2] or None), np.load(sys.argv[3])
+others = [np.asfortranarray(columns), columns[::-1], [columns[:900], columns[900:]]]
+for given in [columns, *(others if sys.argv[2] else [])]:
+    for ratio in (0.8, 0.05):
+        solve_lasso(given, y, n_subsets=len(y), lambda_ratio=ratio)
+    correlate(given, y)
+found = [v for module in (kernels, newton) for v in vars(module).values() if isinstance(v, CPUDispatcher)]
+found.append(kernels.scan_kernel(columns.shape[1]))
+print(json.dumps({
+    "compiled": sum(sum(one.stats.cache_misses.values()) for one in found),
+    "loaded": sum(sum(one.stats.cache_hits.values()) for one in found),
+    "types": max(len(one.signatures) for one in found if one is not kernels.keep_largest_kernel),
+}))
+"""
+
+
+def process(code: str, *arguments: str, folder: Path, **environment: str) -> str:
+    settings = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, env=settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_twice(tmp_path, rng):
+    columns = build_columns(0, 3_000, n_subsets=60, degree=10, seed=0)
+    np.save(tmp_path / "columns.npy", columns)
+    np.save(tmp_path / "y.npy", rng.normal(size=60))
+    places = str(tmp_path / "columns.npy"), str(tmp_path / "y.npy")
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    first = json.loads(process(SOLVE, places[0], "", places[1], folder=ROOT, NUMBA_NUM_THREADS="2", **cache))
+    assert first["compiled"] > 5 and first["types"] == 1
+    second = json.loads(
+        process(SOLVE, places[0], "r", places[1], folder=tmp_path, NUMBA_NUM_THREADS="1", **cache)
+    )
+    assert second["compiled"] == 0 and second["loaded"] > 5 and second["types"] == 1
+
+
+def test_where_the_package_cannot_be_written_the_users_cache_holds_what_is_compiled(tmp_path):
+    code = (
+        "from numba.core import caching\n"
+        "def refuse(self): raise OSError('read-only')\n"
+        "caching.InTreeCacheLocator.ensure_cache_path = refuse\n"
+        "from stride_cli.recovery import kernels\n"
+        "print(kernels.correlate_kernel.stats.cache_path)"
+    )
+    environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    assert process(code, folder=tmp_path, **environment).startswith(str(tmp_path))
