@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.errors import ModelError, NumericalError, UsageError
+from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -150,6 +151,7 @@ class Answer:
         }
 
 
+@without_collection()
 def open_model(
     index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
 ) -> CausalLM:
@@ -196,6 +198,7 @@ class Session:
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
+    @without_collection()  # most of it is importing
     def open(
         cls,
         index_path: str | Path,

@@ -25,6 +25,25 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+_own_process = False
+
+
+def own_process() -> None:
+    """Say that nobody else's objects live in this process: it runs one command of `stride`."""
+    global _own_process
+    _own_process = True
+
+
+def keep_imported() -> None:
+    """Take all objects there are out of the collector's sight, where the process is `own_process`.
+
+    It would walk over all that was imported when it is switched on again, once for each generation. To be
+    called right after imports: a cycle that is garbage by then stays.
+    """
+    if _own_process:
+        gc.freeze()
+
+
 def share_cores() -> None:
     """Let OpenMP's threads sleep while they wait, unless the environment says otherwise.
 

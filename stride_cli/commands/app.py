@@ -27,7 +27,7 @@ from stride_cli.commands import (
     tune,
     verify_hit,
 )
-from stride_cli.startup import share_cores
+from stride_cli.startup import own_process, share_cores
 
 app = typer.Typer(
     name="stride",
@@ -74,6 +74,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line; every known error leaves as one line, a remedy and its exit code."""
+    own_process()
     share_cores()
     completion.take_named_shell(sys.argv[1:])
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import io
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -21,7 +23,7 @@ from stride_cli.classifiers.kind import is_classifier
 from stride_cli.errors import ModelError, require_extra
 from stride_cli.models.adapter import CausalLM
 from stride_cli.models.structure import first_line
-from stride_cli.startup import without_collection
+from stride_cli.startup import keep_imported, without_collection
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
@@ -271,6 +273,9 @@ def _load_tokenizer(source: _Source) -> Any:
 
 @without_collection()
 def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
+    if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
+        importlib.import_module("transformers.modeling_utils")
+        keep_imported()
     from transformers import AutoModelForCausalLM
 
     weight_files(source.directory / source.gguf if source.gguf else source.directory)

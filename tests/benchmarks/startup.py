@@ -37,16 +37,19 @@ import numpy
 from index_format.reader import Index
 index = Index.open(sys.argv[1])
 stage("numpy, index")
-import torch
-stage("torch")
 from stride_cli.api import Session, open_model
-from stride_cli.models.loading import load_tokenizer
-load_tokenizer(index.attributes["model_path"])
-stage("tokenizer (transformers)")
-model = open_model(index)
-stage("model class (transformers), weights, fingerprints")
-session = Session.open(sys.argv[1], model=model)
-stage("operators")
+from stride_cli.startup import own_process, without_collection
+own_process()
+with without_collection():  # as Session.open does all of this
+    import torch
+    stage("torch")
+    from stride_cli.models.loading import load_tokenizer
+    load_tokenizer(index.attributes["model_path"])
+    stage("tokenizer (transformers)")
+    model = open_model(index)
+    stage("model class (transformers), weights, fingerprints")
+    session = Session.open(sys.argv[1], model=model)
+    stage("operators")
 import stride_cli.recovery.lasso, stride_cli.recovery.ranking
 stage("numba")
 session.query(sys.argv[2])

@@ -25,6 +25,17 @@ def test_the_collector_is_on_again_afterwards_whatever_happens() -> None:
         gc.enable()
 
 
+def test_what_was_imported_is_kept_only_in_a_process_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(startup.gc, "freeze", lambda: calls.append(1))
+    monkeypatch.setattr(startup, "_own_process", False)
+    startup.keep_imported()
+    assert not calls
+    startup.own_process()
+    startup.keep_imported()
+    assert calls == [1]
+
+
 @pytest.mark.parametrize(
     "source, home, chosen", [(True, True, False), (False, True, False), (False, False, True)]
 )
