@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.checkpoints import Design
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
@@ -189,8 +190,7 @@ class Session:
     index: Index
     operators: Operators
     model: CausalLM
-    row_sizes: Any  # (K,) int64, |A_k|
-    columns: Any  # (n, d), the design matrix
+    design: Design  # of all models that measure
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
@@ -220,7 +220,7 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
-        from stride_cli.operators.checkpoints import open_checkpoints
+        from stride_cli.operators.checkpoints import open_checkpoints, stored_design
         from stride_cli.operators.store import Operators
 
         index = Index.open(index_path)
@@ -237,8 +237,7 @@ class Session:
             index,
             operators,
             model,
-            row_sizes=np.diff(np.asarray(index.array("design/row_offsets"))),
-            columns=index.array("design/columns"),
+            design=stored_design(index),
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
             defaults=defaults,
             checkpoints=open_checkpoints(index, model),
@@ -298,7 +297,7 @@ class Session:
         recovered = clock()
         supporters, opposers = rank_documents(
             solution,
-            self.columns,
+            self.design.columns,
             self.chunk_document,
             top=options.top,
             bottom=options.bottom,
@@ -347,8 +346,8 @@ class Session:
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
-        """Responses (K,) in nats, the query's own loss, the method used and its spot check; of several
-        checkpoints, as `stride_cli.measurement.checkpoints.combine_checkpoints` makes them one."""
+        """Responses (K,) in nats, the query's own loss, the method used and its spot check; of C models
+        (C K,), as `stride_cli.measurement.checkpoints.stack_checkpoints` puts them on one scale."""
         import numpy as np
 
         from stride_cli.measurement.checkpoints import measure_checkpoints
@@ -366,7 +365,7 @@ class Session:
             self.pairs,
             query.batch(),
             method=method,
-            row_sizes=self.row_sizes if intercept else None,
+            row_sizes=self.design.row_sizes if intercept else None,
             batch_size=options.batch_size,
             check=check,
         )
@@ -378,11 +377,11 @@ class Session:
         return responses[0], float(losses[0]), method, agreement
 
     def recover(self, responses: Any, options: QueryOptions) -> Solution:
-        """Per-chunk influences from the responses of the K subsets."""
+        """Per-chunk influences from the responses of all subsets."""
         from stride_cli.recovery.lasso import solve_lasso
 
         y = self.explained_responses(responses, options)
-        return solve_lasso(self.columns, y, **self._recovery(options))
+        return solve_lasso(self.design.columns, y, **self._recovery(options))
 
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""
@@ -393,7 +392,7 @@ class Session:
                 f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
             )
         return {
-            "n_subsets": self.operators.n_subsets,
+            "n_subsets": self.design.n_subsets,
             "lambda_ratio": ratio,
             "intercept": intercept,
             "nonneg": options.nonneg,
@@ -407,11 +406,11 @@ class Session:
 
         y = self.explained_responses(responses, options)
         settings = self._recovery(options)
-        halves = solve_halves(self.columns, y, seed=self.index.seed, draws=options.halves, **settings)
+        halves = solve_halves(self.design.columns, y, seed=self.index.seed, draws=options.halves, **settings)
         if not options.stability:
             return supporters, opposers, halves.reliability
         lists = [
-            with_stability(halves, self.columns, self.chunk_document, hits, top=top, sign=sign)
+            with_stability(halves, self.design.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
         ]
         return lists[0], lists[1], halves.reliability
@@ -434,12 +433,12 @@ class Session:
         return prior_parts(weights, self.priors[name].similarity(QuerySet.from_queries([query]))[0])
 
     def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
-        """The responses (K,) as the recovery explains them by M w: on the scale of subset sums, or as they
-        are where no intercept is fitted."""
+        """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are
+        where no intercept is fitted."""
         from stride_cli.measurement.additive import additive_measurement
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        return additive_measurement(responses, self.row_sizes) if intercept else responses
+        return additive_measurement(responses, self.design.row_sizes) if intercept else responses
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
         """Labels of a classifier's rows."""

@@ -88,11 +88,11 @@ def measure_effects(
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]
         responses, losses = _measure(session, block)
-        y = additive_measurement(responses, session.row_sizes) if intercept else responses
+        y = additive_measurement(responses, session.design.row_sizes) if intercept else responses
         solutions = solve_batch(
-            session.columns,
+            session.design.columns,
             y,
-            n_subsets=session.operators.n_subsets,
+            n_subsets=session.design.n_subsets,
             lambda_ratio=ratio,
             intercept=intercept,
         )
@@ -101,8 +101,8 @@ def measure_effects(
 
 
 def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
-    """Responses (q, K) and losses (q,) float64 of the samples."""
-    from stride_cli.measurement.checkpoints import combine_checkpoints
+    """Responses (q, C K) of C models and losses (q,) float64 of the samples."""
+    from stride_cli.measurement.checkpoints import stack_checkpoints
     from stride_cli.measurement.exact import measure_exact
     from stride_cli.measurement.linear import measure_linear_with_loss
     from stride_cli.operators.batches import pad_batch
@@ -121,9 +121,8 @@ def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, n
                 responses[place, rows[i][0]] += share * found[position]
                 if place == 0:  # of the index's own model
                     losses[rows[i][0]] += share * loss[position]
-    combined = combine_checkpoints(
-        list(responses), session.row_sizes if session.defaults["intercept"] else None
-    )
+    sizes = session.design.row_sizes if session.defaults["intercept"] else None
+    combined = stack_checkpoints(list(responses), sizes)
     if not (np.isfinite(combined).all() and np.isfinite(losses).all()):
         raise NumericalError(
             "a measured response or loss is not finite",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from stride_cli.errors import UsageError
 if TYPE_CHECKING:
     from stride_cli.measurement.query_set import QuerySet
     from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.checkpoints import Design
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
@@ -33,9 +34,8 @@ class StrideMethod:
     lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
     measure : str                       "auto", "linear" or "exact"
     nonneg : bool                       influences ≥ 0
-    checkpoints : str, optional         paths of checkpoints joined by ``|``, which share the design; measured
-                                        one after the other and combined as by `stride query`, on the first's
-                                        scale
+    checkpoints : str, optional         paths of checkpoints joined by ``|``, each with subsets of its own, as
+                                        `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
     prior : str, optional               "tfidf": word overlap is added, see `stride_cli.baselines.prior`
@@ -112,55 +112,61 @@ class StrideMethod:
         UsageError      settings that do not fit the model, or ``stored`` together with a fit's options
         StageMissing    ``stored``, and the index has no operators
         """
-        from index_format.design import build_columns
-        from stride_cli.operators.checkpoints import stored_checkpoints
+        from stride_cli.operators.checkpoints import Design, stored_checkpoints, stored_design
         from stride_cli.operators.store import Operators
         from stride_cli.recovery.defaults import recovery_defaults
 
         self._task = task
         self._measured.clear()
-        self._columns = task.index.array("design/columns")
-        self._n_subsets = task.index.n_subsets
-        if self._subsets is not None or self._degree is not None:
-            self._n_subsets = self._subsets or self._n_subsets
-            degree = self._degree or min(task.index.degree, self._n_subsets)
-            if not 1 <= degree <= self._n_subsets:
-                raise UsageError(
-                    f"degree {degree} with {self._n_subsets} subsets (expected 1 ≤ degree ≤ subsets)"
-                )
-            self._columns = build_columns(
-                0, task.n_chunks, n_subsets=self._n_subsets, degree=degree, seed=task.index.seed
-            )
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
                 raise UsageError("stored operators have the index's design and models: no other options")
             places = range(1 + len(stored_checkpoints(task.index)))
             self._fitted = [(place or None, Operators.from_index(task.index, place)) for place in places]
+            self._design = stored_design(task.index)
             recipe = task.index.group_attributes("operators").get("recipe")
         else:
-            self._fitted = self._fit_all(task)
+            paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
+            designs = [self._design_of(task, number) for number in range(len(paths))]
+            self._fitted = self._fit_all(task, paths, designs)
+            self._design = Design.stacked(designs)
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, operators.fit, recipe)
-        self._row_sizes = np.bincount(np.asarray(self._columns).reshape(-1), minlength=self._n_subsets)
-        self.active_bound = self._n_subsets if self._prior is None else None
+        self.active_bound = self._design.n_subsets if self._prior is None else None
         if self._prior is not None:
             self._prior.fit(task)
         gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
-        self.bytes_per_chunk = (gates + np.asarray(self._columns).nbytes) / max(1, task.n_chunks)
+        self.bytes_per_chunk = (gates + np.asarray(self._design.columns).nbytes) / max(1, task.n_chunks)
 
-    def _fit_all(self, task: Task) -> list[tuple[str | int | None, Operators]]:
+    def _design_of(self, task: Task, number: int) -> Design:
+        """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
+        from stride_cli.operators.checkpoints import Design, design_seed
+
+        seed = design_seed(task.index.seed, number) if number else None
+        if self._subsets is None and self._degree is None:
+            return Design.of(task.index, seed)
+        subsets = self._subsets or task.index.n_subsets
+        degree = self._degree or min(task.index.degree, subsets)
+        if not 1 <= degree <= subsets:
+            raise UsageError(f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)")
+        return Design.drawn(task.n_chunks, subsets, degree, task.index.seed if seed is None else seed)
+
+    def _fit_all(
+        self, task: Task, paths: Sequence[str | None], designs: Sequence[Design]
+    ) -> list[tuple[str | int | None, Operators]]:
         """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
         from stride_cli.operators.fitting import fit_operators
         from stride_cli.operators.options import resolve_settings
 
-        paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
         fitted: list[tuple[str | int | None, Operators]] = []
-        for path in paths:
+        for path, design in zip(paths, designs, strict=True):
             model = self._open(path)
             settings = resolve_settings(self._options, model, task.index)
-            columns = np.asarray(self._columns)
-            operators = fit_operators(model, task.chunks, columns, self._n_subsets, settings)
+            columns = np.asarray(design.columns)
+            operators = fit_operators(
+                model, task.chunks, columns, design.n_subsets, settings, rows=design.rows
+            )
             fitted.append((path, operators.packed()))
             del model, operators
         return fitted
@@ -193,17 +199,17 @@ class StrideMethod:
         ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
         responses = self._responses(queries)
         if intercept:
-            responses = additive_measurement(responses, self._row_sizes)
+            responses = additive_measurement(responses, self._design.row_sizes)
         for start in range(0, len(responses), QUERY_BLOCK):
             solutions = solve_batch(
-                self._columns,
+                self._design.columns,
                 responses[start : start + QUERY_BLOCK],
-                n_subsets=self._n_subsets,
+                n_subsets=self._design.n_subsets,
                 lambda_ratio=ratio,
                 intercept=intercept,
                 nonneg=self._nonneg,
             )
-            scores = np.zeros((len(solutions), len(self._columns)), np.float32)
+            scores = np.zeros((len(solutions), len(self._design.columns)), np.float32)
             for row, solution in zip(scores, solutions, strict=True):
                 row[solution.indices] = solution.values
             if self._prior is not None:
@@ -214,7 +220,7 @@ class StrideMethod:
         if self._halves:
             found = [
                 solve_halves(
-                    self._columns, y, n_subsets=self._n_subsets, seed=self._task.index.seed,
+                    self._design.columns, y, n_subsets=self._design.n_subsets, seed=self._task.index.seed,
                     draws=self._halves, lambda_ratio=ratio, intercept=intercept, nonneg=self._nonneg,
                 )
                 for y in responses
@@ -222,8 +228,8 @@ class StrideMethod:
             self.reliability = [halves.reliability for halves in found]
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
-        """Responses (Q, K) float64 of all queries; measured once, with one checkpoint after the other."""
-        from stride_cli.measurement.checkpoints import combine_checkpoints
+        """Responses (Q, C K) float64 of all queries; measured once, with one checkpoint after the other."""
+        from stride_cli.measurement.checkpoints import stack_checkpoints
         from stride_cli.measurement.exact import measure_exact
         from stride_cli.measurement.linear import measure_linear
 
@@ -239,8 +245,8 @@ class StrideMethod:
             found.append(np.concatenate([measure(model, operators, queries.batch(rows)) for rows in groups]))
             del model
         self._measured.clear()
-        sizes = self._row_sizes if self._defaults["intercept"] else None
-        self._measured[key] = combine_checkpoints(found, sizes)
+        sizes = self._design.row_sizes if self._defaults["intercept"] else None
+        self._measured[key] = stack_checkpoints(found, sizes)
         return self._measured[key]
 
 

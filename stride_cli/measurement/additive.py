@@ -16,14 +16,18 @@ def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.nda
 
     Parameters
     ----------
-    responses : (..., K) float64
-    row_sizes : (K,)      |A_k|
+    responses : (..., K) float64, or (..., C K) of C designs one after the other, each treated by itself
+    row_sizes : (K,) or (C, K)      |A_k|
 
     Returns
     -------
-    ndarray (..., K) float64; equal to the centred responses where all rows have the same size
+    ndarray like `responses`, float64; equal to the centred responses where all rows have the same size
     """
     sizes = np.asarray(row_sizes, dtype=np.float64)
+    if sizes.ndim == 2:
+        parts = np.split(np.asarray(responses), len(sizes), axis=-1)
+        each = [additive_measurement(part, own) for part, own in zip(parts, sizes, strict=True)]
+        return np.concatenate(each, axis=-1)
     if sizes.sum() == 0:
         return np.asarray(responses, dtype=np.float64)
     mean = (responses * sizes).sum(axis=-1, keepdims=True) / sizes.sum()

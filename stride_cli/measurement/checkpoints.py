@@ -1,4 +1,4 @@
-"""One query measured by several checkpoints, each with operators of its own, that share a design."""
+"""One query measured by several checkpoints, each with operators of its own, of subsets of its own."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
 
 
-def combine_checkpoints(responses: Sequence[np.ndarray], row_sizes: np.ndarray | None) -> np.ndarray:
-    """Responses of several checkpoints as those of one, in nats of the first.
+def stack_checkpoints(responses: Sequence[np.ndarray], row_sizes: np.ndarray | None) -> np.ndarray:
+    """Responses of several checkpoints one after the other, in nats of the first.
 
-        y = (1/C) Σ_c y_c · s_0 / s_c
+        y = [y_0, y_1 · s_0 / s_1, …]
 
     y_c is what the recovery explains of checkpoint c (see `additive_measurement`), s_c its standard deviation
     over the subsets: losses of early and late checkpoints differ in scale, and each has one voice. Since
-    y_c is linear in the responses, they are what is combined, and `additive_measurement` of the result is y.
+    y_c is linear in the responses, they are what is scaled, and `additive_measurement` of the result is y.
 
     Parameters
     ----------
     responses : C arrays (..., K) float64      the first are the index's own model's
-    row_sizes : (K,), optional                 |A_k|; None where the recovery explains responses as they are
+    row_sizes : (C, K), optional               |A_ck|; None where the recovery explains responses as they are
 
     Returns
     -------
-    ndarray (..., K) float64
-        The only array itself where there is one. A checkpoint whose responses do not vary adds nothing; where
-        the first one's do not, the others have no scale to be put on, and the result is 0.
+    ndarray (..., C K) float64
+        The only array itself where there is one. A checkpoint whose responses do not vary says nothing (0);
+        where the first one's do not, the others have no scale to be put on, and all are 0.
     """
     first, *others = responses
     if not others:
         return first
-    total = np.zeros_like(first, dtype=np.float64)
+    scaled = [first]
     with np.errstate(invalid="ignore"):  # a response that is not finite stays so, and is refused as such
-        reference = _spread(first, row_sizes)
-        for found in responses:
-            spread = _spread(found, row_sizes)
-            total += found * np.divide(reference, spread, out=np.zeros_like(spread), where=spread > 0)
-    return total / len(responses)
+        reference = _spread(first, None if row_sizes is None else row_sizes[0])
+        for number, found in enumerate(others, 1):
+            spread = _spread(found, None if row_sizes is None else row_sizes[number])
+            scale = np.divide(reference, spread, out=np.zeros_like(spread), where=spread > 0)
+            scaled.append(found * scale)
+    return np.concatenate(scaled, axis=-1)
 
 
 def _spread(responses: np.ndarray, row_sizes: np.ndarray | None) -> np.ndarray:
@@ -63,20 +64,20 @@ def measure_checkpoints(
     batch_size: int = 8,
     check: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, float | None]:
-    """Measure queries with every checkpoint, and combine what the subsets answer.
+    """Measure queries with every checkpoint, one after the other.
 
     Parameters
     ----------
     pairs : models with their operators; the index's own first
     batch : Batch                    Q queries
     method : "linear" or "exact"
-    row_sizes : see `combine_checkpoints`
+    row_sizes : see `stack_checkpoints`
     batch_size : int                 steered continuations at once (exact)
     check : (S,) int64, optional     subsets on which a linear measurement is compared with the exact one
 
     Returns
     -------
-    responses : (Q, K) float64       nats per scored token of the first model
+    responses : (Q, C K) float64     nats per scored token of the first model
     losses : (Q,) float64            of the first model
     agreement : float or None        Pearson correlation of linear and exact responses of the first query, of
                                      the checkpoint where it is lowest; None where only one was measured
@@ -100,4 +101,4 @@ def measure_checkpoints(
             agreements.append(pearson(exact[0], responses[0, check]))
         found.append(responses)
         losses.append(loss)
-    return combine_checkpoints(found, row_sizes), losses[0], min(agreements, default=None)
+    return stack_checkpoints(found, row_sizes), losses[0], min(agreements, default=None)

@@ -3,6 +3,9 @@
 The arrays of checkpoint i ≥ 1 are ``operators/checkpoint_<i>.<name>``, each like ``operators/<name>`` of the
 index's own model; the group's attribute ``checkpoints`` lists what else `Operators.from_arrays` needs, with
 path and weights' fingerprint.
+
+Every checkpoint has subsets of its own, as many and as large as the index's: C checkpoints make C·K different
+measurements of a query instead of C times the same K, and the recovery is that much better determined.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_format.design import build_columns, row_sizes
 from index_format.errors import IndexMismatch
 from stride_cli.errors import ModelError
 from stride_cli.operators.fitting import fit_operators, set_step
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
+from stride_cli.randomness import torch_seed
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -37,10 +42,12 @@ class Checkpoint:
     ----------
     path : str             absolute where it is local, else as given
     fingerprint : str      of its weights
+    design_seed : int      of its design matrix
     """
 
     path: str
     fingerprint: str
+    design_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,13 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
             note(f"{given} has the weights of an earlier checkpoint: left out")
             continue
         _check_readable(index, path)
-        found.append(Checkpoint(path, fingerprint))
+        found.append(Checkpoint(path, fingerprint, design_seed(index.seed, len(found) + 1)))
     return found
+
+
+def design_seed(seed: int, number: int) -> int:
+    """What the subsets of checkpoint 1, 2, … are drawn from."""
+    return torch_seed(seed, "design of checkpoint", number)
 
 
 def _check_readable(index: Index, path: str) -> None:
@@ -183,9 +195,12 @@ def fit_with_checkpoints(
         # without checkpoints there is one fit only
         place = scratch / f"checkpoint-{number}" if checkpoints else scratch
         place.mkdir(exist_ok=True)
+        design = Design.of(index, checkpoints[number - 1].design_seed if number else None)
         entry = _fit_into(
-            writer, number, models[0], chunks, index, settings_for(models[0]), place, save_seconds
+            writer, number, models[0], chunks, design, settings_for(models[0]), place, save_seconds
         )
+        if number:
+            entry["attributes"]["design_seed"] = checkpoints[number - 1].design_seed
         entry["report"]["load"] = loaded
         done.append(entry)
         if checkpoints:
@@ -200,7 +215,7 @@ def _fit_into(
     number: int,
     model: CausalLM,
     chunks: ChunkReader,
-    index: Index,
+    design: Design,
     settings: Any,
     scratch: Path,
     save_seconds: float,
@@ -210,10 +225,10 @@ def _fit_into(
     operators = fit_operators(
         model,
         chunks,
-        np.asarray(index.array("design/columns")),
-        index.n_subsets,
+        np.asarray(design.columns),
+        design.n_subsets,
         settings,
-        rows=(np.asarray(index.array("design/row_offsets")), index.array("design/row_members")),
+        rows=design.rows,
         scratch=scratch,
         save_seconds=save_seconds,
     )
@@ -237,7 +252,67 @@ def _fit_into(
 def stored_checkpoints(index: Index) -> list[Checkpoint]:
     """The checkpoints beside its own model that an index has operators of; StageMissing without operators."""
     listed = index.group_attributes("operators").get("checkpoints", [])
-    return [Checkpoint(entry["path"], entry["model_fingerprint"]) for entry in listed]
+    if any("design_seed" not in entry for entry in listed):
+        raise IndexMismatch(
+            f"the checkpoints' operators in index '{index.path}' were fitted by an earlier version "
+            "(expected subsets of their own)",
+            fix=f"fit them again: stride train --index {index.path} --checkpoints … --overwrite",
+        )
+    return [Checkpoint(entry["path"], entry["model_fingerprint"], entry["design_seed"]) for entry in listed]
+
+
+@dataclass(frozen=True)
+class Design:
+    """Which chunks each subset has; of several checkpoints, those of the first, of the second, and so on.
+
+    Attributes
+    ----------
+    columns : (n, C d) unsigned        the subsets of each chunk, those of checkpoint c from c·K
+    row_sizes : (K,) or (C, K) int64   |A_k|
+    n_subsets : int                    C·K
+    rows : offsets (K + 1,) and members (n d,) of the subsets, where the index has them
+    """
+
+    columns: Any
+    row_sizes: np.ndarray
+    n_subsets: int
+    rows: tuple[np.ndarray, Any] | None = None
+
+    @classmethod
+    def of(cls, index: Index, seed: int | None = None) -> Design:
+        """The index's own, or one like it from another seed."""
+        if seed is not None:
+            return cls.drawn(index.n_chunks, index.n_subsets, index.degree, seed)
+        offsets = np.asarray(index.array("design/row_offsets"))
+        rows = offsets, index.array("design/row_members")
+        return cls(index.array("design/columns"), np.diff(offsets), index.n_subsets, rows)
+
+    @classmethod
+    def drawn(cls, n_chunks: int, n_subsets: int, degree: int, seed: int) -> Design:
+        """A random one; ValueError as `index_format.design.build_columns`."""
+        columns = build_columns(0, n_chunks, n_subsets=n_subsets, degree=degree, seed=seed)
+        return cls(columns, row_sizes(columns, n_subsets), n_subsets)
+
+    @classmethod
+    def stacked(cls, designs: Sequence[Design]) -> Design:
+        """Several of the same K as one of C·K subsets; the only one itself."""
+        if len(designs) == 1:
+            return designs[0]
+        each = designs[0].n_subsets
+        dtype = np.uint16 if len(designs) * each <= 1 << 16 else np.uint32
+        n_chunks, degree = designs[0].columns.shape
+        columns = np.empty((n_chunks, len(designs) * degree), dtype)
+        for number, design in enumerate(designs):
+            part = columns[:, number * degree : (number + 1) * degree]
+            np.add(design.columns, dtype(number * each), out=part, dtype=dtype, casting="unsafe")
+        sizes = np.stack([design.row_sizes for design in designs])
+        return cls(columns, sizes, len(designs) * each)
+
+
+def stored_design(index: Index) -> Design:
+    """The subsets that the index's operators answer for, of all its checkpoints."""
+    seeds = [checkpoint.design_seed for checkpoint in stored_checkpoints(index)]
+    return Design.stacked([Design.of(index, seed) for seed in (None, *seeds)])
 
 
 def open_checkpoints(index: Index, own: CausalLM) -> list[tuple[CausalLM, Operators]]:

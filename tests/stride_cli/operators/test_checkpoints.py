@@ -22,9 +22,12 @@ from stride_cli import api
 from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import ModelError
 from stride_cli.measurement.additive import additive_measurement
+from stride_cli.measurement.linear import measure_linear
 from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
+from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
@@ -78,30 +81,39 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_each_measures_as_alone_and_the_answer_is_their_mean(run_folder: Path) -> None:
-    """By hand: every model with an index of its own, and the mean at the spread of the first."""
+def test_each_measures_subsets_of_its_own_and_all_of_them_are_recovered_from(run_folder: Path) -> None:
+    """By hand: every model fitted on the design of its place and measured alone, at the spread of the first;
+    scikit-learn's Lasso on all of these rows."""
+    from sklearn.linear_model import Lasso
+
     together = api.Session.open(run_folder / "run.stride")
-    query = api.as_query(together.index, together.model, PROMPT, api.QueryOptions(max_new_tokens=4))
+    index, n_chunks = together.index, together.index.n_chunks
+    query = api.as_query(index, together.model, PROMPT, api.QueryOptions(max_new_tokens=4))
     answer = together.query(query)
-    total = np.zeros(40)
-    first = None
+    parts, rows = [], []
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
-        index = built(run_folder, path, f"alone-{number}.stride")
-        api.train(index, api.TrainOptions(**QUICK))
-        alone = api.Session.open(index)
-        stored = Operators.from_index(together.index, number)
-        for ours, theirs in zip(stored.gates, alone.operators.gates, strict=True):
+        design = module.Design.of(index, module.design_seed(index.seed, number) if number else None)
+        model = module.Opener.like(together.model).load(str(path))
+        settings = resolve_settings(api.TrainOptions(**QUICK), model, index)
+        alone = module.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
+        stored = Operators.from_index(index, number)
+        for ours, theirs in zip(stored.gates, alone.gates, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        assert alone.pairs == [(alone.model, alone.operators)]
-        y = additive_measurement(alone.query(query).responses, alone.row_sizes)
-        first = y.std() if first is None else first
-        total += y * first / y.std() / 3
-    np.testing.assert_allclose(answer.measured, total, rtol=1e-6, atol=1e-6 * np.abs(total).max())
+        matrix = np.zeros((40, n_chunks))
+        matrix[np.asarray(design.columns).T.astype(int), np.arange(n_chunks)] = 1
+        np.testing.assert_array_equal(matrix.sum(1), design.row_sizes)
+        rows.append(matrix)
+        y = additive_measurement(measure_linear(model, alone, query.batch())[0], matrix.sum(1))
+        parts.append(y * (parts[0].std() / y.std() if parts else 1))
+    expected, M = np.concatenate(parts), np.concatenate(rows)
+    assert len({matrix.tobytes() for matrix in rows}) == 3
+    np.testing.assert_allclose(answer.measured, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    lasso = Lasso(alpha=answer.solution.lambda_ / len(M), tol=1e-10, max_iter=1_000_000).fit(M, expected)
+    found = np.zeros(n_chunks)
+    found[answer.solution.indices] = answer.solution.values
+    np.testing.assert_allclose(found, lasso.coef_, atol=5e-3 * np.abs(lasso.coef_).max())
     assert answer.to_record()["measurement"]["models"] == 3
     assert answer.loss == pytest.approx(together.query(query, api.QueryOptions(measure="exact")).loss)
-    assert not np.allclose(
-        answer.responses, api.Session.open(run_folder / "alone-0.stride").query(query).responses
-    )
 
 
 def test_exact_measurement_has_them_all_too(run_folder: Path) -> None:
@@ -284,6 +296,27 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
     finally:
         gc.enable()
     assert len(alive) == 3
+
+
+def test_designs_stack_with_numbers_of_their_own() -> None:
+    first, second = (module.Design.drawn(9, 40_000, 3, seed) for seed in (1, 2))
+    both = module.Design.stacked([first, second])
+    assert both.n_subsets == 80_000 and both.columns.dtype == np.uint32  # more than 16 bits count
+    np.testing.assert_array_equal(both.columns[:, :3], first.columns)
+    np.testing.assert_array_equal(both.columns[:, 3:], second.columns.astype(int) + 40_000)
+    np.testing.assert_array_equal(np.bincount(both.columns.ravel(), minlength=80_000), both.row_sizes.ravel())
+    assert module.Design.stacked([first]) is first
+
+
+def test_operators_that_share_a_design_are_refused(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index.open(run_folder / "run.stride")
+    attributes = index.group_attributes("operators")
+    for entry in attributes["checkpoints"]:
+        del entry["design_seed"]
+    monkeypatch.setattr(Index, "group_attributes", lambda self, name: attributes)
+    with pytest.raises(IndexMismatch, match="earlier version") as refused:
+        module.stored_checkpoints(index)
+    assert "--checkpoints" in refused.value.fix
 
 
 @pytest.mark.parametrize("what", ["changed", "gone"])
