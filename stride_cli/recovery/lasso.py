@@ -7,8 +7,10 @@ has d ones, so that a constant offset in y would otherwise add the same amount t
 are signed unless `nonneg`.
 
 One pass over the n columns gives λ_max and the columns most correlated with y; the problem is solved over
-those; another pass looks for columns that violate the optimality conditions and gives the duality gap over
-all n. Violators join, until the gap is small enough. Usually two passes, rarely more than four.
+those. How much the residual has changed bounds how much the score of a column left out can have: where that
+proves the duality gap over all n small enough, as it mostly does at large λ, one pass was all. Else another
+one looks for columns that violate the optimality conditions and gives the gap. Violators join, until it is
+small enough. Rarely more than four passes.
 """
 
 from __future__ import annotations
@@ -17,60 +19,15 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
-from stride_cli.recovery.part_pool import PartPool
-from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
+from stride_cli.recovery.problem import Options, Problem, Solution
 from stride_cli.recovery.screening import Candidates, Design, threads
-
-# columns that a scan collects: more means fewer passes where λ is small, and more to search in each; the
-# second number below _SMALL λ_max
-_COLLECT, _SMALL = (8_192, 32_768), 0.03
-_COLLECT_SUBSETS = 4  # but at least so many times K, which bounds the number of non-zeros
-_REACH = 0.25  # λ that a scan may be used for, as a share of the smallest score it collected
-_FAR = 1.05  # a λ below the scores of all collected columns by more than this is far from reached
-_PASSES = 100
-_ROUNDING = 1e-9  # two scores closer than this, relatively, are one score
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Weights of chunks, and how sure they are.
-
-    Attributes
-    ----------
-    indices : (nnz,) int64       chunks with a weight that is not zero, ascending
-    values : (nnz,) float64      their weights, in the unit of y; chunks in exactly the same subsets, which no
-                                 measurement can tell apart, share theirs evenly
-    intercept : float            b; 0.0 where none was asked for
-    lambda_, lambda_max, lambda_ratio : float   λ used, the smallest λ at which all weights are 0, their ratio
-    duality_gap : float          the objective is at most this much above the minimum over all n chunks
-    relative_gap : float         duality_gap / (½‖y − ȳ‖²), or / (½‖y‖²) without an intercept
-    n_passes : int               times that all n columns were read
-    n_epochs : int               coordinate rounds and Newton steps in between
-    r_squared : float            share of ‖y − ȳ‖² (or ‖y‖²) that b + M w explains; 0.0 where y is constant
-    residual : (K,) float64      y − b − M w
-    n_chunks : int               n
-    """
-
-    indices: np.ndarray
-    values: np.ndarray
-    intercept: float
-    lambda_: float
-    lambda_max: float
-    lambda_ratio: float
-    duality_gap: float
-    relative_gap: float
-    n_passes: int
-    n_epochs: int
-    r_squared: float
-    residual: np.ndarray
-    n_chunks: int
 
 
 def solve_lasso(
@@ -158,12 +115,12 @@ def solve_batch(
         the residual is 0 in the other rows.
     """
     design = Design(columns, n_subsets)
-    options = _Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
+    options = Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
     rows = _measurements(measurements, design)
     if kept is not None and (kept.shape != rows.shape or kept.dtype != bool or not kept.any(axis=1).all()):
         raise UsageError(f"kept should be {rows.shape} bool with a subset or more in each row")
     problems = [
-        _Problem(design, row, options, number, None if kept is None else kept[number])
+        Problem(design, row, options, number, None if kept is None else kept[number])
         for number, row in enumerate(rows)
     ]
     if warm_starts is not None:
@@ -199,8 +156,8 @@ def solve_path(
     solution count what it took beyond the one before.
     """
     design = Design(columns, n_subsets)
-    settings = _Options(1.0, None, intercept, nonneg, l2, tolerance, max_epochs)
-    problem = _Problem(design, _measurements(np.asarray(y)[None, :], design)[0], settings, 0)
+    settings = Options(1.0, None, intercept, nonneg, l2, tolerance, max_epochs)
+    problem = Problem(design, _measurements(np.asarray(y)[None, :], design)[0], settings, 0)
     found: dict[float, Solution] = {}
     with threads(n_threads):
         for ratio in sorted(set(map(float, lambda_ratios)), reverse=True):
@@ -217,301 +174,7 @@ def correlate(columns: Any, residual: np.ndarray, *, n_threads: int | None = Non
         return Design(columns, len(residual)).correlate(residual)
 
 
-@dataclass(frozen=True)
-class _Options:
-    lambda_ratio: float
-    lambda_: float | None
-    intercept: bool = True
-    nonneg: bool = False
-    l2: float = 0.0
-    tolerance: float = 1e-6
-    max_epochs: int = 20_000
-
-    def __post_init__(self) -> None:
-        name, value = ("λ", self.lambda_) if self.lambda_ is not None else ("λ / λ_max", self.lambda_ratio)
-        if not (value > 0 and np.isfinite(value)):
-            raise UsageError(f"{name} is {value}, and must be a positive number")
-        if not (self.l2 >= 0 and np.isfinite(self.l2)):
-            raise UsageError(f"l2 is {self.l2}, and must not be negative")
-        if not self.tolerance > 0:
-            raise UsageError(f"the tolerance is {self.tolerance}, and must be positive")
-
-
-class _Problem:
-    """One query on its way: what it needs from the next pass, and what it makes of it.
-
-    y is centred and scaled to order 1 by a power of two, which rounds nothing, so that y in nats or nano-nats
-    takes the same steps.
-    """
-
-    def __init__(
-        self, design: Design, y: np.ndarray, options: _Options, number: int, kept: np.ndarray | None = None
-    ) -> None:
-        self.design = design
-        self.options = options
-        self.number = number
-        self.kept = None if kept is None or kept.all() else kept
-        self.y = y if self.kept is None else y[self.kept]
-        centred = self.y - self.y.mean() if options.intercept else self.y.copy()
-        spread = float(np.abs(centred).max(initial=0.0))
-        if spread <= 8 * np.finfo(float).eps * float(np.abs(self.y).max(initial=0.0)):
-            centred, spread = np.zeros_like(self.y), 0.0  # constant: what is left is rounding
-        self.scale = float(2.0 ** np.round(np.log2(spread))) if spread else 1.0
-        centred = centred / self.scale
-        if options.intercept:
-            centred -= centred.mean()
-        self.half = 0.5 * float(centred @ centred)
-        self.pool = (
-            Pool(centred, design.degree, design.dtype)
-            if self.kept is None
-            else PartPool(centred, self.kept, design.degree, design.dtype)
-        )
-        self.lambda_max: float | None = None
-        self._guess: float | None = None
-        self._first_scores: np.ndarray | None = None
-        self._seen: tuple[np.ndarray, float] | None = None  # residual of the last pass, and what it missed
-        self.penalty: Penalty | None = None
-        self.n_passes = 0
-        self.capacity = 2 * self.wanted
-        self.stage = 0.0  # the λ that the pool is optimised for, on the way to penalty.lambda_
-        self.done = False
-        self.gap = 0.0
-        self._counted = (0, 0)
-        self._bound = -np.inf
-        self._start: Solution | None = None
-        if spread == 0.0 or (options.intercept and design.degree == design.n_subsets) or design.n_chunks == 0:
-            self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
-
-    @property
-    def wanted(self) -> int:
-        """How many columns the next pass should collect."""
-        return max(_COLLECT[int(self._share() < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets)
-
-    def _share(self) -> float:
-        """λ / λ_max, by a guess at λ_max where λ is given and no pass was made yet."""
-        if self.options.lambda_ is None:
-            return self.options.lambda_ratio
-        if self.lambda_max is None and self._guess is None:
-            self._guess = self.design.floor_for(self._sampled(), 1)
-        lambda_max = self.lambda_max if self.lambda_max is not None else self._guess
-        return self.options.lambda_ / self.scale / lambda_max if lambda_max and lambda_max > 0 else 1.0
-
-    def _sampled(self) -> np.ndarray:
-        """Some columns' scores at the residual as it stands; kept until the first pass is over."""
-        if self._first_scores is not None:
-            return self._first_scores
-        scores = self.design.sample_scores(self.pool.residual, signed=self.options.nonneg)
-        if self.n_passes == 0:
-            self._first_scores = scores
-        return scores
-
-    def start_from(self, solution: Solution) -> None:
-        if solution.n_chunks != self.design.n_chunks:
-            raise UsageError(
-                f"the warm start is for {solution.n_chunks} chunks, the design has {self.design.n_chunks}"
-            )
-        self._start = solution
-
-    def aim(self, options: _Options) -> None:
-        """Go on to another λ from where the problem stands."""
-        self.options = options
-        self.done = False
-        self._bound = -np.inf
-        self._counted = (self.n_passes, self.pool.n_steps)
-        self.stage = 0.0
-        self.capacity = max(self.capacity, 2 * self.wanted)
-        if self.lambda_max is not None:
-            self._find_penalty(self.lambda_max)
-            if not self.done and len(self.pool.rows):
-                self._minimise()
-
-    def floor(self) -> float:
-        """Score from which on the next pass should collect columns."""
-        scores = self._sampled()
-        floor = self.design.floor_for(scores, self.wanted)
-        if self.lambda_max is None:
-            if self._share() > 0.5:
-                # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
-                floor = max(floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self._share() - 1.0))
-            return floor
-        assert self.penalty is not None
-        if floor > _FAR * self.penalty.lambda_ and not self.penalty.l2:
-            return floor  # far from the solution: thousands violate optimality, and the worst will do
-        # what has weight scores λ up to rounding and is always collected, with all columns identical to it
-        return min(floor, self._needed())
-
-    def _needed(self) -> float:
-        """Score from which on a pass must miss no column, for the certificate and for columns with twins."""
-        assert self.penalty is not None
-        values = np.empty(len(self.pool.rows))
-        kernels.inner_products_kernel(self.pool.rows, self.pool.residual, values)
-        active = np.abs(values[self.pool.weights != 0.0])
-        return min(self.penalty.lambda_, float(active.min(initial=np.inf))) * (1 - _ROUNDING)
-
-    def absorb(self, found: Candidates, floor: float) -> None:
-        """Take in one pass over all columns at the residual as it stood."""
-        self.n_passes += 1
-        self._first_scores = None
-        self._seen = self.pool.residual.copy(), found.complete
-        if self.lambda_max is None:
-            largest = max(0.0, found.largest)
-            norm = float(np.sqrt(2 * self.half * self.design.degree))
-            self._find_penalty(largest if largest > 1e-14 * norm else 0.0)
-            if self.done:
-                return
-            if self._start is not None:
-                self._warm(self._start)
-        elif floor <= (needed := self._needed()):
-            reached = self._certify(found, floor)
-            if found.complete > needed:
-                self.capacity = min(8 * self.capacity, self.design.n_chunks)
-                reached = False  # columns that matter were dropped: look again, with more room
-            if reached:
-                self._take(found)  # twins of columns with weight come in, and have their part
-                self.done = True
-                return
-        self._take(found)
-        # what a pass collected says little about a λ far below the scores it saw: stop on the way, look again
-        self.stage = _REACH * floor if self._start is None else 0.0
-        self._minimise()
-
-    def _take(self, found: Candidates) -> None:
-        self.pool.replace(found.ids, self.design.rows(found.ids))
-
-    def _find_penalty(self, lambda_max: float) -> None:
-        options = self.options
-        self.lambda_max = lambda_max
-        given = options.lambda_
-        lambda_ = options.lambda_ratio * lambda_max if given is None else given / self.scale
-        self.penalty = Penalty(lambda_, options.l2, options.nonneg, options.intercept)
-        # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
-        self.done = lambda_ >= lambda_max
-
-    def _minimise(self) -> None:
-        assert self.penalty is not None
-        goal = 0.3 * self.options.tolerance * self.half
-        penalty = self.penalty
-        if self.stage > penalty.lambda_:
-            penalty = replace(penalty, lambda_=self.stage)
-            goal = max(goal, ROUGH * self.pool.certify(penalty, np.inf).objective)
-        if not self.pool.minimise(penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
-            raise NumericalError(
-                f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} "
-                f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
-                fix="use a larger λ, or a larger tolerance",
-            )
-        self.pool.refresh_residual(self.penalty)
-        if self.stage <= self.penalty.lambda_:
-            self.pool.thin(self.penalty)
-            self.done = self._proven()
-
-    def _proven(self) -> bool:
-        """Whether what the last pass saw proves the gap over all n columns small enough, without another.
-
-        A column that it left out scored less than `complete` at r₀, the residual of that time. Now it scores
-        |m · r| ≤ |m · r₀| + |m · (r − r₀)|, whose last term is a sum of d entries of r − r₀: no more than the
-        d largest ones add up to.
-        """
-        assert self._seen is not None and self.penalty is not None
-        before, complete = self._seen
-        signed = self.penalty.nonneg
-        # columns identical to one with weight are there: they scored as it did
-        values = np.empty(len(self.pool.rows))
-        kernels.inner_products_kernel(self.pool.rows, before, values)
-        active = values[self.pool.weights != 0.0]
-        if ((active if signed else np.abs(active)) * (1 - _ROUNDING) < complete).any():
-            return False
-        largest = float(self.pool.scores(self.penalty).max(initial=0.0))
-        if complete > -np.inf:
-            largest = max(
-                largest, complete + self._change(self.pool.residual - before) + _ROUNDING * abs(complete)
-            )
-        certificate = self.pool.certify(self.penalty, largest)
-        self._bound = max(self._bound, certificate.bound)
-        self.gap = max(0.0, certificate.objective - self._bound)
-        return self.gap <= self.options.tolerance * self.half
-
-    def _change(self, difference: np.ndarray) -> float:
-        """The most that d entries of it add up to, in size unless weights are of one sign."""
-        degree = self.design.degree
-        ordered = np.sort(difference)
-        most = float(ordered[-degree:].sum())
-        return most if self.options.nonneg else max(most, -float(ordered[:degree].sum()))
-
-    def _certify(self, found: Candidates, floor: float) -> bool:
-        """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
-        assert self.penalty is not None
-        largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
-        if self.penalty.l2 and found.complete <= self.penalty.lambda_:
-            # a column with weight scores |m · r − l2 w|, which the pool knows; the pass saw m · r
-            others = found.values.copy() if self.penalty.nonneg else np.abs(found.values)
-            others[positions(found.ids, self.pool.ids)] = -np.inf
-            scores = np.concatenate([others, self.pool.scores(self.penalty)])
-            largest = max(found.complete, float(scores.max(initial=-np.inf)))
-        certificate = self.pool.certify(self.penalty, largest)
-        self._bound = max(self._bound, certificate.bound)
-        self.gap = max(0.0, certificate.objective - self._bound)
-        return self.gap <= self.options.tolerance * self.half
-
-    def _warm(self, start: Solution) -> None:
-        self.pool.replace(start.indices, self.design.rows(start.indices))
-        weights = start.values / self.scale
-        if self.options.nonneg:
-            weights = np.maximum(weights, 0.0)
-        self.pool.weights = np.zeros(len(self.pool.rows))
-        np.add.at(self.pool.weights, self.pool.group, weights)
-        assert self.penalty is not None
-        self.pool.refresh_residual(self.penalty)
-
-    def _ratio(self) -> float:
-        assert self.penalty is not None
-        if self.lambda_max:
-            return self.penalty.lambda_ / self.lambda_max
-        return self.options.lambda_ratio if self.options.lambda_ is None else float("inf")
-
-    def rest(self) -> None:
-        """Hold no more than the next pass needs."""
-        self.pool.shrink()
-        self._seen = None
-
-    def forget(self) -> None:
-        """Give the collected columns back."""
-        self.pool = self.pool.emptied()
-
-    def solution(self) -> Solution:
-        assert self.penalty is not None and self.lambda_max is not None
-        if self.penalty.lambda_ >= self.lambda_max:
-            indices, values, residual = np.empty(0, np.int64), np.empty(0), self.pool.target
-            self.gap = 0.0
-        else:
-            weights = self.pool.per_chunk()
-            support = np.flatnonzero(weights)
-            support = support[np.argsort(self.pool.ids[support])]
-            indices, values, residual = self.pool.ids[support], weights[support], self.pool.residual
-        values = values * self.scale
-        sizes: Any = self.design.degree  # |m_i|
-        if self.kept is not None:
-            sizes = self.kept[self.design.rows(indices)].sum(axis=1)
-        offset = float(self.y.mean() - (sizes * values).sum() / len(self.y))
-        before = self._counted
-        return Solution(
-            indices=indices,
-            values=values,
-            intercept=offset if self.options.intercept else 0.0,
-            lambda_=self.penalty.lambda_ * self.scale,
-            lambda_max=self.lambda_max * self.scale,
-            lambda_ratio=self._ratio(),
-            duality_gap=self.gap * self.scale**2,
-            relative_gap=self.gap / self.half if self.half else 0.0,
-            n_passes=self.n_passes - before[0],
-            n_epochs=self.pool.n_steps - before[1],
-            r_squared=1.0 - 0.5 * float(residual @ residual) / self.half if self.half else 0.0,
-            residual=residual * self.scale,
-            n_chunks=self.design.n_chunks,
-        )
-
-
-def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
+def _advance(design: Design, problems: list[Problem], nonneg: bool) -> None:
     """Pass after pass, each for all problems that need one; between passes they run side by side."""
     count = max(1, min(len(problems), os.cpu_count() or 1))
     with ThreadPoolExecutor(max_workers=count) as workers:
@@ -532,7 +195,7 @@ def _advance(design: Design, problems: list[_Problem], nonneg: bool) -> None:
                 task.result()
 
 
-def _absorb_and_rest(problem: _Problem, found: Candidates, floor: float) -> None:
+def _absorb_and_rest(problem: Problem, found: Candidates, floor: float) -> None:
     problem.absorb(found, floor)
     problem.rest()
 

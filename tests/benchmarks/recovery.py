@@ -15,6 +15,7 @@ from one end to the other), `growth` (of a pass in n, K and d), `operators`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -204,7 +205,7 @@ def memory(columns: np.ndarray, y: np.ndarray, n_subsets: int, folder: Path) -> 
     """Peak memory of a process that maps the columns: beyond what it held before, and beyond the map."""
     columns.tofile(folder / "columns")
     np.save(folder / "y.npy", y)
-    for count, ratio in [(1, ratio) for ratio in LAMBDA_RATIOS] + [(BATCH, 0.8), (BATCH, 0.1)]:
+    for count, ratio in itertools.product((1, BATCH), LAMBDA_RATIOS):
         command = [sys.executable, "-m", "tests.benchmarks", "recovery", "--mapped", str(folder)]
         command += [f"--subsets={n_subsets}", f"--degree={columns.shape[1]}", f"--count={count}"]
         done = subprocess.run(

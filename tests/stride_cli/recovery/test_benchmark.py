@@ -34,7 +34,7 @@ def test_recovery_benchmark_prints_json_lines(tmp_path):
     assert len(solved) == 4 + 6
     assert all(record["relative_gap"] <= 1e-6 and record["cpu_bare_passes"] > 0 for record in solved)
     assert all(record["cpu"] and record["versions"]["numba"] and record["n"] for record in records)
-    assert sum(record["what"].startswith("memory") for record in records) == 5
+    assert sum(record["what"].startswith("memory") for record in records) == 6
     assert [record["over_reading"] > 0 for record in records if "over_reading" in record] == [True]
 
 

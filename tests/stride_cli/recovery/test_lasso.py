@@ -17,7 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, Lasso
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.recovery import lasso, screening
+from stride_cli.recovery import problem as one_problem
+from stride_cli.recovery import screening
 from stride_cli.recovery.lasso import Solution, correlate, solve_batch, solve_lasso, solve_path
 
 PROBLEMS = settings(max_examples=60, deadline=None)
@@ -316,8 +317,8 @@ def gap_over_all(columns, solution: Solution, y: np.ndarray) -> float:
 @pytest.mark.parametrize("twins", [False, True])
 def test_one_pass_may_prove_the_gap_but_never_wrongly(ratio, collect, twins, rng, monkeypatch):
     """With few columns collected, those left out often come to violate optimality: then a pass finds them."""
-    monkeypatch.setattr(lasso, "_COLLECT", (collect, collect))
-    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    monkeypatch.setattr(one_problem, "_COLLECT", (collect, collect))
+    monkeypatch.setattr(one_problem, "_COLLECT_SUBSETS", 0)
     passes = []
     for _ in range(60):
         columns = regular_columns(rng, 300, 24, 5)
@@ -337,8 +338,8 @@ def test_one_pass_may_prove_the_gap_but_never_wrongly(ratio, collect, twins, rng
 
 def test_a_column_left_out_that_comes_to_violate_is_found(monkeypatch):
     """It scores .1 at first, and 2.3 once the column it shares four subsets with has its weight; λ is 2."""
-    monkeypatch.setattr(lasso, "_COLLECT", (2, 2))
-    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    monkeypatch.setattr(one_problem, "_COLLECT", (2, 2))
+    monkeypatch.setattr(one_problem, "_COLLECT_SUBSETS", 0)
     columns = np.array([[0, 1, 2, 3, 4], [0, 1, 2, 3, 9], [10, 11, 12, 13, 14]], np.uint16)
     y = np.zeros(15)
     y[:5], y[9], y[10:] = 1.0, -3.9, 0.38
@@ -359,8 +360,8 @@ def test_usual_problems_at_large_lambda_take_one_pass(rng):
 
 
 def test_elastic_net_is_proven_by_one_pass_too(rng, monkeypatch):
-    monkeypatch.setattr(lasso, "_COLLECT", (40, 40))
-    monkeypatch.setattr(lasso, "_COLLECT_SUBSETS", 0)
+    monkeypatch.setattr(one_problem, "_COLLECT", (40, 40))
+    monkeypatch.setattr(one_problem, "_COLLECT_SUBSETS", 0)
     columns, y = regular_columns(rng, 300, 24, 5), rng.normal(size=24)
     for _ in range(20):
         y = rng.normal(size=24)
