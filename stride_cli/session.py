@@ -228,11 +228,11 @@ class Session:
         attributes = index.group_attributes("operators")
         from stride_cli.recovery.defaults import recovery_defaults
 
-        defaults = recovery_defaults(index, operators.fit, attributes.get("recipe"))
         if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
             unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
             operators.seen = np.concatenate([operators.seen, unseen])
         model = model or open_model(index, model_path, device=device, dtype=dtype)
+        defaults = recovery_defaults(index, model, operators.fit, attributes.get("recipe"))
         return cls(
             index,
             operators,

@@ -132,7 +132,7 @@ class StrideMethod:
             self._design = Design.stacked(designs)
             recipe = self._options.recipe
         operators = self._fitted[0][1]
-        self._defaults = recovery_defaults(task.index, operators.fit, recipe)
+        self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
         self.active_bound = self._design.n_subsets if self._prior is None else None
         if self._prior is not None:
             self._prior.fit(task)

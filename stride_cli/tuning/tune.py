@@ -156,7 +156,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
     check_grid(options.grid or {}, lambdas)
     task = open_task(where)
-    usual = float(recovery_defaults(task.index, "closed", None)["lambda_ratio"])
+    usual = float(recovery_defaults(task.index, task.model, "closed", None)["lambda_ratio"])
     grid = dict(options.grid) if options.grid is not None else default_grid(task)
     start = {name: options.start.get(name) for name in DIMENSIONS}
     start["space"] = start["space"] or default_space(task)

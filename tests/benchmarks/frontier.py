@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     yield {"what": "direct", **quality(direct)} | about
     degree = task.index.degree
-    defaults = recovery_defaults(task.index, "closed", None)
+    defaults = recovery_defaults(task.index, task.model, "closed", None)
     recovered = {}
     for ratio in PER_SUBSET:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))

@@ -342,8 +342,9 @@ def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
         measure_linear_with_loss(session.model, session.operators, chunks.batch(np.array([chunk])))[0][0]
         for chunk in chosen
     ]
-    y = additive_measurement(np.array(rows), session.row_sizes)
-    own = np.concatenate([np.asarray(part) for part in getattr(session.columns, "shards", [session.columns])])
+    stored = session.index.array("design/columns")
+    own = np.concatenate([np.asarray(part) for part in getattr(stored, "shards", [stored])])
+    y = additive_measurement(np.array(rows), np.diff(np.asarray(session.index.array("design/row_offsets"))))
     n_subsets, degree = y.shape[1], own.shape[1]
     wide = columns_of(n, n_subsets, degree)
     for name, columns in (("its own design", own), (f"{n} columns", wide)):
