@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
 PAPER_LAMBDA_RATIO = 0.8
-# where hundreds of chunks take part in most answers: LDS .755 instead of .747 in fine-tuning, and .807 instead
-# of .790 with three models (queries and subsets of their own)
+# where hundreds of chunks take part in most answers: in fine-tuning LDS .755 instead of .747, and with three
+# models .807 instead of .790 (queries and subsets of their own)
 _SMALL_LAMBDA_RATIO = 0.01
 
 
