@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.errors import UsageError
-from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.options import TrainOptions, like_own, resolve_settings
 from stride_cli.session import Answer, QueryOptions, Session, as_query, open_model
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ def train(
     checkpoints = find_checkpoints(index, options.checkpoints)
     models = [model or open_model(index, model_path, device=device, dtype=dtype)]
     settings = resolve_settings(options, models[0], index)
+    like_settings = like_own(options, models[0], index)
     chunks = ChunkReader(index)
     if chunks.scored_tokens() == 0:
         raise UsageError(
@@ -186,7 +187,7 @@ def train(
             models,
             chunks,
             index,
-            lambda model: resolve_settings(options, model, index),
+            lambda model: resolve_settings(like_settings, model, index),
             checkpoints,
             save_seconds=save_seconds,
         )

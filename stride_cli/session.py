@@ -378,10 +378,10 @@ class Session:
 
     def recover(self, responses: Any, options: QueryOptions) -> Solution:
         """Per-chunk influences from the responses of all subsets."""
-        from stride_cli.recovery.lasso import solve_lasso
+        from stride_cli.recovery.several import solve_models
 
         y = self.explained_responses(responses, options)
-        return solve_lasso(self.design.columns, y, **self._recovery(options))
+        return solve_models(self.design.each, y[None], **self._recovery(options))[0]
 
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""
@@ -392,7 +392,7 @@ class Session:
                 f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
             )
         return {
-            "n_subsets": self.design.n_subsets,
+            "n_subsets": self.operators.n_subsets,
             "lambda_ratio": ratio,
             "intercept": intercept,
             "nonneg": options.nonneg,
@@ -406,7 +406,7 @@ class Session:
 
         y = self.explained_responses(responses, options)
         settings = self._recovery(options)
-        halves = solve_halves(self.design.columns, y, seed=self.index.seed, draws=options.halves, **settings)
+        halves = solve_halves(self.design.each, y, seed=self.index.seed, draws=options.halves, **settings)
         if not options.stability:
             return supporters, opposers, halves.reliability
         lists = [

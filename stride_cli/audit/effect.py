@@ -81,7 +81,7 @@ def measure_effects(
     Effect, one a sample, in order
     """
     from stride_cli.measurement.additive import additive_measurement
-    from stride_cli.recovery.lasso import solve_batch
+    from stride_cli.recovery.several import solve_models
 
     intercept = session.defaults["intercept"]
     ratio = session.defaults["lambda_ratio"] if lambda_ratio is None else lambda_ratio
@@ -89,10 +89,10 @@ def measure_effects(
         block = samples[start : start + _BLOCK]
         responses, losses = _measure(session, block)
         y = additive_measurement(responses, session.design.row_sizes) if intercept else responses
-        solutions = solve_batch(
-            session.design.columns,
+        solutions = solve_models(
+            session.design.each,
             y,
-            n_subsets=session.design.n_subsets,
+            n_subsets=session.operators.n_subsets,
             lambda_ratio=ratio,
             intercept=intercept,
         )

@@ -157,12 +157,13 @@ class StrideMethod:
     ) -> list[tuple[str | int | None, Operators]]:
         """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
         from stride_cli.operators.fitting import fit_operators
-        from stride_cli.operators.options import resolve_settings
+        from stride_cli.operators.options import like_own, resolve_settings
 
         fitted: list[tuple[str | int | None, Operators]] = []
+        options = like_own(self._options, task.model, task.index)
         for path, design in zip(paths, designs, strict=True):
             model = self._open(path)
-            settings = resolve_settings(self._options, model, task.index)
+            settings = resolve_settings(options, model, task.index)
             columns = np.asarray(design.columns)
             operators = fit_operators(
                 model, task.chunks, columns, design.n_subsets, settings, rows=design.rows
@@ -192,7 +193,7 @@ class StrideMethod:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
         from stride_cli.measurement.additive import additive_measurement
-        from stride_cli.recovery.lasso import solve_batch
+        from stride_cli.recovery.several import solve_models
         from stride_cli.recovery.stability import solve_halves
 
         intercept = self._defaults["intercept"]
@@ -200,11 +201,12 @@ class StrideMethod:
         responses = self._responses(queries)
         if intercept:
             responses = additive_measurement(responses, self._design.row_sizes)
+        each = self._design.n_subsets // len(self._design.each)
         for start in range(0, len(responses), QUERY_BLOCK):
-            solutions = solve_batch(
-                self._design.columns,
+            solutions = solve_models(
+                self._design.each,
                 responses[start : start + QUERY_BLOCK],
-                n_subsets=self._design.n_subsets,
+                n_subsets=each,
                 lambda_ratio=ratio,
                 intercept=intercept,
                 nonneg=self._nonneg,
@@ -220,7 +222,7 @@ class StrideMethod:
         if self._halves:
             found = [
                 solve_halves(
-                    self._design.columns, y, n_subsets=self._design.n_subsets, seed=self._task.index.seed,
+                    self._design.each, y, n_subsets=each, seed=self._task.index.seed,
                     draws=self._halves, lambda_ratio=ratio, intercept=intercept, nonneg=self._nonneg,
                 )
                 for y in responses
@@ -295,12 +297,13 @@ class DirectReadout:
         UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
         """
         from stride_cli.operators.closed import fit_closed, fit_spaces
-        from stride_cli.operators.options import resolve_settings
+        from stride_cli.operators.options import like_own, resolve_settings
 
         self._task = task
         self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
+        options = like_own(self._options, task.model, task.index)
         for model in _models(task, self._checkpoints):
-            settings = resolve_settings(self._options, model, task.index)
+            settings = resolve_settings(options, model, task.index)
             spaces = fit_spaces(model, task.chunks, settings)
             if settings.curvature == "kronecker" and "residual" not in settings.spaces:
                 self._parts.append((model, settings, spaces))

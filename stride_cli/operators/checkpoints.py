@@ -271,12 +271,18 @@ class Design:
     row_sizes : (K,) or (C, K) int64   |A_k|
     n_subsets : int                    C·K
     rows : offsets (K + 1,) and members (n d,) of the subsets, where the index has them
+    each : the columns (n, d) of every checkpoint's own design, of K subsets
     """
 
     columns: Any
     row_sizes: np.ndarray
     n_subsets: int
     rows: tuple[np.ndarray, Any] | None = None
+    each: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.each:
+            object.__setattr__(self, "each", (self.columns,))
 
     @classmethod
     def of(cls, index: Index, seed: int | None = None) -> Design:
@@ -304,9 +310,10 @@ class Design:
         columns = np.empty((n_chunks, len(designs) * degree), dtype)
         for number, design in enumerate(designs):
             part = columns[:, number * degree : (number + 1) * degree]
-            np.add(design.columns, dtype(number * each), out=part, dtype=dtype, casting="unsafe")
+            np.add(np.asarray(design.columns), dtype(number * each), out=part, dtype=dtype, casting="unsafe")
         sizes = np.stack([design.row_sizes for design in designs])
-        return cls(columns, sizes, len(designs) * each)
+        parts = tuple(design.columns for design in designs)
+        return cls(columns, sizes, len(designs) * each, each=parts)
 
 
 def stored_design(index: Index) -> Design:

@@ -100,6 +100,12 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     return _sgd(options, common)
 
 
+def like_own(options: TrainOptions, own: CausalLM, index: Index) -> TrainOptions:
+    """Options with the spaces that the index's own model gets: a checkpoint along its fine-tuning does not
+    say that it is one, and is steered in the same spaces."""
+    return replace(options, space="+".join(resolve_settings(options, own, index).spaces))
+
+
 def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) -> tuple[str, ...]:
     from stride_cli.classifiers.steering import default_space
     from stride_cli.models.recipe import was_finetuned

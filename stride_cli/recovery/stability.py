@@ -10,6 +10,7 @@ as many weights as subsets it is highest for queries that nothing explains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 from stride_cli.recovery import kernels
-from stride_cli.recovery.lasso import Solution, solve_batch
+from stride_cli.recovery.problem import Solution
 from stride_cli.recovery.ranking import Hit, document_influences, mid_ranks
 from stride_cli.recovery.screening import Design
+from stride_cli.recovery.several import solve_models
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -42,7 +44,7 @@ class Halves:
 
     Attributes
     ----------
-    kept : (B, K) bool               subsets of each half; 2b and 2b + 1 share none
+    kept : (B, C K) bool             subsets of each half, of C models; 2b and 2b + 1 share none
     solutions : list of B Solution
     reliability : float in [0, 1]    mean over halves of the correlation (Pearson) between the responses of
                                      the subsets left out and what the half's weights predict of them; 0
@@ -54,8 +56,8 @@ class Halves:
     reliability: float
 
 
-def draw_halves(n_subsets: int, draws: int, seed: int) -> np.ndarray:
-    """(B, K) bool: random halves, in pairs that complement each other.
+def draw_halves(n_subsets: int, draws: int, seed: int, model: int = 0) -> np.ndarray:
+    """(B, K) bool: random halves of a model's subsets, in pairs that complement each other.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def draw_halves(n_subsets: int, draws: int, seed: int) -> np.ndarray:
         )
     kept = np.zeros((draws, n_subsets), bool)
     for pair in range((draws + 1) // 2):
-        order = stream(seed, "stability", pair).permutation(n_subsets)
+        order = stream(seed, "stability", pair, *([model] if model else [])).permutation(n_subsets)
         kept[2 * pair, order[: n_subsets // 2]] = True
         if 2 * pair + 1 < draws:
             kept[2 * pair + 1, order[n_subsets // 2 :]] = True
@@ -78,7 +80,7 @@ def draw_halves(n_subsets: int, draws: int, seed: int) -> np.ndarray:
 
 
 def solve_halves(
-    columns: Any,
+    columns: Sequence[Any],
     y: np.ndarray,
     *,
     n_subsets: int,
@@ -92,8 +94,9 @@ def solve_halves(
 
     Parameters
     ----------
-    columns, y, n_subsets, lambda_ratio, intercept, nonneg : as for `solve_lasso`; λ is the same share of each
-        half's own λ_max
+    columns, n_subsets : C designs (n, d) of K subsets each
+    y : (C K,) float                      as for `solve_models`
+    lambda_ratio, intercept, nonneg :     as for `solve_lasso`; λ is the same share of each half's own λ_max
     seed : int      of the streams ("stability", pair)
     draws : int     B
 
@@ -102,8 +105,8 @@ def solve_halves(
     UsageError         see `draw_halves`
     NumericalError     see `solve_lasso`
     """
-    kept = draw_halves(n_subsets, draws, seed)
-    solutions = solve_batch(
+    kept = np.hstack([draw_halves(n_subsets, draws, seed, model) for model in range(len(columns))])
+    solutions = solve_models(
         columns,
         np.tile(np.asarray(y, np.float64), (draws, 1)),
         n_subsets=n_subsets,
@@ -113,15 +116,16 @@ def solve_halves(
         tolerance=TOLERANCE,
         kept=kept,
     )
-    design = Design(columns, n_subsets)
-    found = [_left_out(design, half, rows, y) for half, rows in zip(solutions, kept, strict=True)]
+    designs = [Design(own, n_subsets) for own in columns]
+    found = [_left_out(designs, half, rows, y) for half, rows in zip(solutions, kept, strict=True)]
     return Halves(kept, solutions, float(np.clip(np.mean(found), 0.0, 1.0)))
 
 
-def _left_out(design: Design, half: Solution, kept: np.ndarray, y: np.ndarray) -> float:
+def _left_out(designs: Sequence[Design], half: Solution, kept: np.ndarray, y: np.ndarray) -> float:
     """Correlation of y with M w over the rows that were not kept; 0 where either is constant."""
-    predicted = np.zeros(design.n_subsets)
-    kernels.subtract_columns_kernel(design.rows(half.indices), -half.values, predicted)
+    predicted = np.zeros(len(y))
+    for part, design in zip(np.split(predicted, len(designs)), designs, strict=True):
+        kernels.subtract_columns_kernel(design.rows(half.indices), -half.values, part)
     sides = predicted[~kept], np.asarray(y, np.float64)[~kept]
     if any(np.ptp(side) == 0.0 for side in sides):
         return 0.0
