@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.checkpoints import Design
+    from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
@@ -190,7 +190,7 @@ class Session:
     index: Index
     operators: Operators
     model: CausalLM
-    design: Design  # of all models that measure
+    designs: Designs  # of all models that measure
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
@@ -220,7 +220,7 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
-        from stride_cli.operators.checkpoints import open_checkpoints, stored_design
+        from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
         from stride_cli.operators.store import Operators
 
         index = Index.open(index_path)
@@ -237,7 +237,7 @@ class Session:
             index,
             operators,
             model,
-            design=stored_design(index),
+            designs=stored_designs(index),
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
             defaults=defaults,
             checkpoints=open_checkpoints(index, model),
@@ -297,7 +297,7 @@ class Session:
         recovered = clock()
         supporters, opposers = rank_documents(
             solution,
-            self.design.columns,
+            self.designs.columns,
             self.chunk_document,
             top=options.top,
             bottom=options.bottom,
@@ -365,7 +365,7 @@ class Session:
             self.pairs,
             query.batch(),
             method=method,
-            row_sizes=self.design.row_sizes if intercept else None,
+            row_sizes=self.designs.row_sizes if intercept else None,
             batch_size=options.batch_size,
             check=check,
         )
@@ -381,7 +381,7 @@ class Session:
         from stride_cli.recovery.several import solve_models
 
         y = self.explained_responses(responses, options)
-        return solve_models(self.design.each, y[None], **self._recovery(options))[0]
+        return solve_models(self.designs.each, y[None], **self._recovery(options))[0]
 
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""
@@ -406,11 +406,11 @@ class Session:
 
         y = self.explained_responses(responses, options)
         settings = self._recovery(options)
-        halves = solve_halves(self.design.each, y, seed=self.index.seed, draws=options.halves, **settings)
+        halves = solve_halves(self.designs.each, y, seed=self.index.seed, draws=options.halves, **settings)
         if not options.stability:
             return supporters, opposers, halves.reliability
         lists = [
-            with_stability(halves, self.design.columns, self.chunk_document, hits, top=top, sign=sign)
+            with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
         ]
         return lists[0], lists[1], halves.reliability
@@ -438,7 +438,7 @@ class Session:
         from stride_cli.measurement.additive import additive_measurement
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        return additive_measurement(responses, self.design.row_sizes) if intercept else responses
+        return additive_measurement(responses, self.designs.row_sizes) if intercept else responses
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
         """Labels of a classifier's rows."""

@@ -88,9 +88,9 @@ def measure_effects(
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]
         responses, losses = _measure(session, block)
-        y = additive_measurement(responses, session.design.row_sizes) if intercept else responses
+        y = additive_measurement(responses, session.designs.row_sizes) if intercept else responses
         solutions = solve_models(
-            session.design.each,
+            session.designs.each,
             y,
             n_subsets=session.operators.n_subsets,
             lambda_ratio=ratio,
@@ -121,7 +121,7 @@ def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, n
                 responses[place, rows[i][0]] += share * found[position]
                 if place == 0:  # of the index's own model
                     losses[rows[i][0]] += share * loss[position]
-    sizes = session.design.row_sizes if session.defaults["intercept"] else None
+    sizes = session.designs.row_sizes if session.defaults["intercept"] else None
     combined = stack_checkpoints(list(responses), sizes)
     if not (np.isfinite(combined).all() and np.isfinite(losses).all()):
         raise NumericalError(

@@ -16,7 +16,7 @@ from stride_cli.errors import UsageError
 if TYPE_CHECKING:
     from stride_cli.measurement.query_set import QuerySet
     from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.checkpoints import Design
+    from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
@@ -112,7 +112,8 @@ class StrideMethod:
         UsageError      settings that do not fit the model, or ``stored`` together with a fit's options
         StageMissing    ``stored``, and the index has no operators
         """
-        from stride_cli.operators.checkpoints import Design, stored_checkpoints, stored_design
+        from stride_cli.operators.checkpoints import stored_checkpoints, stored_designs
+        from stride_cli.operators.designs import Designs
         from stride_cli.operators.store import Operators
         from stride_cli.recovery.defaults import recovery_defaults
 
@@ -123,37 +124,37 @@ class StrideMethod:
                 raise UsageError("stored operators have the index's design and models: no other options")
             places = range(1 + len(stored_checkpoints(task.index)))
             self._fitted = [(place or None, Operators.from_index(task.index, place)) for place in places]
-            self._design = stored_design(task.index)
+            self._designs = stored_designs(task.index)
             recipe = task.index.group_attributes("operators").get("recipe")
         else:
             paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
             designs = [self._design_of(task, number) for number in range(len(paths))]
             self._fitted = self._fit_all(task, paths, designs)
-            self._design = Design.stacked(designs)
+            self._designs = Designs.stacked(designs)
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
-        self.active_bound = self._design.n_subsets if self._prior is None else None
+        self.active_bound = self._designs.n_subsets if self._prior is None else None
         if self._prior is not None:
             self._prior.fit(task)
         gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
-        self.bytes_per_chunk = (gates + np.asarray(self._design.columns).nbytes) / max(1, task.n_chunks)
+        self.bytes_per_chunk = (gates + np.asarray(self._designs.columns).nbytes) / max(1, task.n_chunks)
 
-    def _design_of(self, task: Task, number: int) -> Design:
+    def _design_of(self, task: Task, number: int) -> Designs:
         """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
-        from stride_cli.operators.checkpoints import Design, design_seed
+        from stride_cli.operators.designs import Designs, design_seed
 
         seed = design_seed(task.index.seed, number) if number else None
         if self._subsets is None and self._degree is None:
-            return Design.of(task.index, seed)
+            return Designs.of(task.index, seed)
         subsets = self._subsets or task.index.n_subsets
         degree = self._degree or min(task.index.degree, subsets)
         if not 1 <= degree <= subsets:
             raise UsageError(f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)")
-        return Design.drawn(task.n_chunks, subsets, degree, task.index.seed if seed is None else seed)
+        return Designs.drawn(task.n_chunks, subsets, degree, task.index.seed if seed is None else seed)
 
     def _fit_all(
-        self, task: Task, paths: Sequence[str | None], designs: Sequence[Design]
+        self, task: Task, paths: Sequence[str | None], designs: Sequence[Designs]
     ) -> list[tuple[str | int | None, Operators]]:
         """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
         from stride_cli.operators.fitting import fit_operators
@@ -200,18 +201,18 @@ class StrideMethod:
         ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
         responses = self._responses(queries)
         if intercept:
-            responses = additive_measurement(responses, self._design.row_sizes)
-        each = self._design.n_subsets // len(self._design.each)
+            responses = additive_measurement(responses, self._designs.row_sizes)
+        each = self._designs.n_subsets // len(self._designs.each)
         for start in range(0, len(responses), QUERY_BLOCK):
             solutions = solve_models(
-                self._design.each,
+                self._designs.each,
                 responses[start : start + QUERY_BLOCK],
                 n_subsets=each,
                 lambda_ratio=ratio,
                 intercept=intercept,
                 nonneg=self._nonneg,
             )
-            scores = np.zeros((len(solutions), len(self._design.columns)), np.float32)
+            scores = np.zeros((len(solutions), len(self._designs.columns)), np.float32)
             for row, solution in zip(scores, solutions, strict=True):
                 row[solution.indices] = solution.values
             if self._prior is not None:
@@ -222,7 +223,7 @@ class StrideMethod:
         if self._halves:
             found = [
                 solve_halves(
-                    self._design.each, y, n_subsets=each, seed=self._task.index.seed,
+                    self._designs.each, y, n_subsets=each, seed=self._task.index.seed,
                     draws=self._halves, lambda_ratio=ratio, intercept=intercept, nonneg=self._nonneg,
                 )
                 for y in responses
@@ -247,7 +248,7 @@ class StrideMethod:
             found.append(np.concatenate([measure(model, operators, queries.batch(rows)) for rows in groups]))
             del model
         self._measured.clear()
-        sizes = self._design.row_sizes if self._defaults["intercept"] else None
+        sizes = self._designs.row_sizes if self._defaults["intercept"] else None
         self._measured[key] = stack_checkpoints(found, sizes)
         return self._measured[key]
 

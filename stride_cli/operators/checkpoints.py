@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.design import build_columns, row_sizes
 from index_format.errors import IndexMismatch
 from stride_cli.errors import ModelError
+from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.fitting import fit_operators, set_step
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
-from stride_cli.randomness import torch_seed
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -112,11 +111,6 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
     return found
 
 
-def design_seed(seed: int, number: int) -> int:
-    """What the subsets of checkpoint 1, 2, … are drawn from."""
-    return torch_seed(seed, "design of checkpoint", number)
-
-
 def _check_readable(index: Index, path: str) -> None:
     """Whether a checkpoint reads the index's chunks: the same tokens (or classes), a context long enough."""
     from stride_cli.classifiers.kind import is_classifier, is_classifier_index
@@ -195,7 +189,7 @@ def fit_with_checkpoints(
         # without checkpoints there is one fit only
         place = scratch / f"checkpoint-{number}" if checkpoints else scratch
         place.mkdir(exist_ok=True)
-        design = Design.of(index, checkpoints[number - 1].design_seed if number else None)
+        design = Designs.of(index, checkpoints[number - 1].design_seed if number else None)
         entry = _fit_into(
             writer, number, models[0], chunks, design, settings_for(models[0]), place, save_seconds
         )
@@ -215,7 +209,7 @@ def _fit_into(
     number: int,
     model: CausalLM,
     chunks: ChunkReader,
-    design: Design,
+    design: Designs,
     settings: Any,
     scratch: Path,
     save_seconds: float,
@@ -261,65 +255,10 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
     return [Checkpoint(entry["path"], entry["model_fingerprint"], entry["design_seed"]) for entry in listed]
 
 
-@dataclass(frozen=True)
-class Design:
-    """Which chunks each subset has; of several checkpoints, those of the first, of the second, and so on.
-
-    Attributes
-    ----------
-    columns : (n, C d) unsigned        the subsets of each chunk, those of checkpoint c from c·K
-    row_sizes : (K,) or (C, K) int64   |A_k|
-    n_subsets : int                    C·K
-    rows : offsets (K + 1,) and members (n d,) of the subsets, where the index has them
-    each : the columns (n, d) of every checkpoint's own design, of K subsets
-    """
-
-    columns: Any
-    row_sizes: np.ndarray
-    n_subsets: int
-    rows: tuple[np.ndarray, Any] | None = None
-    each: tuple[Any, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.each:
-            object.__setattr__(self, "each", (self.columns,))
-
-    @classmethod
-    def of(cls, index: Index, seed: int | None = None) -> Design:
-        """The index's own, or one like it from another seed."""
-        if seed is not None:
-            return cls.drawn(index.n_chunks, index.n_subsets, index.degree, seed)
-        offsets = np.asarray(index.array("design/row_offsets"))
-        rows = offsets, index.array("design/row_members")
-        return cls(index.array("design/columns"), np.diff(offsets), index.n_subsets, rows)
-
-    @classmethod
-    def drawn(cls, n_chunks: int, n_subsets: int, degree: int, seed: int) -> Design:
-        """A random one; ValueError as `index_format.design.build_columns`."""
-        columns = build_columns(0, n_chunks, n_subsets=n_subsets, degree=degree, seed=seed)
-        return cls(columns, row_sizes(columns, n_subsets), n_subsets)
-
-    @classmethod
-    def stacked(cls, designs: Sequence[Design]) -> Design:
-        """Several of the same K as one of C·K subsets; the only one itself."""
-        if len(designs) == 1:
-            return designs[0]
-        each = designs[0].n_subsets
-        dtype = np.uint16 if len(designs) * each <= 1 << 16 else np.uint32
-        n_chunks, degree = designs[0].columns.shape
-        columns = np.empty((n_chunks, len(designs) * degree), dtype)
-        for number, design in enumerate(designs):
-            part = columns[:, number * degree : (number + 1) * degree]
-            np.add(np.asarray(design.columns), dtype(number * each), out=part, dtype=dtype, casting="unsafe")
-        sizes = np.stack([design.row_sizes for design in designs])
-        parts = tuple(design.columns for design in designs)
-        return cls(columns, sizes, len(designs) * each, each=parts)
-
-
-def stored_design(index: Index) -> Design:
+def stored_designs(index: Index) -> Designs:
     """The subsets that the index's operators answer for, of all its checkpoints."""
     seeds = [checkpoint.design_seed for checkpoint in stored_checkpoints(index)]
-    return Design.stacked([Design.of(index, seed) for seed in (None, *seeds)])
+    return Designs.stacked([Designs.of(index, seed) for seed in (None, *seeds)])
 
 
 def open_checkpoints(index: Index, own: CausalLM) -> list[tuple[CausalLM, Operators]]:

@@ -84,15 +84,18 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     first = score_all(one, queries)
     method = fitted(task, f"stride:{small},checkpoints={path}|{path}")
     found = score_all(method, queries)
-    assert method.active_bound == 32 and len(method._design.each) == 2
+    assert method.active_bound == 32 and len(method._designs.each) == 2
     second = 2 * found - first
-    y = additive_measurement(method._responses(queries), method._design.row_sizes)
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
     np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
     np.testing.assert_allclose(
-        y[:, :16], additive_measurement(one._responses(queries), one._design.row_sizes), rtol=1e-6, atol=1e-12
+        y[:, :16],
+        additive_measurement(one._responses(queries), one._designs.row_sizes),
+        rtol=1e-6,
+        atol=1e-12,
     )
     M = np.zeros((16, task.n_chunks))
-    M[method._design.each[1].T.astype(int), np.arange(task.n_chunks)] = 1
+    M[method._designs.each[1].T.astype(int), np.arange(task.n_chunks)] = 1
     ratio = method._defaults["lambda_ratio"]
     for weights, measured in zip(second, y[:, 16:], strict=True):
         residual = measured - M @ weights
@@ -136,9 +139,9 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
     plain = fitted(task, "stride:space=logit,subsets=16,degree=3")
     np.testing.assert_array_equal(score_all(plain, queries), scores)
     assert plain.reliability is None
-    y = additive_measurement(method._responses(queries), method._design.row_sizes)
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
     halves = solve_halves(
-        [method._design.columns], y[1], n_subsets=16, seed=task.index.seed, draws=4,
+        [method._designs.columns], y[1], n_subsets=16, seed=task.index.seed, draws=4,
         lambda_ratio=method._defaults["lambda_ratio"],
     )  # fmt: skip
     assert method.reliability[1] == halves.reliability

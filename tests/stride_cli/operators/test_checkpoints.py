@@ -27,6 +27,7 @@ from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
 from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
 
@@ -92,7 +93,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
     answer = together.query(query)
     parts, rows = [], []
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
-        design = module.Design.of(index, module.design_seed(index.seed, number) if number else None)
+        design = Designs.of(index, design_seed(index.seed, number) if number else None)
         model = module.Opener.like(together.model).load(str(path))
         settings = resolve_settings(api.TrainOptions(**QUICK), model, index)
         alone = module.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
@@ -303,13 +304,13 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
 
 
 def test_designs_stack_with_numbers_of_their_own() -> None:
-    first, second = (module.Design.drawn(9, 40_000, 3, seed) for seed in (1, 2))
-    both = module.Design.stacked([first, second])
+    first, second = (Designs.drawn(9, 40_000, 3, seed) for seed in (1, 2))
+    both = Designs.stacked([first, second])
     assert both.n_subsets == 80_000 and both.columns.dtype == np.uint32  # more than 16 bits count
     np.testing.assert_array_equal(both.columns[:, :3], first.columns)
     np.testing.assert_array_equal(both.columns[:, 3:], second.columns.astype(int) + 40_000)
     np.testing.assert_array_equal(np.bincount(both.columns.ravel(), minlength=80_000), both.row_sizes.ravel())
-    assert module.Design.stacked([first]) is first
+    assert Designs.stacked([first]) is first
 
 
 def test_operators_that_share_a_design_are_refused(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
