@@ -1,4 +1,4 @@
-"""The subsets that operators answer for: the index's design matrix, and one like it for each further checkpoint."""
+"""The subsets that operators answer for: the design matrix, and one like it for each further checkpoint."""
 
 from __future__ import annotations
 
