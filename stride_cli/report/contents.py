@@ -203,11 +203,12 @@ def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:
 
     reader, hits = ChunkReader(session.index), [*answer.supporters, *answer.opposers]
     records = [*answer.to_record()["hits"], *answer.to_record()["opposers"]]
+    own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
     shown = []
     for start in range(0, len(hits), _TOGETHER):
         group = hits[start : start + _TOGETHER]
         batch = reader.batch(np.array([hit.chunk for hit in group]))
-        found = token_influence(session.model, session.operators, answer.responses, batch)
+        found = token_influence(session.model, session.operators, own, batch)
         for hit, record, values in zip(group, records[start:], found, strict=False):
             shown.append(_carried(session, answer, hit, record, values))
     return tuple(shown)

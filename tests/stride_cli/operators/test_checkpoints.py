@@ -162,6 +162,20 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     assert losses[0] == pytest.approx(asked.loss)
 
 
+def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
+    from stride_cli.report.carriers import token_influence
+    from stride_cli.report.contents import from_answer
+
+    session = api.Session.open(run_folder / "run.stride")
+    answer = session.query(PROMPT, api.QueryOptions(max_new_tokens=4, top=3))
+    shown = from_answer(session, answer)
+    assert len(shown.responses.measured) == 3 * 40
+    # what carries the influence is read off the index's own model
+    chunk = ChunkReader(session.index).batch(np.asarray([answer.supporters[0].chunk]))
+    found = token_influence(session.model, session.operators, answer.responses[:40], chunk)
+    assert np.isfinite(found[0]).all() and np.abs(found[0]).max() > 0
+
+
 def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: Path) -> None:
     from stride_cli.schema import json_schema
 
