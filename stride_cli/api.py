@@ -167,8 +167,8 @@ def train(
     options = options or TrainOptions()
     checkpoints = find_checkpoints(index, options.checkpoints)
     models = [model or open_model(index, model_path, device=device, dtype=dtype)]
+    options = like_own(options, models[0], index)
     settings = resolve_settings(options, models[0], index)
-    like_settings = like_own(options, models[0], index)
     chunks = ChunkReader(index)
     if chunks.scored_tokens() == 0:
         raise UsageError(
@@ -187,7 +187,7 @@ def train(
             models,
             chunks,
             index,
-            lambda model: resolve_settings(like_settings, model, index),
+            lambda model: resolve_settings(options, model, index),
             checkpoints,
             save_seconds=save_seconds,
         )

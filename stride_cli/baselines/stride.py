@@ -202,7 +202,7 @@ class StrideMethod:
         responses = self._responses(queries)
         if intercept:
             responses = additive_measurement(responses, self._designs.row_sizes)
-        each = self._designs.n_subsets // len(self._designs.each)
+        each = self._fitted[0][1].n_subsets
         for start in range(0, len(responses), QUERY_BLOCK):
             solutions = solve_models(
                 self._designs.each,

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
+from index_format.durable import storage
+
 # the place of ids that an index has already; that of a line is (number of its source) << 40 | line
 _KNOWN = 1
 _KEY = struct.Struct("<QQ")
@@ -34,6 +36,10 @@ class SeenIds:
         Ids taken from the start.
     directory : Path, optional
         Where that file is made; default: the system's temporary directory.
+
+    Raises
+    ------
+    StorageFull      there is no space for the file
     """
 
     def __init__(self, known: Iterable[str] = (), directory: Path | None = None) -> None:
@@ -128,6 +134,7 @@ class _Table:
     def __init__(self, bits: int, directory: Path | None) -> None:
         self.slots = (1 << bits) + _SPARE
         self._memory: bytearray | None = None
+        self._directory = Path(tempfile.gettempdir()) if directory is None else directory
         if bits <= _MEMORY_BITS:
             self._memory = bytearray(self.slots * _SLOT.size)
         else:
@@ -149,5 +156,6 @@ class _Table:
             self._memory[start : start + len(data)] = data
             return
         done = 0
-        while done < len(data):
-            done += os.pwrite(self._fd, data[done:] if done else data, start + done)
+        with storage(self._directory, len(data)):
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:] if done else data, start + done)

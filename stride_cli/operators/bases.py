@@ -19,7 +19,7 @@ import torch
 
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
-from stride_cli.operators.gradients import gate_gradients, label_signals, signals
+from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.spaces import (
     LOGIT_SPACES,
     LayerMatrixSpace,
@@ -195,11 +195,11 @@ def _to_unit_curvature(
     for batch in (batch for part in parts for batch in chunks.batches(batch_tokens, part)):
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(seed, batch, "curvature labels")
-        drawn = gate_gradients(model, spaces, layer, batch, sampled=uniforms)[1]
+        _, drawn = signals(model, spaces, layer, batch, sampled=uniforms)
         assert drawn is not None
         # rows are means over tokens, and Σ_t g_t g_tᵀ has the square of their sum as its expectation
         weight = batch.scored.double()[:, None] ** 2
-        for total, space, gradient in zip(totals, spaces, drawn, strict=True):
+        for total, space, gradient in zip(totals, spaces, assemble(spaces, drawn), strict=True):
             squares = [gradient[:, part].square().mean(dim=1) for part in space.parts()]
             total += (torch.stack(squares, dim=1).double().cpu() * weight).sum(dim=0)
         tokens += float(batch.scored.sum())

@@ -46,7 +46,7 @@ class Checkpoint:
 
     path: str
     fingerprint: str
-    design_seed: int = 0
+    design_seed: int
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from index_format.errors import StorageFull
 from stride_cli.corpus import ids as module
 from stride_cli.corpus.ids import SeenIds
 
@@ -70,3 +73,16 @@ def test_many_ids_are_kept_on_disk(tmp_path: Path) -> None:
     assert all(table.take(str(number), "a", 1) for number in range(0, 60_000, 1_000))
     assert table.take("60000", "a", 7) is None
     assert table.take("60000", "b", 1) == "a:7"
+
+
+def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, data: bytes, place: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    seen = SeenIds(directory=tmp_path)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(StorageFull) as full:
+        for number in range(60_000):
+            seen.take(str(number), "corpus.jsonl", number + 1)
+    assert str(tmp_path) in str(full.value) and "free some space" in full.value.fix
+    assert number > 40_000  # the smaller tables need no disk
