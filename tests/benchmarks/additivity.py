@@ -5,6 +5,11 @@ by generalised cross-validation on the fitting subsets), held-out R² against th
 and the R² that the seeds' noise leaves possible. What is missing between the two is not additive, or not yet
 learnt.
 
+`complements`: the retrained subsets' complements are retrained too. Were retraining additive, loss(S) +
+loss(complement) would be the same for every S; its variance is that of interactions of even order, pairs
+first, and the variance of the differences that of the additive part (and of interactions of three, five, …).
+No model of the effects takes part.
+
 `steered`: one operator for every retrained subset, in closed form, and the loss changes that it causes,
 measured by steering (``exact``) and to first order (``linear``): correlation over subsets with what
 retraining did, mean over queries with the joint bootstrap standard error over queries and subsets. No
@@ -21,8 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from stride_cli.baselines.protocol import Task
 from stride_cli.evaluation.metrics import correlate, measured_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
+from stride_cli.evaluation.retraining import Job, open_trainer, retrain, store_of
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.exact import measure_exact
@@ -53,6 +60,10 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if given.datamodel:
         for row in datamodels(truth, task.index.seed):
             yield {"what": "datamodel", **row} | about
+    differences = None
+    if given.complements:
+        row, differences = complements(task, truth, given.complements, given.workers)
+        yield row | about
     if not given.steered:
         return
     note("one operator a retrained subset")
@@ -81,6 +92,54 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "r2": float((pearson**2).mean()),
             "linear_against_exact": float(row_pearson(responses["linear"], responses[name]).min()),
         } | about
+        if differences is not None:
+            odd = responses[name][:, : differences.shape[1]]
+            found = correlate(odd, differences).spearman
+            yield {
+                "what": "steered, additive part",
+                "measure": name,
+                "spearman": float(found.mean()),
+                "spearman_se": float(found.std(ddof=1) / np.sqrt(len(found))),
+                "pearson": float(row_pearson(odd, differences).mean()),
+            } | about
+
+
+def complements(
+    task: Task, truth: Truth, count: int, workers: int | None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Retrain what the first `count` subsets leave out.
+
+    Returns the record, and half the differences of the responses, (Q, count): the odd part of the effects.
+    """
+    count = min(count, truth.n_subsets)
+    trainer = open_trainer(task, truth.queries)
+    if trainer.digest != truth.trainer:
+        raise SystemExit("the index's truth was made by another recipe, or of another corpus")
+    jobs = [Job(~mask, int(seed)) for mask in truth.masks[:count] for seed in truth.seeds]
+    found = retrain(trainer, jobs, store=store_of(task.index), workers=workers)
+    left = np.stack([outcome.losses for outcome in found]).reshape(count, truth.n_seeds, -1)
+    kept = truth.losses[:count]  # (count, S, Q)
+    odd, even = variance((kept - left) / 2), variance((kept + left) / 2)
+    row = {
+        "what": "complements",
+        "pairs": count,
+        # shares of the variance over subsets that is not the seeds' noise, over all queries together and the
+        # mean of each query's own
+        "odd_share": float(odd.sum() / (odd + even).sum()),
+        "odd_share_mean": float(np.mean(odd / (odd + even))),
+        "r2_ceiling": reliability(kept),
+        "odd_ceiling": reliability((kept - left) / 2),
+    }
+    return row, measured_response((kept - left) / 2)
+
+
+def variance(losses: np.ndarray) -> np.ndarray:
+    """Variance over subsets of what the seeds of losses (R, S, Q) share, (Q,): covariance of their pairs."""
+    centred = losses - losses.mean(axis=0)
+    seeds = losses.shape[1]
+    pairs = [(a, b) for a in range(seeds) for b in range(a)]
+    together = [(centred[:, a] * centred[:, b]).sum(axis=0) for a, b in pairs]
+    return np.mean(together, axis=0) / (len(losses) - 1)
 
 
 def columns_of(masks: np.ndarray) -> np.ndarray:
@@ -151,6 +210,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--suite", required=True, help="name, for the record")
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--datamodel", action="store_true", help="fit datamodels (hundreds of subsets)")
+    parser.add_argument("--complements", type=int, metavar="N", help="retrain the complements of N subsets")
+    parser.add_argument("--workers", type=int, help="models retrained at the same time")
     parser.add_argument("--no-steered", dest="steered", action="store_false")
     for record in run(parser.parse_args(arguments)):
         emit(record)
