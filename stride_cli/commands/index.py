@@ -290,6 +290,12 @@ def plan(
             "--gate-dimension", metavar="P", help="Numbers of one operator; default: what stride train fits."
         ),
     ] = None,
+    checkpoints: Annotated[
+        int,
+        typer.Option(
+            "--checkpoints", metavar="N", help="How many further models stride train will be given."
+        ),
+    ] = 0,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
     json: Json = False,
     reading: ReadOptions,
@@ -298,6 +304,7 @@ def plan(
     from dataclasses import asdict
 
     from stride_cli.corpus.plan import CorpusCounts, check_design, choose_block_size, plan_index
+    from stride_cli.models.recipe import was_finetuned
 
     check_design(subsets, degree)
     vocabulary = 1 << 16
@@ -327,6 +334,8 @@ def plan(
         n_subsets=subsets,
         degree=degree,
         gate_dimension=gate_dimension,
+        finetuned=was_finetuned(model),
+        checkpoints=checkpoints,
         vocabulary=vocabulary,
         store_text=not no_text,
     )

@@ -56,14 +56,15 @@ class Plan:
     expected_overlapping : float
         Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
     gate_dimension, gate_bytes : int
-        p, and what K p numbers take on disk: 4 bytes each, or about 1 where they are many.
+        p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
     bytes : dict of str to int
         Bytes on disk of each array.
     total_bytes : int
         Their sum, without the gates.
     build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
         What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
-        form holds (beside the model and one micro-batch); what stays in the page cache for fast queries.
+        form holds (beside the model and one micro-batch; one model after the other); what stays in the page
+        cache for fast queries.
     """
 
     n_documents: int | None
@@ -186,6 +187,8 @@ def plan_index(
     n_subsets: int | None = None,
     degree: int | None = None,
     gate_dimension: int | None = None,
+    finetuned: bool = False,
+    checkpoints: int = 0,
     vocabulary: int = 1 << 16,
     store_text: bool = True,
 ) -> Plan:
@@ -199,6 +202,10 @@ def plan_index(
         K and d; None for the defaults (`choose_design`, which also names the errors).
     gate_dimension : int, optional
         p, the numbers of one operator; default: that of the default operators.
+    finetuned : bool
+        Whether the model is a fine-tuned one, whose default operators are larger.
+    checkpoints : int
+        Further models that will be steered too, each with operators and subsets of its own.
     vocabulary : int
         Decides whether a token takes 2 bytes or 4.
     store_text : bool
@@ -206,9 +213,13 @@ def plan_index(
     """
     if gate_dimension is not None and gate_dimension < 1:
         raise UsageError(f"the gate dimension is {gate_dimension}, expected at least 1")
+    if checkpoints < 0:
+        raise UsageError(
+            f"--checkpoints is {checkpoints}, expected 0 or more", fix="leave it out for the model alone"
+        )
     n = counts.chunks
     k, d = choose_design(n, n_subsets, degree)
-    p = default_gates(k) if gate_dimension is None else gate_dimension
+    p = default_gates(k, finetuned=finetuned) if gate_dimension is None else gate_dimension
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -225,7 +236,7 @@ def plan_index(
         "design/row_members": 4 * n * d,
     }
     fit_bytes = 4 * k * p
-    gate_bytes = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
+    one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
     return Plan(
         n_documents=counts.documents or None,
         n_chunks=n,
@@ -238,12 +249,12 @@ def plan_index(
         expected_neighbours=expected_neighbours(n, k, d),
         expected_overlapping=expected_overlapping(n, k, d),
         gate_dimension=p,
-        gate_bytes=gate_bytes,
+        gate_bytes=one_model * (1 + checkpoints),
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES,
         fit_memory_bytes=fit_bytes,
-        query_memory_bytes=sizes["design/columns"] + gate_bytes,
+        query_memory_bytes=(sizes["design/columns"] + one_model) * (1 + checkpoints),
     )
 
 

@@ -61,7 +61,7 @@ INDEX_RECORDS: dict[str, dict[str, Any]] = {
         "expected_neighbours": _NEIGHBOURS,
         "expected_overlapping": _OVERLAPPING,
         "gate_dimension": ("integer", "p, numbers of one operator"),
-        "gate_bytes": ("integer", "K·p numbers on disk, of 4 bytes or, many, of about 1"),
+        "gate_bytes": ("integer", "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"),
         "bytes": ("object", "array → bytes on disk"),
         "total_bytes": ("integer", "their sum, without the gates"),
         "build_memory_bytes": ("integer", "what the build holds at most, beside the tokenizer"),

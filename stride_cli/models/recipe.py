@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stride_cli.errors import ModelError
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    pass
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1
@@ -136,9 +136,9 @@ def read_recipe(model_path: str | Path) -> Recipe | None:
         ) from error
 
 
-def was_finetuned(model: CausalLM) -> bool:
+def was_finetuned(model_path: str | Path | None) -> bool:
     """Whether the model's recipe says that training began from another model; False without a recipe."""
-    recipe = None if model.path is None else read_recipe(model.path)
+    recipe = None if model_path is None else read_recipe(model_path)
     return recipe is not None and recipe.base is not None
 
 

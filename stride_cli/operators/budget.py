@@ -26,7 +26,7 @@ def logit_gates(n_subsets: int, others: int, count: int) -> int:
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
 
 
-def default_gates(n_subsets: int) -> int:
+def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:
     """p of the default operators of a language model, about: a small model's bases may not fill it."""
-    inside = inside_gates("mlp-matrix", n_subsets)
+    inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
     return inside + 2 * logit_gates(n_subsets, inside, 2)

@@ -118,7 +118,7 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
         default = default_space(network) if fit == "closed" else "logit"
     elif not model.linear_layers("mlp"):
         default = default.replace("mlp-matrix", "residual-matrix")
-    elif was_finetuned(model):
+    elif was_finetuned(model.path):
         default = default.replace("mlp-matrix", "linear-matrix")
     names = parse_space(options.space or default)
     inside = next((name for name in names if name in LAYER_SPACES), None)

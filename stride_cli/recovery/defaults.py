@@ -23,7 +23,7 @@ def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | Non
 
     paper = recipe == "paper"
     usual = DEFAULT_LAMBDA_RATIO[fit]
-    if fit == "closed" and (is_classifier_index(index) or was_finetuned(model)):
+    if fit == "closed" and (is_classifier_index(index) or was_finetuned(model.path)):
         usual = _SMALL_LAMBDA_RATIO
     return {
         "lambda_ratio": PAPER_LAMBDA_RATIO if paper else usual,

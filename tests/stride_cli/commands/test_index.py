@@ -213,7 +213,14 @@ def test_plan(here: Path, stride: Callable[..., Result]) -> None:
     files = contents(here / "run.stride")
     arrays = sum(len(data) for name, data in files.items() if not name.endswith(".json"))
     assert plan["total_bytes"] == arrays
-    for wrong in ("index plan", "index plan corpus.jsonl", "index plan corpus.jsonl --chunks 5"):
+    (more,) = stride("index plan corpus.jsonl --model model --checkpoints 2").records()
+    assert more["gate_bytes"] == 3 * plan["gate_bytes"] and more["total_bytes"] == plan["total_bytes"]
+    for wrong in (
+        "index plan",
+        "index plan --chunks 5 --checkpoints -1",
+        "index plan corpus.jsonl",
+        "index plan corpus.jsonl --chunks 5",
+    ):
         result = stride(wrong)
         assert result.code == 2 and "fix:" in result.err and result.out == ""
 
