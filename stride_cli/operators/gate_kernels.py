@@ -1,37 +1,64 @@
-"""Compiled product of packed gates with one gradient, which reads each byte once, and their widening."""
+"""Compiled product of packed gates with gradients, which reads each byte once, and their widening."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
+_TOGETHER = 4  # rows read at once: as many streams from memory, for each load of a gradient
 
-@njit(cache=True, nogil=True, fastmath=True)
-def packed_product(values: np.ndarray, scale: np.ndarray, gradient: np.ndarray, out: np.ndarray) -> None:
-    """``out[k] = Σ_j values[k, j] · scale[k, j // 256] · gradient[j]``.
+
+@njit(cache=True, nogil=True)
+def packed_product(values, scale, gradients, steps, out):
+    """``out[k, q] = Σ_j values[k, j] · scale[k, j // 256] · gradients[q, j] · steps[q, j // 256]``.
 
     Parameters
     ----------
-    values : (K, p) int8, scale : (K, ⌈p / 256⌉) float32, gradient : (p,) float32, out : (K,) float32
+    values : (K, p) int8, scale : (K, ⌈p / 256⌉) float32
+    gradients : (Q, p) int16, steps : (Q, ⌈p / 256⌉) float32
+    out : (K, Q) float64
     """
     count, size = values.shape
     whole = size // 256
-    for k in range(count):
-        row = values[k]
-        total = 0.0
-        for block in range(whole):
-            # slices of a fixed length: the inner loop is vectorised without a remainder
-            part, numbers = row[block * 256 : block * 256 + 256], gradient[block * 256 : block * 256 + 256]
-            inner = np.float32(0.0)
-            for j in range(256):
-                inner += np.float32(part[j]) * numbers[j]
-            total += np.float64(inner) * scale[k, block]
-        if whole * 256 < size:
-            inner = np.float32(0.0)
-            for j in range(whole * 256, size):
-                inner += np.float32(row[j]) * gradient[j]
-            total += np.float64(inner) * scale[k, whole]
-        out[k] = np.float32(total)
+    sums = np.empty((len(gradients), _TOGETHER))
+    for first in range(0, count, _TOGETHER):
+        sums[:] = 0
+        for block in range(scale.shape[1]):
+            start = block * 256
+            for q in range(len(gradients)):
+                step = np.float64(steps[q, block])
+                if block < whole:
+                    numbers = gradients[q, start : start + 256]
+                    for row in range(_TOGETHER):
+                        k = min(first + row, count - 1)
+                        part = values[k, start : start + 256]
+                        sums[q, row] += step * scale[k, block] * _whole_block(part, numbers)
+                else:
+                    for row in range(_TOGETHER):
+                        k = min(first + row, count - 1)
+                        part = values[k, start:size]
+                        sums[q, row] += step * scale[k, block] * _rest(part, gradients[q, start:])
+        for q in range(len(gradients)):
+            for row in range(_TOGETHER):
+                out[min(first + row, count - 1), q] = sums[q, row]
+
+
+@njit(nogil=True, inline="always")
+def _whole_block(part, numbers):
+    # a known length and sums in 32 bits, which 256 products cannot leave: these become multiply-add
+    # instructions
+    total = np.int32(0)
+    for j in range(256):
+        total = np.int32(total + np.int32(np.int32(part[j]) * np.int32(numbers[j])))
+    return total
+
+
+@njit(nogil=True, inline="always")
+def _rest(part, numbers):
+    total = np.int32(0)
+    for j in range(len(part)):
+        total = np.int32(total + np.int32(np.int32(part[j]) * np.int32(numbers[j])))
+    return total
 
 
 @njit(cache=True, nogil=True)

@@ -7,13 +7,15 @@ parameters, K = 1,068, 251,168 gates) the rounding moved what the subsets measur
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 _BLOCK = 256  # numbers that share a scale
 _ROWS_AT_ONCE = 16
-_FEW = 6  # queries that are cheaper one by one than by widening the matrix for a product
+_QUERIES_AT_ONCE = 8  # whose gradients stay in the processor's cache while the gates pass
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,7 @@ class PackedGates:
     @classmethod
     def of(cls, gates: np.ndarray) -> PackedGates:
         """Round a (K, p) float32 matrix, subset by subset."""
-        count, size = gates.shape
-        values = np.empty((count, size), np.int8)
-        scale = np.empty((count, -(-size // _BLOCK)), np.float32)
-        starts = np.arange(0, size, _BLOCK)
-        for row in range(count):
-            largest = np.maximum.reduceat(np.abs(gates[row]), starts)
-            scale[row] = np.maximum(largest, np.finfo(np.float32).tiny * 127) / 127
-            values[row] = np.rint(gates[row] / np.repeat(scale[row], _BLOCK)[:size])
-        return cls(values, scale)
+        return cls(*_rounded(gates, np.int8))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,7 +69,7 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
     Parameters
     ----------
     gates : (K, p)
-    gradients : (Q, p) float32
+    gradients : (Q, p) float32     read as 16-bit numbers, with a step for every 256, where gates are packed
 
     Returns
     -------
@@ -84,17 +78,40 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
     if not isinstance(gates, PackedGates):
         found: np.ndarray = (gates @ gradients.T).T
         return found
-    responses = np.empty((len(gradients), len(gates)), np.float32)
-    if len(gradients) <= _FEW:
-        from stride_cli.operators.gate_kernels import packed_product
+    import torch
 
-        for row, gradient in zip(responses, gradients, strict=True):
-            packed_product(gates.values, gates.scale, np.ascontiguousarray(gradient), row)
-        return responses
-    for start in range(0, len(gates), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        responses[:, some] = gradients @ gate_rows(gates, some).T
+    from stride_cli.operators.gate_kernels import packed_product
+
+    responses = np.empty((len(gradients), len(gates)), np.float32)
+    parts = np.array_split(np.arange(len(gates)), min(torch.get_num_threads(), len(gates)))
+    rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+    with ThreadPoolExecutor(len(rows)) as pool:
+        for start in range(0, len(gradients), _QUERIES_AT_ONCE):
+            some = slice(start, start + _QUERIES_AT_ONCE)
+            numbers, steps = _rounded(gradients[some], np.int16)
+            found = np.empty((len(gates), len(numbers)))
+
+            def answer(part: slice, numbers: Any = numbers, steps: Any = steps, found: Any = found) -> None:
+                packed_product(gates.values[part], gates.scale[part], numbers, steps, found[part])
+
+            list(pool.map(answer, rows))
+            responses[some] = found.T
     return responses
+
+
+def _rounded(matrix: np.ndarray, kind: type[np.signedinteger[Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n, p) float32 as integers of that kind, and the step of each block of 256, float32."""
+    most = np.iinfo(kind).max
+    count, size = matrix.shape
+    numbers = np.empty((count, size), kind)
+    steps = np.empty((count, -(-size // _BLOCK)), np.float32)
+    starts = np.arange(0, size, _BLOCK)
+    with np.errstate(invalid="ignore"):  # what is not finite has a step that says so
+        for row in range(count):
+            largest = np.maximum.reduceat(np.abs(matrix[row]), starts)
+            steps[row] = np.maximum(largest, np.finfo(np.float32).tiny * most) / most
+            numbers[row] = np.rint(matrix[row] / np.repeat(steps[row], _BLOCK)[:size])
+    return numbers, steps
 
 
 def combined_gates(gates: Gates, weights: np.ndarray) -> np.ndarray:

@@ -4,8 +4,9 @@
 over the K subsets between the first-order and the exact responses, and Spearman between the influences that
 the Lasso recovers from them (over chunks that are non-zero in either), per query. Cost, in processor seconds,
 interleaved: `linear` and its two parts (gradient; product with the K × p gates) in units of a raw forward
-pass of the same tokens; `exact` against the arithmetic of its K continuations, as a share of the fastest of
-the matrix products that occur in it, timed in the same run.
+pass of the same tokens, the product also in units of one pass over the gates' bytes; `exact` against the
+arithmetic of its K continuations, as a share of the fastest of the matrix products that occur in it, timed in
+the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stride_cli.api import QueryOptions, Session
 from stride_cli.measurement.exact import measure_exact, pearson
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.measurement.query_set import QuerySet, read_query_set
-from stride_cli.operators.gates import gate_responses
+from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.output import emit
 from tests.benchmarks._machine import interleave, machine
@@ -114,6 +115,7 @@ def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarra
 def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any]:
     model, operators = session.model, session.operators
     vectors = [np.ones((1, gate.shape[1]), np.float32) for gate in operators.gates]
+    stored = [_words(gate.values if isinstance(gate, PackedGates) else gate) for gate in operators.gates]
 
     def forward() -> None:
         with torch.no_grad():
@@ -126,6 +128,7 @@ def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any
         "product": lambda: [
             gate_responses(gate, vector) for gate, vector in zip(operators.gates, vectors, strict=True)
         ],
+        "memory": lambda: [np.bitwise_or.reduce(words) for words in stored],
     }
     interleave(tasks, 2)  # warm
     seconds, _ = interleave(tasks, repeats)
@@ -135,9 +138,16 @@ def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any
         "what": "cost of linear",
         "forward_passes": {name: value / least["forward"] for name, value in least.items()},
         "processor_seconds": least,
+        "product_in_memory_passes": least["product"] / least["memory"],
         "gate_megabytes": sum(gate.nbytes for gate in operators.gates) / 1e6,
         "repeats": repeats,
     }
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """The bytes of an array in machine words."""
+    flat = values.reshape(-1).view(np.uint8)
+    return flat[: len(flat) // 8 * 8].view(np.uint64)
 
 
 def _flops(session: Session, batch: Any) -> float:
