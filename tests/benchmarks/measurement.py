@@ -26,6 +26,7 @@ from stride_cli.measurement.linear import measure_linear
 from stride_cli.measurement.query_set import QuerySet, read_query_set
 from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.spaces import first_block
 from stride_cli.output import emit
 from tests.benchmarks._machine import interleave, machine
 
@@ -151,19 +152,18 @@ def _words(values: np.ndarray) -> np.ndarray:
 
 
 def _flops(session: Session, batch: Any) -> float:
-    """Multiplications and additions of the K continuations of one query: blocks above the layer over all
-    tokens, head at scored positions, shifts."""
+    """Multiplications and additions of the K continuations of one query: the blocks from the first that is
+    steered over all tokens, head at scored positions, shifts."""
     model, operators = session.model, session.operators
     scored = torch.nonzero(batch.weights[0, 1:]).flatten()
     length, heads = int(scored[-1]) + 1, len(scored)
-    steered = any(space.site == "residual" for space in operators.spaces)
     flops = 0.0
     for space in operators.spaces:  # one product with the gates; the bases are applied once more per copy
-        positions = length if space.site == "residual" else heads
+        positions = heads if space.site == "logit" else length
         basis = sum(p.numel() for p in space.parameters())
         flops += 2 * positions * (basis + space.gate_size)
-    if steered:
-        above = model.blocks[operators.layer :]
+    if any(space.site != "logit" for space in operators.spaces):
+        above = model.blocks[first_block(operators.spaces, operators.layer) :]
         flops += 2 * length * sum(p.numel() for p in above.parameters())
         flops += 4 * length * length * model.d_model * len(above)
         flops += 2 * heads * model.d_model * model.vocab_size

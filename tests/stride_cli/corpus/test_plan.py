@@ -133,7 +133,7 @@ def test_a_plan_in_numbers() -> None:
     three = plan_index(counts, checkpoints=2)
     assert three.gate_bytes == 3 * default.gate_bytes and three.fit_memory_bytes == default.fit_memory_bytes
     assert three.query_memory_bytes == 3 * default.query_memory_bytes
-    assert plan_index(counts, finetuned=True).gate_dimension > 2 * default.gate_dimension
+    assert plan_index(counts, finetuned=True).gate_dimension > default.gate_dimension
     lean = plan_index(counts, vocabulary=100_000, store_text=False)
     assert lean.bytes["corpus/tokens"] == 20_000
     assert "corpus/text_bytes" not in lean.bytes and "corpus/text_offsets" not in lean.bytes

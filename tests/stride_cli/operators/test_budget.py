@@ -24,7 +24,7 @@ def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int) -> None:
 
 
 def test_the_sizes_that_the_suites_use() -> None:
-    assert inside_gates("mlp-matrix", 1156) == 1 << 16
+    assert inside_gates("mlp-matrix", 1156) == 1 << 17
     assert inside_gates("linear-matrix", 1000) == (1 << 29) // 1000
-    assert logit_gates(1156, 1 << 16, 2) == ((1 << 28) // 1156 - (1 << 16)) // 2
-    assert logit_gates(10, 0, 1) == 1 << 17
+    assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
+    assert logit_gates(10, 0, 1) == 1 << 18
