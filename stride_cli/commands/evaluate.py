@@ -144,7 +144,7 @@ def compare(
     Every method runs in a process of its own, one after the other, so that its memory is its own. One that
     fails is reported in its record, and the others go on.
     """
-    from stride_cli.commands.tables import print_table, seconds, size, with_error
+    from stride_cli.commands.tables import number, print_table, seconds, size, with_error
     from stride_cli.errors import UsageError
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.compare import compare_methods, comparison_record
@@ -163,8 +163,10 @@ def compare(
     entries: list[Entry] = []
     table = []
     taken_out: Entry | None = None
-    # the one that others are compared with net of comes before them, the reference before all
+    # the method whose part is taken out of the others comes second, and the reference's record waits for it
     order = specs[:1] + sorted(specs[1:], key=lambda spec: spec != given)
+    names = [bench.truth.queries.names[row] for row in rows]
+    waiting: list[Entry] = []
     with progress("comparing", len(specs), unit="methods") as bar:
         for entry in compare_methods(
             order,
@@ -176,29 +178,35 @@ def compare(
             bar.advance()
             _report_failure(entry)
             entries.append(entry)
+            waiting.append(entry)
             if entry.method == given:
                 taken_out = entry
-            names = [bench.truth.queries.names[row] for row in rows]
-            record = comparison_record(entry, ground, specs[0], names=names, given=taken_out)
-            if wants_json(json):
-                emit(record)
-            run = entry.run
-            table.append(
-                [
-                    entry.method,
-                    with_error(record["spearman"]),
-                    with_error(record["difference"]),
-                    seconds(record["seconds"]["fit"]),
-                    seconds(record["seconds"]["query"]),
-                    size(run.memory_bytes if run else None),
-                    size(run.bytes_per_chunk if run else None),
-                ]
-            )
+            if given is not None and taken_out is None:
+                continue
+            for ready in waiting:
+                record = comparison_record(ready, ground, specs[0], names=names, given=taken_out)
+                if wants_json(json):
+                    emit(record)
+                run = ready.run
+                table.append(
+                    [
+                        ready.method,
+                        with_error(record["spearman"]),
+                        with_error(record["difference"]),
+                        *([] if given is None else [number(record["partial"]["mean"], "+.3f")]),
+                        seconds(record["seconds"]["fit"]),
+                        seconds(record["seconds"]["query"]),
+                        size(run.memory_bytes if run else None),
+                        size(run.bytes_per_chunk if run else None),
+                    ]
+                )
+            waiting.clear()
     if not wants_json(json):
         columns = [
             "method",
             "LDS (Spearman)",
             f"minus {specs[0]}",
+            *([] if given is None else [f"net of {given}"]),
             "fit",
             "query",
             "memory",

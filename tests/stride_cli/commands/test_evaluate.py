@@ -164,6 +164,23 @@ def test_compare_goes_on_after_a_failure(run, measured: Path, tmp_path: Path) ->
     )
 
 
+def test_every_method_is_told_net_of_the_given_one(run, measured: Path) -> None:
+    """Also the reference, which runs before it."""
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --given tfidf"
+    result = run(f"{line} --methods graddot,chance,tfidf")
+    assert result.code == 0, result.err
+    assert [record["method"] for record in result.records] == ["graddot", "tfidf", "chance"]
+    steep, lexical, chance = result.records
+    assert lexical["partial"]["given"] is None
+    for record in (steep, chance):
+        check(record)
+        assert record["reference"] == "graddot" and record["partial"]["given"] == "tfidf"
+        assert -1 <= record["partial"]["mean"] <= 1
+    assert steep["partial"]["mean"] != steep["spearman"]["mean"]
+    unknown = run(f"{line} --methods graddot,chance")
+    assert unknown.code == 2 and "not among the methods" in unknown.err
+
+
 def test_all_failing_is_an_error(run, measured: Path, tmp_path: Path) -> None:
     result = run(
         f"evaluate lds --index {measured}/run.stride --alpha 0.5 --methods airrep:model={tmp_path}/no"
