@@ -15,6 +15,7 @@ from index_format.durable import storage
 
 # the place of ids that an index has already; that of a line is (number of its source) << 40 | line
 _KNOWN = 1
+_FEW = 20_000  # held in memory
 _CACHE_KB = 4096
 _OPENING = (
     "PRAGMA journal_mode = OFF",
@@ -26,9 +27,9 @@ _OPENING = (
 
 
 class SeenIds:
-    """Ids by 16-byte digest, with where each was first seen, in a SQLite table.
+    """Ids by 16-byte digest, with where each was first seen.
 
-    Beyond 4 MB, which are some 100,000 ids, they are in a file without a name.
+    The first 20,000 are in memory. More are in a SQLite table in a file without a name, some 40 bytes each.
 
     Parameters
     ----------
@@ -40,18 +41,15 @@ class SeenIds:
     Raises
     ------
     StorageFull      there is no space for the file
+    OSError          it cannot be made in that directory
     """
 
     def __init__(self, known: Iterable[str] = (), directory: Path | None = None) -> None:
         self._names: list[str] = ["the index that is appended to"]
         self._number: dict[str, int] = {}
         self._directory = Path(tempfile.gettempdir()) if directory is None else directory
-        with storage(self._directory, 0), tempfile.NamedTemporaryFile(dir=self._directory) as file:
-            # one thread may open what another reads
-            self._table = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)
-            weakref.finalize(self, self._table.close)
-            for statement in _OPENING:
-                self._table.execute(statement)
+        self._few: dict[bytes, int] = {}
+        self._table: sqlite3.Connection | None = None
         for name in known:
             self._place(name, _KNOWN)
 
@@ -70,13 +68,29 @@ class SeenIds:
     def _place(self, name: str, place: int) -> int | None:
         """Enter an id; None when it was new, else the place that it was entered with."""
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        if self._table is None and len(self._few) < _FEW:
+            first = self._few.setdefault(digest, place)
+            return None if first == place else first
         try:
+            if self._table is None:
+                self._table = self._open()
             if self._table.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, place)).rowcount:
                 return None
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                raise
+            code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
             with storage(self._directory, len(digest)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        (first,) = self._table.execute("SELECT place FROM seen WHERE digest = ?", (digest,)).fetchone()
-        return int(first)
+                raise OSError(code, f"{os.strerror(code)}: {error}", str(self._directory)) from error
+        (found,) = self._table.execute("SELECT place FROM seen WHERE digest = ?", (digest,)).fetchone()
+        return int(found)
+
+    def _open(self) -> sqlite3.Connection:
+        """The table, with the ids that were in memory."""
+        with storage(self._directory, 0), tempfile.NamedTemporaryFile(dir=self._directory) as file:
+            # one thread may open what another reads
+            table = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, table.close)
+            for statement in _OPENING:
+                table.execute(statement)
+        table.executemany("INSERT INTO seen VALUES (?, ?)", self._few.items())
+        self._few.clear()
+        return table

@@ -110,7 +110,7 @@ def read_documents(
     log : ReadLog, optional
         Receives what is skipped and how far the read is; then `on_bad` is the log's.
 
-    Memory: one document, and 4 MB of ids seen; more of them are on disk, some 40 bytes each.
+    Memory: one document, and up to 20,000 ids seen; more of them are on disk, some 40 bytes each.
 
     Raises
     ------

@@ -3,17 +3,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index_format.errors import StorageFull
+from stride_cli.corpus import ids as module
 from stride_cli.corpus.ids import SeenIds
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from(["a.jsonl", "b.jsonl"])), max_size=200))
-def test_ids_seen_are_told_with_their_first_place(lines: list[tuple[int, str]]) -> None:
-    """Against a dict."""
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.tuples(st.integers(0, 3000), st.sampled_from(["a.jsonl", "b.jsonl"])), max_size=200),
+    few=st.integers(0, 300),
+)
+def test_ids_seen_are_told_with_their_first_place(
+    monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]], few: int
+) -> None:
+    """Against a dict; in memory at first, then in the table."""
+    monkeypatch.setattr(module, "_FEW", few)
     table = SeenIds(["known"])
     first: dict[str, str] = {"known": "the index that is appended to"}
     for line, (number, source) in enumerate([*lines, *lines, (0, "a.jsonl")], 1):
@@ -35,13 +42,17 @@ def test_many_ids_are_kept_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    seen = SeenIds(directory=tmp_path)
-    seen._table.execute("PRAGMA max_page_count = 50")
+    seen = SeenIds((f"known {number}" for number in range(module._FEW + 1)), tmp_path)
+    seen._table.execute("PRAGMA max_page_count = 400")
     with pytest.raises(StorageFull) as full:
         for number in range(60_000):
             seen.take(str(number), "corpus.jsonl", number + 1)
     assert str(tmp_path) in str(full.value) and "free some space" in full.value.fix
-    assert number > 1_000
+
+
+def test_few_ids_need_no_directory(tmp_path: Path) -> None:
+    seen = SeenIds(directory=tmp_path / "missing")
+    assert seen.take("a", "x", 1) is None and seen.take("a", "x", 2) == "x:1"
 
 
 def on_disk(directory: Path) -> int:
