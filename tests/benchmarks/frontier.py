@@ -6,9 +6,11 @@ design give that design's measurements, and the Lasso recovers influences from t
 retrained models in the index's ``truth/``, with the joint bootstrap standard error over queries and subsets.
 
 `subsets`: K from n / 100 to n, with random subsets (the default), or subsets that take documents whole, so
-that neighbours share theirs. `sketch`: no subsets; of every chunk's gate gradient a few int8 numbers,
-either random signs ("hash") or the leading principal directions of the corpus ("principal"). `refined`: both,
-each at unit spread, summed.
+that neighbours share theirs. `debiased`: least squares on what the Lasso chose. `two-level`: half of the
+subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
+half points at; their gates would have to be fitted for each query. `sketch`: no subsets; of every chunk's
+gate gradient a few int8 numbers, either random signs ("hash") or the leading principal directions of the
+corpus ("principal"). `refined`: both, each at unit spread, summed.
 """
 
 from __future__ import annotations
@@ -75,6 +77,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             scores = recover(direct, columns, n_subsets, defaults["lambda_ratio"])
             if design == "random":
                 recovered[ratio] = scores
+                same = {"subsets": n_subsets, "chunks_per_subset": task.n_chunks / n_subsets}
+                other = {
+                    "debiased": debiased(direct, columns, n_subsets, scores),
+                    "two-level": two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"]),
+                }
+                for what, found in other.items():
+                    yield {"what": what, **same, **quality(found)} | about
             # float16 gates and the design's own rows
             held = (2 * n_subsets * size + columns.nbytes) / task.n_chunks
             yield {
@@ -147,19 +156,53 @@ def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarra
     return drawn[document]
 
 
-def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
-    """Influences (Q, n) by the Lasso from what operators of that design would measure."""
+def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
+    """What operators of that design would measure, (Q, K) float64."""
     sizes = np.bincount(columns.reshape(-1), minlength=n_subsets)
     sums = np.zeros((len(direct), n_subsets))
     for row, total in zip(direct, sums, strict=True):
         for drawn in columns.T:
             total += np.bincount(drawn, weights=row, minlength=n_subsets)
-    y = additive_measurement(sums / np.maximum(sizes, 1), sizes)
+    return additive_measurement(sums / np.maximum(sizes, 1), sizes)
+
+
+def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
+    """Influences (Q, n) by the Lasso from what operators of that design would measure."""
+    y = measured(direct, columns, n_subsets)
     found = solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=True)
     scores = np.zeros_like(direct)
     for row, solution in zip(scores, found, strict=True):
         row[solution.indices] = solution.values
     return scores
+
+
+def debiased(direct: np.ndarray, columns: np.ndarray, n_subsets: int, scores: np.ndarray) -> np.ndarray:
+    """Least squares, with an intercept, on the support of each query's scores."""
+    found = np.zeros_like(scores)
+    for row, old, y in zip(found, scores, measured(direct, columns, n_subsets), strict=True):
+        support = np.flatnonzero(old)
+        design = np.zeros((n_subsets, len(support) + 1))
+        design[:, -1] = 1
+        for place, drawn in enumerate(columns[support]):
+            design[drawn, place] = 1
+        row[support] = np.linalg.lstsq(design, y, rcond=None)[0][:-1]
+    return found
+
+
+def two_level(direct: np.ndarray, task: Any, n_subsets: int, degree: int, ratio: float) -> np.ndarray:
+    """Half of the subsets over all chunks, half over the quarter that correlates most with the responses."""
+    half, n_candidates = n_subsets // 2, task.n_chunks // 4
+    if half < 2 * degree:
+        return np.zeros_like(direct)
+    first = columns_of(task, half, degree, "random")
+    fine = build_columns(0, n_candidates, n_subsets=half, degree=degree, seed=task.index.seed + 1)
+    responses = measured(direct, first, half)
+    found = recover(direct, first, half, ratio)
+    for row, y, truth in zip(found, responses, direct, strict=True):
+        promise = np.abs((y - y.mean())[first].sum(axis=1))
+        chosen = np.sort(np.argsort(-promise, kind="stable")[:n_candidates])
+        row[chosen] = recover(truth[None, chosen], fine, half, ratio)[0]
+    return found
 
 
 def _unit(scores: np.ndarray) -> np.ndarray:
