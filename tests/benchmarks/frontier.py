@@ -78,14 +78,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if design == "random":
                 recovered[ratio] = scores
                 same = {"subsets": n_subsets, "chunks_per_subset": task.n_chunks / n_subsets}
-                other = {
-                    "debiased": debiased(direct, columns, n_subsets, scores),
-                    "two-level": two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"]),
-                }
+                other = {"debiased": debiased(direct, columns, n_subsets, scores)}
+                if n_subsets >= 4 * degree:
+                    other["two-level"] = two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"])
                 for what, found in other.items():
                     yield {"what": what, **same, **quality(found)} | about
-            # float16 gates and the design's own rows
-            held = (2 * n_subsets * size + columns.nbytes) / task.n_chunks
+            # int8 gates with their scales, and the design's own rows
+            held = (n_subsets * size * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
             yield {
                 "what": "subsets",
                 "design": design,
@@ -192,8 +191,6 @@ def debiased(direct: np.ndarray, columns: np.ndarray, n_subsets: int, scores: np
 def two_level(direct: np.ndarray, task: Any, n_subsets: int, degree: int, ratio: float) -> np.ndarray:
     """Half of the subsets over all chunks, half over the quarter that correlates most with the responses."""
     half, n_candidates = n_subsets // 2, task.n_chunks // 4
-    if half < 2 * degree:
-        return np.zeros_like(direct)
     first = columns_of(task, half, degree, "random")
     fine = build_columns(0, n_candidates, n_subsets=half, degree=degree, seed=task.index.seed + 1)
     responses = measured(direct, first, half)
