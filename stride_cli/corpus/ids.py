@@ -69,8 +69,9 @@ class SeenIds:
         """Enter an id; None when it was new, else the place that it was entered with."""
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         if self._table is None and len(self._few) < _FEW:
-            first = self._few.setdefault(digest, place)
-            return None if first == place else first
+            first = self._few.get(digest)
+            self._few.setdefault(digest, place)
+            return first
         try:
             if self._table is None:
                 self._table = self._open()

@@ -27,6 +27,7 @@ def test_ids_seen_are_told_with_their_first_place(
         name = str(number)
         assert table.take(name, source, line) == first.get(name)
         first.setdefault(name, f"{source}:{line}")
+        assert table.take(name, source, line) == first[name]  # a source that is named twice
     assert table.take("known", "a.jsonl", 1) == first["known"]
 
 
