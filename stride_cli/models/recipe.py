@@ -6,12 +6,9 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stride_cli.errors import ModelError
-
-if TYPE_CHECKING:
-    pass
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1

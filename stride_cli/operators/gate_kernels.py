@@ -19,44 +19,34 @@ def packed_product(values, scale, gradients, steps, out):
     out : (K, Q) float64
     """
     count, size = values.shape
-    whole = size // 256
     sums = np.empty((len(gradients), _TOGETHER))
     for first in range(0, count, _TOGETHER):
         sums[:] = 0
         for block in range(scale.shape[1]):
             start = block * 256
+            stop = min(size, start + 256)
             for q in range(len(gradients)):
                 step = np.float64(steps[q, block])
-                if block < whole:
-                    numbers = gradients[q, start : start + 256]
-                    for row in range(_TOGETHER):
-                        k = min(first + row, count - 1)
-                        part = values[k, start : start + 256]
-                        sums[q, row] += step * scale[k, block] * _whole_block(part, numbers)
-                else:
-                    for row in range(_TOGETHER):
-                        k = min(first + row, count - 1)
-                        part = values[k, start:size]
-                        sums[q, row] += step * scale[k, block] * _rest(part, gradients[q, start:])
+                numbers = gradients[q, start:stop]
+                for row in range(_TOGETHER):
+                    k = min(first + row, count - 1)
+                    part = values[k, start:stop]
+                    # a known length makes multiply-add instructions of it
+                    if stop - start == 256:
+                        found = _product(part, numbers, 256)
+                    else:
+                        found = _product(part, numbers, stop - start)
+                    sums[q, row] += step * scale[k, block] * found
         for q in range(len(gradients)):
             for row in range(_TOGETHER):
                 out[min(first + row, count - 1), q] = sums[q, row]
 
 
 @njit(nogil=True, inline="always")
-def _whole_block(part, numbers):
-    # a known length and sums in 32 bits, which 256 products cannot leave: these become multiply-add
-    # instructions
+def _product(part, numbers, length):
+    # 256 products stay within 32 bits, which is narrow enough for those instructions
     total = np.int32(0)
-    for j in range(256):
-        total = np.int32(total + np.int32(np.int32(part[j]) * np.int32(numbers[j])))
-    return total
-
-
-@njit(nogil=True, inline="always")
-def _rest(part, numbers):
-    total = np.int32(0)
-    for j in range(len(part)):
+    for j in range(length):
         total = np.int32(total + np.int32(np.int32(part[j]) * np.int32(numbers[j])))
     return total
 

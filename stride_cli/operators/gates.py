@@ -90,11 +90,8 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
             some = slice(start, start + _QUERIES_AT_ONCE)
             numbers, steps = _rounded(gradients[some], np.int16)
             found = np.empty((len(gates), len(numbers)))
-
-            def answer(part: slice, numbers: Any = numbers, steps: Any = steps, found: Any = found) -> None:
-                packed_product(gates.values[part], gates.scale[part], numbers, steps, found[part])
-
-            list(pool.map(answer, rows))
+            read = [(gates.values[part], gates.scale[part], numbers, steps, found[part]) for part in rows]
+            list(pool.map(packed_product, *zip(*read, strict=True)))
             responses[some] = found.T
     return responses
 

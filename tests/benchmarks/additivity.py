@@ -112,6 +112,8 @@ def complements(
     Returns the record, and half the differences of the responses, (Q, count): the odd part of the effects.
     """
     count = min(count, truth.n_subsets)
+    if truth.n_seeds < 2:
+        raise SystemExit("one seed cannot tell noise from effects: stride evaluate truth … --seeds 2")
     trainer = open_trainer(task, truth.queries)
     if trainer.digest != truth.trainer:
         raise SystemExit("the index's truth was made by another recipe, or of another corpus")
