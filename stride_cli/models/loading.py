@@ -283,7 +283,7 @@ def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source.directory, dtype=dtype, output_loading_info=True, **source.options
+                source.directory, dtype=dtype, output_loading_info=True, **source.options, **_unpacked(source)
             )
     except Exception as error:
         raise ModelError(
@@ -291,7 +291,21 @@ def _load_weights(source: _Source, dtype: torch.dtype) -> Any:
             fix="its weights are truncated or damaged, or belong to another config.json: copy them again",
         ) from error
     _refuse_partial(source, model, report)
+    quantizer = getattr(model, "hf_quantizer", None)
+    if source.gguf is not None and quantizer is not None:
+        quantizer.remove_quantization_config(model)  # its weights are plain tensors, to train and to save
     return model
+
+
+def _unpacked(source: _Source) -> dict[str, Any]:
+    """Plain weights also where transformers can compute on GGUF's blocks: they are differentiated."""
+    if source.gguf is None:
+        return {}
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # an older one always dequantises
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _refuse_partial(source: _Source, model: Any, report: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,3 +133,49 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Pat
 def make_model() -> Callable[..., Any]:
     """random_model(name, seed=…) of one of `configurations()`."""
     return random_model
+
+
+@pytest.fixture(scope="session")
+def quantized_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .gguf file: one Llama block of random weights in 8-bit blocks, with a byte-level tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")  # transformers reads GGUF with both
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    path = tmp_path_factory.mktemp("quantized") / "model.gguf"
+    tokens = ["<|endoftext|>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "he"]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(256)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    shapes = {
+        "token_embd": (len(tokens), 32),
+        "output": (len(tokens), 32),
+        **{f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")},
+        **{f"blk.0.ffn_{name}": (64, 32) for name in ("gate", "up")},
+        "blk.0.ffn_down": (32, 64),
+    }
+    rng = np.random.default_rng(0)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, shape in shapes.items():
+        values = rng.normal(0, 0.2, shape).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -55,6 +55,19 @@ def test_answers_are_learnt_and_prompts_are_not(
     assert recipe.base_fingerprint == base.fingerprint == model_fingerprint(saved_model)
 
 
+def test_a_quantised_model_becomes_a_plain_one(tmp_path: Path, answers: str, quantized_model: Path) -> None:
+    base = load_weights(quantized_model)
+    options = dataclasses.replace(QUICK, checkpoints=1, lr=0.01)
+    trained = finetune_model([answers], quantized_model, tmp_path / "tuned", options)
+    tuned = load_model(tmp_path / "tuned", device="cpu")
+    block_size = trained.recipe.block_size
+    chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=block_size)
+    assert trained.loss == pytest.approx(mean_loss(tuned.model, chunks, trained.recipe), rel=1e-4)
+    assert mean_loss(tuned.model, chunks, trained.recipe) < 0.5 * mean_loss(base, chunks, trained.recipe)
+    (kept,) = (tmp_path / "tuned" / "checkpoints").iterdir()
+    assert load_model(kept, device="cpu").n_parameters == tuned.n_parameters
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_recipe_repeats_the_training(tmp_path: Path, answers: str, saved_model: Path, rank: int) -> None:
     options = dataclasses.replace(QUICK, lora_rank=rank, epochs=2, checkpoints=1)
