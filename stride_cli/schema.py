@@ -148,6 +148,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "index": ("string", "path of the index"),
         "subsets": ("integer", "random subsets of this alpha, in all"),
         "seeds": ("integer", "models retrained on each"),
+        "own_seed": ("boolean", "from the model's own initial weights and order, instead of others"),
         "alpha": ("number", "share of the chunks in a subset"),
         "queries": ("integer", "queries whose losses were measured"),
         "trained": ("integer", "models trained by this command"),

@@ -243,7 +243,7 @@ def _report_failure(entry: Entry) -> int:
 def _title(ground: Ground) -> str:
     ceiling = f", noise ceiling {ground.ceiling.value:.3f}" if ground.ceiling else ""
     return (
-        f"{ground.n_subsets} subsets of α = {ground.alpha:g} × {ground.n_seeds} seeds, "
+        f"{ground.n_subsets} subsets of α = {ground.alpha:g} × {ground.seeds}, "
         f"{ground.n_queries} queries, by {ground.response}{ceiling}"
     )
 

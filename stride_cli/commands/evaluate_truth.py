@@ -14,6 +14,7 @@ from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPat
 EXAMPLE = """\b
 Examples:
   stride evaluate truth --index run.stride --queries queries.jsonl --subsets 64 --alpha 0.5
+  stride evaluate truth --queries queries.jsonl --subsets 32 --own-seed
   stride evaluate truth --queries queries.jsonl --command 'python train.py --mask {mask} --out {out}'
 """
 
@@ -35,6 +36,14 @@ def truth(
     subsets: Annotated[int, typer.Option("--subsets", help="Random subsets of this α, in all.")] = 100,
     alpha: Annotated[float, typer.Option("--alpha", help="Share of the chunks in a subset.")] = 0.3,
     seeds: Annotated[int, typer.Option("--seeds", help="Models trained on each subset.")] = 1,
+    own_seed: Annotated[
+        bool,
+        typer.Option(
+            "--own-seed",
+            help="Retrain from the model's own initial weights, in its own order: what this very model would "
+            "have been.",
+        ),
+    ] = False,
     engine: Annotated[
         Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
     ] = Engine.local,
@@ -82,6 +91,7 @@ def truth(
         queries,
         n_subsets=subsets,
         n_seeds=seeds,
+        own_seed=own_seed,
         alpha=alpha,
         recipe=recipe,
         command=command,
@@ -96,6 +106,7 @@ def truth(
         "index": str(task.index.path),
         "subsets": chosen.n_subsets,
         "seeds": chosen.n_seeds,
+        "own_seed": chosen.own_seed,
         "alpha": share / 1000,
         "queries": len(wanted),
         "trained": found.trained,
@@ -107,8 +118,9 @@ def truth(
     if wants_json(json):
         emit(record)
         return
+    seeds_of = "the model's own seed" if chosen.own_seed else f"{chosen.n_seeds} seeds"
     note(
-        f"{record['subsets']:,} subsets × {record['seeds']} seeds of α = {record['alpha']:g}: "
+        f"{record['subsets']:,} subsets × {seeds_of} of α = {record['alpha']:g}: "
         f"{found.trained:,} models trained, {found.reused:,} already there, in {record['seconds']:.0f} s"
     )
     note(

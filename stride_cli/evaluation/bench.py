@@ -140,6 +140,7 @@ class Bench:
             alpha=float(truth.alpha[0]) if len(truth.alpha) else 0.0,
             response=response,
             seed=self.index.seed,
+            own_seed=truth.own_seed,
         )
         if ground.n_subsets < ENOUGH_SUBSETS:
             note(

@@ -35,6 +35,7 @@ class Ground:
     alpha : float                    share of the chunks in a subset
     n_seeds : int
     ceiling : metrics.Ceiling, optional
+    own_seed : bool                  the seed is the model's own
     """
 
     measured: np.ndarray
@@ -42,6 +43,14 @@ class Ground:
     alpha: float
     n_seeds: int
     ceiling: metrics.Ceiling | None
+    own_seed: bool = False
+
+    @property
+    def seeds(self) -> str:
+        """Of the trainings of a subset, in words."""
+        if self.own_seed:
+            return "the model's own seed"
+        return f"{self.n_seeds} seed{'s' if self.n_seeds > 1 else ''}"
 
     @property
     def n_queries(self) -> int:
@@ -60,6 +69,7 @@ class Ground:
         alpha: float,
         response: str = "loss",
         seed: int = 0,
+        own_seed: bool = False,
     ) -> Ground:
         """From losses and margins (R, S, Q) of one α.
 
@@ -89,6 +99,7 @@ class Ground:
             float(alpha),
             int(losses.shape[1]),
             metrics.noise_ceiling(np.asarray(values, np.float64), seed=seed),
+            own_seed,
         )
 
 
@@ -249,6 +260,7 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
         "alpha": ground.alpha,
         "subsets": ground.n_subsets if entry.n_subsets is None else entry.n_subsets,
         "seeds": ground.n_seeds,
+        "own_seed": ground.own_seed,
         "queries": ground.n_queries,
         **{kind: _interval(estimates[kind].joint if estimates else None) for kind in KINDS},
         "over_queries": _interval(spearman.queries if spearman else None, mean=False),

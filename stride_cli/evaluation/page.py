@@ -52,8 +52,8 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Attribution methods on {escape(index_name)}</title><style>{STYLE}</style></head><body>",
         f"<h1>Attribution methods on {escape(index_name)}</h1>",
-        f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks, '
-        f"{ground.n_seeds} seed{'s' if ground.n_seeds > 1 else ''} each, {ground.n_queries} queries, "
+        f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
+        f"{ground.seeds}, {ground.n_queries} queries, "
         f"by {ground.response}.</p>",
         "<p>LDS: how well the scores of a subset’s chunks, summed, predict what a model really retrained on "
         "that subset makes of a query. Spearman correlation over the subsets, mean over queries; intervals "

@@ -32,6 +32,7 @@ _LDS: dict[str, Any] = {
     "alpha": ("number", "share of the chunks in a subset"),
     "subsets": ("integer", "retrained subsets it is judged on: not those that it was fitted on"),
     "seeds": ("integer", "trainings of each subset"),
+    "own_seed": ("boolean", "from the model's own initial weights and order, instead of others"),
     "queries": ("integer", "queries"),
     "spearman": _mean("LDS: rank correlation over subsets, mean over queries, −1 … 1; both are resampled"),
     "pearson": _mean("the same with Pearson's correlation"),

@@ -39,7 +39,8 @@ class Truth:
     margins : (R, S, Q) float64 | None  classifiers: logit of the label − logsumexp of the others
     base_losses : (Q,) float64          of the model that was trained on everything
     queries : QuerySet
-    seeds : (S,) int64                  of initial weights and order; never the base model's own
+    seeds : (S,) int64                  of initial weights and order; never the base model's own, unless
+    own_seed : bool                     that is the only one
     trainer : str                       digest of recipe, corpus and queries
     trained, reused : int               of the call that made this: models trained, and found finished
     """
@@ -51,6 +52,7 @@ class Truth:
     base_losses: np.ndarray
     queries: QuerySet
     seeds: np.ndarray
+    own_seed: bool = False
     trainer: str = ""
     trained: int = 0
     reused: int = 0
@@ -106,6 +108,7 @@ class Truth:
             base_losses=np.array(arrays["base_losses"]),
             queries=queries,
             seeds=np.asarray(attributes["seeds"], np.int64),
+            own_seed=bool(attributes.get("own_seed", False)),
             trainer=str(attributes["trainer"]),
         )
         if alpha is None:
@@ -126,6 +129,7 @@ def build_truth(
     *,
     n_subsets: int = 100,
     n_seeds: int = 1,
+    own_seed: bool = False,
     alpha: float = 0.3,
     recipe: Recipe | str | Path | None = None,
     command: str | None = None,
@@ -145,6 +149,8 @@ def build_truth(
     task : Task
     queries : QuerySet
     n_subsets, n_seeds : int      R (of this α) and S
+    own_seed : bool               from the model's own initial weights and in its own order, S = 1: what this
+                                  very model would have been, not what is true of its training on average
     alpha : float                 share of the chunks, in steps of 0.001
     recipe, command, keep         how to retrain: `open_trainer`
     engine, workers               where: `retrain`
@@ -169,11 +175,13 @@ def build_truth(
             f"--seeds is {n_seeds}, and --command has no {{seed}}", fix="add for example --seed {seed}"
         )
     trainer = open_trainer(task, queries, recipe=recipe, command=command, keep=keep)
-    old = None if overwrite else _stored(task, queries, trainer)
+    if own_seed:
+        own = _seed_of(trainer, n_seeds)
+    old = None if overwrite else _stored(task, queries, trainer, own_seed)
     shares = [] if old is None else _per_mille(old.alpha).tolist()
     shares += [share] * max(0, n_subsets - shares.count(share))
     n_seeds = max(n_seeds, 0 if old is None else old.n_seeds)
-    seeds = subset_seeds(task.index.seed, n_seeds)
+    seeds = np.array([own], np.int64) if own_seed else subset_seeds(task.index.seed, n_seeds)
     numbers = [shares[:row].count(value) for row, value in enumerate(shares)]
     masks = np.stack(
         [
@@ -205,6 +213,7 @@ def build_truth(
         base_losses=_base_losses(task, queries),
         queries=queries,
         seeds=seeds,
+        own_seed=own_seed,
         trainer=trainer.digest,
         trained=missing,
         reused=len(masks) * n_seeds - missing,
@@ -257,7 +266,22 @@ def _per_mille(alpha: np.ndarray) -> np.ndarray:
     return np.round(alpha * 1000).astype(np.int64)
 
 
-def _stored(task: Task, queries: QuerySet, trainer: Trainer) -> Truth | None:
+def _seed_of(trainer: Trainer, n_seeds: int) -> int:
+    """What the model itself was trained from; UsageError where that is not known, or more is asked for."""
+    if n_seeds > 1:
+        raise UsageError(
+            f"--own-seed is one seed, --seeds asks for {n_seeds}", fix="drop --seeds, or --own-seed"
+        )
+    recipe = getattr(trainer, "recipe", None)
+    if recipe is None:
+        raise UsageError(
+            "--own-seed needs the recipe of the model, and --command trains it without",
+            fix="drop --own-seed, and let the command start from the model's own seed",
+        )
+    return int(recipe.seed)
+
+
+def _stored(task: Task, queries: QuerySet, trainer: Trainer, own_seed: bool) -> Truth | None:
     """What the index has already, if it can be added to."""
     index = Index.open(task.index.path)  # a stage that the task's own index has open would stay as it was
     if not index.has("truth"):
@@ -275,6 +299,12 @@ def _stored(task: Task, queries: QuerySet, trainer: Trainer) -> Truth | None:
             f"index {index.path} has a truth that another recipe or command retrained "
             f"({old.trainer[:12]}, now {trainer.digest[:12]})",
             fix=f"give the same recipe or command to extend it, or {again}",
+        )
+    if old.own_seed != own_seed:
+        kinds = ("from other seeds than the model's own", "from the model's own seed")
+        raise UsageError(
+            f"index {index.path} has a truth that was retrained {kinds[old.own_seed]}",
+            fix=f"{'give' if old.own_seed else 'drop'} --own-seed to extend it, or {again}",
         )
     return old
 
@@ -333,6 +363,7 @@ def _write(task: Task, truth: Truth) -> None:
             {
                 "n_chunks": int(truth.masks.shape[1]),
                 "seeds": truth.seeds.tolist(),
+                "own_seed": truth.own_seed,
                 "names": queries.names,
                 "texts": queries.texts,
                 "trainer": truth.trainer,

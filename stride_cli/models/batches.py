@@ -29,9 +29,18 @@ class Batch:
 
 
 def plan_epoch(
-    lengths: np.ndarray, members: np.ndarray, *, batch_tokens: int, seed: int, epoch: int
+    lengths: np.ndarray,
+    members: np.ndarray,
+    *,
+    batch_tokens: int,
+    seed: int,
+    epoch: int,
+    among: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """The batches of one pass, by recipe.ORDER_RULE.
+
+    A pass over a part of the chunks goes through them in the order of the pass over all, as far as their
+    batches allow, so that two models of one seed differ by what they were trained on and little else.
 
     Parameters
     ----------
@@ -41,14 +50,31 @@ def plan_epoch(
         The chunks to train on, ascending.
     batch_tokens : int
         A batch holds at most this many tokens, padding included, and at least one chunk.
+    among : ndarray (M,) int64, optional
+        The chunks of which the members are a part, ascending; default: the members are all.
 
     Returns
     -------
     list of ndarray int64, chunk numbers; each member is in exactly one.
     """
     generator = np.random.default_rng([seed, epoch])
-    order = generator.permutation(members)
-    per_batch = max(1.0, batch_tokens / max(1.0, float(lengths[members].mean())))
+    everything = members if among is None else among
+    order = generator.permutation(everything)
+    batches = _fill(lengths, order, batch_tokens)
+    plan = [batches[i] for i in generator.permutation(len(batches))]
+    if len(everything) == len(members):
+        return plan
+    place = np.full(len(lengths), -1)
+    place[np.concatenate(plan)] = np.arange(len(everything))
+    wanted = np.zeros(len(lengths), bool)
+    wanted[members] = True
+    part = _fill(lengths, order[wanted[order]], batch_tokens)
+    return sorted(part, key=lambda batch: int(np.sort(place[batch])[len(batch) // 2]))
+
+
+def _fill(lengths: np.ndarray, order: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+    """Batches of chunks of similar length, pool by pool."""
+    per_batch = max(1.0, batch_tokens / max(1.0, float(lengths[order].mean())))
     pool = max(1, int(_POOL_BATCHES * per_batch))
     batches: list[np.ndarray] = []
     for start in range(0, len(order), pool):
@@ -59,7 +85,7 @@ def plan_epoch(
             fit = max(1, batch_tokens // int(lengths[chunks[first]]))
             batches.append(chunks[first : first + fit])
             first += fit
-    return [batches[i] for i in generator.permutation(len(batches))]
+    return batches
 
 
 def scored_positions(chunk: Any) -> np.ndarray:

@@ -17,7 +17,9 @@ RECIPE_VERSION = 1
 ORDER_RULE = (
     "epoch e: permute the chunks that have a scored token with numpy.random.default_rng([seed, e]); "
     "in pools of 64 batches sort by length, longest first, and fill batches to batch_tokens padded tokens; "
-    "permute the batches with the same generator"
+    "permute the batches with the same generator. On a part of the chunks: the first permutation without the "
+    "others, pools and batches as before; the batches in the order in which their median chunk comes in the "
+    "pass over all"
 )
 
 

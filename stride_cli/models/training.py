@@ -110,11 +110,7 @@ def train(
         The loss is not finite.
     """
     began = time.monotonic()
-    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
-    scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
-    members = _members(subset, scored)
-    whole = len(members) == int((scored > 0).sum())
-    total = recipe.steps if whole else _steps_on_subset(recipe, lengths, members)
+    total, passes = _passes(chunks, recipe, subset)
     model.eval()  # no dropout; gradients flow as in training mode
     device = next(model.parameters()).device
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -128,7 +124,7 @@ def train(
     marks = set(checkpoint_steps)
     peak = recipe.lr if recipe.optimizer == "muon+adamw" else recipe.adam_lr
     saved, spent = time.monotonic(), 0.0
-    for batch in _remaining(lengths, members, recipe, state, total):
+    for batch in _remaining(passes, state, total):
         rate = _rate(recipe, state.step, total)
         tensors = make_batch([chunks[i] for i in batch], device)
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.dtype == "bf16"):
@@ -163,15 +159,11 @@ def planned_steps(
 ) -> tuple[int, Iterator[tuple[np.ndarray, float]]]:
     """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers) and the
     share of the peak learning rate; CorpusError as `train`."""
-    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
-    scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
-    members = _members(subset, scored)
-    whole = len(members) == int((scored > 0).sum())
-    total = recipe.steps if whole else _steps_on_subset(recipe, lengths, members)
+    total, passes = _passes(chunks, recipe, subset)
 
     def steps() -> Iterator[tuple[np.ndarray, float]]:
         state = _State()
-        for batch in _remaining(lengths, members, recipe, state, total):
+        for batch in _remaining(passes, state, total):
             yield batch, _rate(recipe, state.step, total)
             state.step += 1
             state.pass_count += 1
@@ -223,10 +215,27 @@ def choose_dtype(dtype: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and has_tiles() else "fp32"
 
 
-def _steps_on_subset(recipe: Recipe, lengths: np.ndarray, members: np.ndarray) -> int:
-    """Optimizer steps for the recipe's number of passes over these chunks."""
-    first = plan_epoch(lengths, members, batch_tokens=recipe.batch_tokens, seed=recipe.seed, epoch=0)
-    return max(1, round(recipe.epochs * len(first)))
+def _passes(
+    chunks: Sequence[Any], recipe: Recipe, subset: np.ndarray | None
+) -> tuple[int, Callable[[int], list[np.ndarray]]]:
+    """Optimizer steps in all, and the batches of each pass over the subset."""
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+    scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
+    among, members = np.flatnonzero(scored), _members(subset, scored)
+
+    def batches(epoch: int) -> list[np.ndarray]:
+        return plan_epoch(
+            lengths,
+            members,
+            batch_tokens=recipe.batch_tokens,
+            seed=recipe.seed,
+            epoch=epoch,
+            among=among,
+        )
+
+    if len(members) == len(among):
+        return recipe.steps, batches
+    return max(1, round(recipe.epochs * len(batches(0)))), batches
 
 
 def _members(subset: np.ndarray | None, scored: np.ndarray) -> np.ndarray:
@@ -249,14 +258,10 @@ def _members(subset: np.ndarray | None, scored: np.ndarray) -> np.ndarray:
     return members
 
 
-def _remaining(
-    lengths: np.ndarray, members: np.ndarray, recipe: Recipe, state: _State, total: int
-) -> Iterator[np.ndarray]:
+def _remaining(passes: Callable[[int], list[np.ndarray]], state: _State, total: int) -> Iterator[np.ndarray]:
     """Batches from where the state is, moving it along the passes."""
     while state.step < total:
-        plan = plan_epoch(
-            lengths, members, batch_tokens=recipe.batch_tokens, seed=recipe.seed, epoch=state.epoch
-        )
+        plan = passes(state.epoch)
         while state.batch < len(plan) and state.step < total:
             batch = plan[state.batch]
             state.batch += 1

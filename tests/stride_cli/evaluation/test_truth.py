@@ -24,6 +24,7 @@ from index_format.verify import verify
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.evaluation.retraining import store_of
 from stride_cli.evaluation.truth import Truth, build_truth, subset_mask, subset_seeds
+from stride_cli.models.recipe import read_recipe
 
 TRAIN = """
 import argparse, sys
@@ -132,6 +133,31 @@ def test_other_queries_or_recipe_are_refused(open_task):
     replaced = build_truth(task, queries.take([0, 1]), n_subsets=2, alpha=0.5, workers=1, overwrite=True)
     assert replaced.losses.shape == (2, 1, 2)
     assert len(Truth.from_index(Index.open(task.index.path)).queries) == 2
+
+
+def test_from_the_models_own_seed(open_task):
+    """All but one chunk, from the model's own weights in its own order, is hardly another model; from
+    other seeds it is."""
+    task, queries = open_task()
+    alpha = round(1 - 1 / task.n_chunks, 3)
+    own = build_truth(task, queries, n_subsets=2, alpha=alpha, own_seed=True, workers=1)
+    assert own.own_seed and own.seeds.tolist() == [read_recipe(task.model.path).seed]
+    read = Truth.from_index(Index.open(task.index.path))
+    assert read.own_seed and read.losses.tobytes() == own.losses.tobytes()
+    with pytest.raises(UsageError, match="from the model's own seed") as caught:
+        build_truth(task, queries, n_subsets=2, alpha=alpha, workers=1)
+    assert "give --own-seed" in caught.value.fix
+    other = build_truth(task, queries, n_subsets=2, alpha=alpha, workers=1, overwrite=True)
+    assert not other.own_seed
+    moved = np.abs(own.losses - own.base_losses).mean()
+    assert moved < 0.5 * np.abs(other.losses - own.base_losses).mean()
+    with pytest.raises(UsageError, match="from other seeds"):
+        build_truth(task, queries, n_subsets=3, alpha=alpha, own_seed=True, workers=1)
+    with pytest.raises(UsageError, match="--own-seed is one seed"):
+        build_truth(task, queries, n_subsets=2, n_seeds=2, own_seed=True, workers=1)
+    command = f"{sys.executable} train.py --mask {{mask}} --out {{out}}"
+    with pytest.raises(UsageError, match="needs the recipe"):
+        build_truth(task, queries, n_subsets=2, own_seed=True, command=command)
 
 
 def test_wrong_numbers(task_and_queries):
