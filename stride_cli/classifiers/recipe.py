@@ -21,8 +21,9 @@ OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("cosine", "linear", "constant")
 
 ORDER_RULE = (
-    "epoch e: permute the rows with stride_cli.randomness.stream(seed, 'order', e); consecutive batches of "
-    "batch_size rows, what is left over at the end is not used in this epoch"
+    "epoch e: sort the rows by the numbers that stride_cli.randomness.stream(seed, 'order', e).random gives, "
+    "one for every row of the file; consecutive batches of batch_size rows, what is left over at the end is "
+    "not used in this epoch"
 )
 
 
@@ -127,8 +128,12 @@ class ClassifierRecipe:
         return total / (1 - self.momentum)
 
     def order_of(self, members: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """The batches of one epoch: (steps, batch_size) row numbers, or (1, m) for fewer than a batch."""
-        order = stream(seed, "order", epoch).permutation(members)
+        """The batches of one epoch: (steps, batch_size) row numbers, or (1, m) for fewer than a batch.
+
+        A part of the rows comes in the order in which it comes among all.
+        """
+        turn = stream(seed, "order", epoch).random(int(members.max(initial=0)) + 1)
+        order = members[np.argsort(turn[members], kind="stable")]
         per_epoch, size = max(1, len(members) // self.batch_size), min(self.batch_size, len(members))
         return order[: per_epoch * size].reshape(per_epoch, size)
 

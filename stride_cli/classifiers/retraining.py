@@ -51,6 +51,7 @@ class ClassifierTrainer:
     digest: str
     at_once: int
     device: str = "cpu"
+    peak_bytes: int = 0  # `choose_at_once` keeps it small
 
     @property
     def n_chunks(self) -> int:

@@ -56,6 +56,7 @@ class CommandTrainer:
     dtype: str = "auto"
     keep: Path | None = None
     at_once: int = 1
+    peak_bytes: int = 0  # the program's own business
     digest: str = field(init=False)
     weights_digest: str = field(init=False)
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
@@ -111,12 +112,31 @@ def run_local(
 
 
 def default_workers(trainer: Trainer) -> int:
-    """One a processor that this process may use, or one a GPU where the trainer's device is one."""
+    """One a processor that this process may use, as far as memory takes the trainer's `peak_bytes`; or
+    one a GPU where its device is one."""
     if _device_kind(trainer) == "cuda":
         import torch
 
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    need, free = trainer.peak_bytes, _available_bytes()
+    if not need or free is None or count * need <= free:
+        return count
+    fewer = max(1, free // need)
+    note(
+        f"{fewer} at a time: training one takes about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are available "
+        "(--workers changes that)"
+    )
+    return fewer
+
+
+def _available_bytes() -> int | None:
+    """Memory that processes can have without swapping; None where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
 
 
 @contextlib.contextmanager

@@ -58,10 +58,12 @@ class Trainer(Protocol):
                         queries
     n_chunks : int      n
     at_once : int       how many jobs are trained together
+    peak_bytes : int    about what that takes in memory; 0 = not known
     """
 
     digest: str
     at_once: int
+    peak_bytes: int
 
     @property
     def n_chunks(self) -> int: ...

@@ -34,7 +34,7 @@ CLASSIFIER_EPOCHS = 10.0
 _STEP = 0.03  # of a typical weight that AdamW moves each in a step, at first
 _BATCHES = 64  # in a pass over a subset, of so many of its longest chunks at least
 _FEWEST_CHUNKS = 4
-_MOST_TOKENS = 4096
+MOST_TOKENS = 4096  # of a batch of further training
 
 
 class WithheldChunks(ChunkReader):
@@ -111,6 +111,7 @@ class ContinuedTrainer:
     epochs : float               passes over the subset
     lr : float, optional         of AdamW, falling to zero; default: 3 % of a typical weight
     source : Path, optional      file of the queries: a classifier has to read it to know their inputs
+    peak_bytes : int             about what training takes; 0 = not known
     """
 
     where: TaskPath
@@ -120,6 +121,7 @@ class ContinuedTrainer:
     epochs: float = EPOCHS
     lr: float | None = None
     source: Path | None = None
+    peak_bytes: int = 0
     at_once: int = 1
     digest: str = field(init=False)
 
@@ -165,7 +167,7 @@ class ContinuedTrainer:
         rows = np.flatnonzero(job.mask)
         tokens = int(task.chunks.lengths[rows].sum())
         least = _FEWEST_CHUNKS * int(task.chunks.lengths[rows].max(initial=1))
-        at_once = int(np.clip(tokens // _BATCHES, least, max(least, _MOST_TOKENS)))
+        at_once = int(np.clip(tokens // _BATCHES, least, max(least, MOST_TOKENS)))
         plan: list[np.ndarray] = []
         generator = stream(job.seed, "continued training")
         left = self.epochs

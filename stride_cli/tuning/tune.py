@@ -16,6 +16,7 @@ from stride_cli.output import note, progress
 from stride_cli.tuning.responses import (
     CLASSIFIER_EPOCHS,
     EPOCHS,
+    MOST_TOKENS,
     ContinuedTrainer,
     WithheldChunks,
     random_halves,
@@ -231,6 +232,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
 def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> tuple[Task, Target]:
     """The task that operators are fitted on, and what they are judged by."""
     from stride_cli.evaluation.bench import Bench, read_queries
+    from stride_cli.evaluation.language_trainer import training_bytes
     from stride_cli.evaluation.retraining import Job, Trainer, count_missing, open_trainer, retrain
     from stride_cli.randomness import stream_key
 
@@ -274,6 +276,7 @@ def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> t
             epochs=epochs,
             lr=options.lr,
             source=options.queries,
+            peak_bytes=training_bytes(task.model, MOST_TOKENS) if task.is_language else 0,
         )
     seeds = [stream_key(task.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))]
     jobs = [Job(mask, seed) for mask, seed in zip(masks, seeds, strict=True)]

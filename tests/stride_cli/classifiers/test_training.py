@@ -145,6 +145,14 @@ def test_every_row_at_most_once_an_epoch() -> None:
     assert not np.array_equal(order, recipe.order_of(np.arange(100, 147), 0, 4))
 
 
+def test_a_part_of_the_rows_comes_in_the_order_of_all() -> None:
+    recipe = ClassifierRecipe(NetworkSpec("mlp", 4, 1), batch_size=1)
+    whole = recipe.order_of(np.arange(200), 5, 2).ravel()
+    part = np.array([3, 7, 8, 100, 140])
+    expected = [row for row in whole.tolist() if row in part]
+    assert recipe.order_of(part, 5, 2).ravel().tolist() == expected
+
+
 def test_outcomes_against_the_definitions() -> None:
     logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 3, 0])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +100,21 @@ def test_a_group_that_kills_its_workers_is_given_up(task_and_queries, tmp_path, 
 def test_default_workers(task_and_queries):
     task, queries = task_and_queries
     assert engines.default_workers(open_trainer(task, queries)) == len(os.sched_getaffinity(0))
+
+
+def test_memory_for_fewer_workers(task_and_queries, monkeypatch, capsys):
+    trainer = open_trainer(*task_and_queries)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    for free, count in ((100, 8), (3.5, 3), (0.5, 1)):
+        monkeypatch.setattr(engines, "_available_bytes", lambda free=free: int(free * trainer.peak_bytes))
+        assert engines.default_workers(trainer) == count
+    assert "3 at a time: training one takes about" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no /proc/meminfo")
+def test_available_bytes():
+    free = engines._available_bytes()
+    assert free is not None and 1 << 20 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_one_thread_is_given_back():
