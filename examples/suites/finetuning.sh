@@ -4,16 +4,20 @@
 #
 #   examples/suites/finetuning.sh instruct.jsonl.gz WORK [SUBSETS]
 #
-# instruct.jsonl.gz has one {"id", "prompt", "response"} a line. Interrupted, it goes on where it was.
+# instruct.jsonl.gz has one {"id", "prompt", "response"} a line. Interrupted, it goes on where it was. BASE is a model
+# to fine-tune instead of a small one (a directory, a hub id or a .gguf file); PAIRS, LONGEST, QUERIES, WIDTH, VOCAB,
+# EPOCHS and METHODS change what is run.
 set -euo pipefail
 pairs=$1 work=$2 subsets=${3:-50}
 here=$(cd "$(dirname "$0")" && pwd)
 
 [ -e "$work/corpus.jsonl" ] || python "$here/instructions.py" "$pairs" --out "$work" \
-    ${PAIRS:+--pairs "$PAIRS"} ${QUERIES:+--queries "$QUERIES"}
-[ -e "$work/base" ] || stride model train "$work/base.jsonl" --out "$work/base" \
+    ${PAIRS:+--pairs "$PAIRS"} ${QUERIES:+--queries "$QUERIES"} ${LONGEST:+--longest "$LONGEST"}
+base=${BASE:-$work/base}
+[ -n "${BASE:-}" ] || [ -e "$base" ] || stride model train "$work/base.jsonl" --out "$base" \
     --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs 4
-[ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$work/base" --out "$work/model" --epochs 3
+[ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$base" --out "$work/model" \
+    --epochs "${EPOCHS:-3}" --checkpoints 3
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
 stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
     --subsets "$subsets" --alpha 0.5 --keep "$work/retrained"

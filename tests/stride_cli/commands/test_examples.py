@@ -178,6 +178,14 @@ def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Pat
     assert (len(corpus), len(base), len(queries)) == (24, 24, 4)
     assert len(corpus | base | queries) == 52  # no pair is in two of them
 
+    # a model that is there already is fine-tuned
+    line = ("bash", f"{EXAMPLES}/suites/finetuning.sh", "pairs.jsonl.gz", "other", "3")
+    given = {"BASE": "work/base", "METHODS": "tfidf", "EPOCHS": "1", "LONGEST": "150"}
+    script(*line, PAIRS="12", QUERIES="2", **(SMALL | given))
+    recipe = json.loads((tmp_path / "other/model/stride_recipe.json").read_text(encoding="utf-8"))
+    assert recipe["base"].endswith("work/base") and recipe["epochs"] == 1
+    assert not (tmp_path / "other/base").exists()
+
 
 def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
