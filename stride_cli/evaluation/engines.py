@@ -30,9 +30,11 @@ Engine = Callable[["Trainer", Groups, int | None], Generator[tuple[int, "list[Ou
 
 _ATTEMPTS = 3  # of one group whose worker dies
 _RAY_RETRIES = 10
+_LARGE = 2 << 30  # bytes of training
 _PR_SET_PDEATHSIG = 1
 _SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
-# glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB
+# glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB. Of a large
+# model, whose matrix products take longer than that, what is kept falls to pieces: 10 GB where 6 are needed
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
@@ -77,7 +79,8 @@ def run_local(
     payload = pickle.dumps(trainer)
     waiting = list(range(len(groups)))[::-1]
     attempts = [0] * len(groups)
-    pool = [_Worker(slot, payload, _device_kind(trainer)) for slot in range(count)]
+    kept = {} if trainer.peak_bytes > _LARGE else KEEP_MEMORY
+    pool = [_Worker(slot, payload, _device_kind(trainer), kept) for slot in range(count)]
     try:
         for worker in pool:
             worker.send(waiting.pop(), groups)
@@ -97,7 +100,7 @@ def run_local(
                             fix="out of memory? use fewer --workers; what is finished is kept",
                         ) from None
                     note(f"a worker died (status {status}); its models are trained again")
-                    pool[pool.index(worker)] = fresh = _Worker(worker.slot, payload, worker.device)
+                    pool[pool.index(worker)] = fresh = _Worker(worker.slot, payload, worker.device, kept)
                     fresh.send(number, groups)
                     continue
                 if isinstance(answer, BaseException):
@@ -165,11 +168,12 @@ class _Worker:
     slot: int
     payload: bytes
     device: str
+    variables: dict[str, str]
 
     def __post_init__(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {
-            **KEEP_MEMORY,
+            **self.variables,
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
