@@ -33,8 +33,8 @@ _RAY_RETRIES = 10
 _LARGE = 2 << 30  # bytes of training
 _PR_SET_PDEATHSIG = 1
 _SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
-# glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB. Of a large
-# model, whose matrix products take longer than that, what is kept falls to pieces: 10 GB where 6 are needed
+# glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB. Of a
+# large model, whose matrix products take longer than that, what is kept falls to pieces: 10 GB, not 7
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
