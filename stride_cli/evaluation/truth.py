@@ -175,13 +175,12 @@ def build_truth(
             f"--seeds is {n_seeds}, and --command has no {{seed}}", fix="add for example --seed {seed}"
         )
     trainer = open_trainer(task, queries, recipe=recipe, command=command, keep=keep)
-    if own_seed:
-        own = _seed_of(trainer, n_seeds)
+    own = _seed_of(trainer, n_seeds) if own_seed else None
     old = None if overwrite else _stored(task, queries, trainer, own_seed)
     shares = [] if old is None else _per_mille(old.alpha).tolist()
     shares += [share] * max(0, n_subsets - shares.count(share))
     n_seeds = max(n_seeds, 0 if old is None else old.n_seeds)
-    seeds = np.array([own], np.int64) if own_seed else subset_seeds(task.index.seed, n_seeds)
+    seeds = subset_seeds(task.index.seed, n_seeds) if own is None else np.array([own], np.int64)
     numbers = [shares[:row].count(value) for row, value in enumerate(shares)]
     masks = np.stack(
         [

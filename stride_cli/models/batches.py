@@ -40,7 +40,7 @@ def plan_epoch(
     """The batches of one pass, by recipe.ORDER_RULE.
 
     A pass over a part of the chunks goes through them in the order of the pass over all, as far as their
-    batches allow, so that two models of one seed differ by what they were trained on and little else.
+    batches allow: two models of one seed take the same way until a chunk comes that one of them is without.
 
     Parameters
     ----------
