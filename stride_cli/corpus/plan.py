@@ -63,8 +63,8 @@ class Plan:
         Their sum, without the gates.
     build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
         What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
-        form holds (beside the model and one micro-batch; one model after the other); what stays in the page
-        cache for fast queries.
+        form holds (beside the model and a batch, about 2 GB at most; one model after the other); what stays
+        in the page cache for fast queries.
     """
 
     n_documents: int | None

@@ -67,7 +67,7 @@ INDEX_RECORDS: dict[str, dict[str, Any]] = {
         "build_memory_bytes": ("integer", "what the build holds at most, beside the tokenizer"),
         "fit_memory_bytes": (
             "integer",
-            "what fitting holds beside the model: K·p numbers of 4 bytes",
+            "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes",
         ),
         "query_memory_bytes": ("integer", "what stays in the page cache for fast queries"),
     },

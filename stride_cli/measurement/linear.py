@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.operators.batches import Batch
+from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.store import Operators
@@ -41,8 +42,17 @@ def measure_linear_with_loss(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
     spaces = [space.to(model.device) for space in operators.spaces]
-    gradients, _, losses = gate_gradients(model, spaces, operators.layer, batch)
+    tokens = tokens_at_once(model, [space.name for space in spaces], operators.layer)
+    rows = max(1, tokens // batch.ids.shape[1])
+    gradients: list[list[np.ndarray]] = [[] for _ in spaces]
+    losses: list[np.ndarray] = []
+    for start in range(0, len(batch.ids), rows):
+        part = batch.take(slice(start, start + rows))
+        found, _, loss = gate_gradients(model, spaces, operators.layer, part)
+        for kept, gradient in zip(gradients, found, strict=True):
+            kept.append(gradient.cpu().numpy())
+        losses.append(loss.cpu().numpy())
     responses = np.zeros((len(batch.ids), operators.n_subsets))
-    for gates, gradient in zip(operators.gates, gradients, strict=True):
-        responses += gate_responses(gates, gradient.cpu().numpy())
-    return responses, losses.cpu().numpy()
+    for gates, kept in zip(operators.gates, gradients, strict=True):
+        responses += gate_responses(gates, np.concatenate(kept))
+    return responses, np.concatenate(losses)

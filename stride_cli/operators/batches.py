@@ -35,6 +35,10 @@ class Batch:
         """Scored tokens of each row, (B,) float32."""
         return self.weights.sum(dim=1)
 
+    def take(self, rows: slice) -> Batch:
+        """Some of its rows."""
+        return Batch(self.rows[rows], self.ids[rows], self.weights[rows])
+
 
 def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """Positions 0 … len − 1 in order, in groups of at most ``batch_tokens`` padded tokens, one at least.

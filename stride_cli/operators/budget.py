@@ -1,6 +1,13 @@
-"""How many gates the default operators have: what K × p numbers cost in memory while they are fitted."""
+"""What fitting may take: how many gates the default operators have, K × p numbers in memory, and how many
+tokens go through the model at once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
 
 # K × p of all spaces, up to K of about 1,000: 2 GB while they are fitted, 0.54 stored. Half as much loses .03
 # of LDS in pre-training, half as much again gains .01
@@ -12,6 +19,12 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 _INSIDE = {"mlp-matrix": (1 << 16, 1 << 17, 1 << 28), "linear-matrix": (1 << 16, 1 << 20, 1 << 29)}
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
+_BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
+_MOST_TOKENS = 4096
+# numbers a token, block and width: of a block that is differentiated, and of the linear layers inside whose
+# inputs and gradients are kept (SmolLM2-135M at every linear layer: 3.5 MB a token)
+_DIFFERENTIATED = 24
+_KEPT = {"mlp-matrix": 18, "linear-matrix": 27}
 
 
 def inside_gates(name: str, n_subsets: int) -> int:
@@ -33,3 +46,23 @@ def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:
     """p of the default operators of a language model, about: a small model's bases may not fill it."""
     inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
     return inside + 2 * logit_gates(n_subsets, inside, 2)
+
+
+def tokens_at_once(model: CausalLM, spaces: Sequence[str], layer: int) -> int:
+    """Padded tokens of a batch whose gate gradients are taken: 4,096, or as many as memory is allowed for.
+
+    Parameters
+    ----------
+    spaces : names of operator spaces
+    layer : int      where residual spaces act: the blocks above it are differentiated
+    """
+    kept = max((_KEPT.get(name, 0) for name in spaces), default=0)
+    residual = any(name.startswith("residual") for name in spaces)
+    blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
+    a_token = 4 * model.d_model * (_DIFFERENTIATED * blocks + kept * model.n_layers)
+    allowed = _BATCH_BYTES
+    if model.device.type == "cuda":
+        import torch
+
+        allowed = torch.cuda.get_device_properties(model.device).total_memory // 4
+    return max(1, min(_MOST_TOKENS, allowed // max(1, a_token)))

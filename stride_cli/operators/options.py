@@ -141,6 +141,7 @@ def _closed(
 ) -> Any:
     from stride_cli.classifiers.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
+    from stride_cli.operators.budget import tokens_at_once
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
     from stride_cli.operators.spaces import WEIGHT_SPACES
 
@@ -167,7 +168,7 @@ def _closed(
         "curvature": curvature,
         "n_buckets": options.buckets or affordable_buckets(names, ranks, model, n_subsets),
         "damping": _CLASSIFIER_DAMPING if exact else options.damping,
-        "batch_tokens": options.batch_tokens,
+        "batch_tokens": options.batch_tokens or tokens_at_once(model, names, common["layer"]),
         "stability": options.stability,
     }
     if classifier and exact and of_weights:

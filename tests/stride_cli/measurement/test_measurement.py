@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stride_cli.errors import QueryError
+from stride_cli.measurement import linear
 from stride_cli.measurement.additive import additive_measurement
 from stride_cli.measurement.exact import choose_step, measure_exact, pearson
 from stride_cli.measurement.linear import measure_linear
@@ -144,6 +145,23 @@ def test_y_does_not_depend_on_the_batch_size(model, chunks, batch_size: int) -> 
     reference = measure_exact(model, operators, batch, batch_size=8)
     found = measure_exact(model, operators, batch, batch_size=batch_size)
     np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-6)
+
+
+def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
+    operators = random_operators(model, ("mlp-matrix", "logit"), fit="closed")
+    batch = chunks.batch(np.arange(5))
+    whole = measure_linear(model, operators, batch)
+    rows = []
+    plain = linear.gate_gradients
+
+    def counted(*given):
+        rows.append(len(given[3].ids))
+        return plain(*given)
+
+    monkeypatch.setattr(linear, "gate_gradients", counted)
+    monkeypatch.setattr(linear, "tokens_at_once", lambda *given: 2 * batch.ids.shape[1] + 1)
+    np.testing.assert_allclose(measure_linear(model, operators, batch), whole, rtol=1e-5, atol=1e-9)
+    assert rows == [2, 2, 1]
 
 
 def test_padding_and_other_queries_do_not_matter(model, chunks) -> None:

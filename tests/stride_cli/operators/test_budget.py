@@ -1,11 +1,15 @@
-"""How many gates the default operators have, over the range of K."""
+"""How many gates the default operators have, over the range of K, and how many tokens go through a model."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.operators.budget import default_gates, inside_gates, logit_gates
+from stride_cli.operators.budget import default_gates, inside_gates, logit_gates, tokens_at_once
 
 
 @given(n_subsets=st.integers(1, 65_535))
@@ -28,3 +32,20 @@ def test_the_sizes_that_the_suites_use() -> None:
     assert inside_gates("linear-matrix", 1000) == (1 << 29) // 1000
     assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
     assert logit_gates(10, 0, 1) == 1 << 18
+
+
+def test_tokens_at_once() -> None:
+    """A small model: as many as ever. SmolLM2-135M: what 2 GB hold of its activations, more where fewer
+    blocks are differentiated, all where only logits are steered."""
+
+    def model(layers: int, width: int) -> Any:
+        return SimpleNamespace(n_layers=layers, d_model=width, device=torch.device("cpu"))
+
+    default = ("mlp-matrix", "logit", "token-logit")
+    assert tokens_at_once(model(4, 128), default, 3) == 4096
+    large = model(30, 576)
+    inside = tokens_at_once(large, ("linear-matrix", "logit"), 20)
+    assert 400 < inside < tokens_at_once(large, default, 20) < 1000
+    residual = tokens_at_once(large, ("residual-matrix", "logit"), 20)
+    assert residual > 3 * inside
+    assert tokens_at_once(large, ("logit", "token-logit"), 20) == 4096
