@@ -346,7 +346,7 @@ class DirectReadout:
         from stride_cli.operators.gradients import gate_gradients
 
         wanted: list[list[Any]] = [[] for _ in spaces]
-        for group in queries.groups(min(_QUERY_TOKENS, settings.batch_tokens)):
+        for group in queries.groups(settings.batch_tokens):
             found = gate_gradients(model, spaces, settings.layer, queries.batch(group))[0]
             for kept, gradient in zip(wanted, found, strict=True):
                 kept.append(gradient.cpu())

@@ -80,7 +80,7 @@ def truth(
     from stride_cli.config import resolve
     from stride_cli.evaluation.bench import build_truth_of
     from stride_cli.evaluation.scoring import TaskPath
-    from stride_cli.evaluation.truth import per_mille
+    from stride_cli.evaluation.truth import per_mille, seeds_in_words
     from stride_cli.output import emit, note, wants_json
 
     begin = time.monotonic()
@@ -118,9 +118,9 @@ def truth(
     if wants_json(json):
         emit(record)
         return
-    seeds_of = "the model's own seed" if chosen.own_seed else f"{chosen.n_seeds} seeds"
+    trained_from = seeds_in_words(chosen.n_seeds, chosen.own_seed)
     note(
-        f"{record['subsets']:,} subsets × {seeds_of} of α = {record['alpha']:g}: "
+        f"{record['subsets']:,} subsets × {trained_from} of α = {record['alpha']:g}: "
         f"{found.trained:,} models trained, {found.reused:,} already there, in {record['seconds']:.0f} s"
     )
     note(

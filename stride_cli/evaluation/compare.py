@@ -20,6 +20,7 @@ from stride_cli.evaluation.breakdown import (
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run, first_line
+from stride_cli.evaluation.truth import seeds_in_words
 
 KINDS = ("spearman", "pearson", "kendall")
 
@@ -47,10 +48,8 @@ class Ground:
 
     @property
     def seeds(self) -> str:
-        """Of the trainings of a subset, in words."""
-        if self.own_seed:
-            return "the model's own seed"
-        return f"{self.n_seeds} seed{'s' if self.n_seeds > 1 else ''}"
+        """In words."""
+        return seeds_in_words(self.n_seeds, self.own_seed)
 
     @property
     def n_queries(self) -> int:

@@ -23,6 +23,7 @@ from stride_cli.evaluation.store import job_key
 from stride_cli.models.adapter import CausalLM
 from stride_cli.models.recipe import FILE_NAME, Recipe, read_recipe
 from stride_cli.models.training import initial_model, train
+from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
 
 if TYPE_CHECKING:
@@ -174,12 +175,12 @@ def open_language_trainer(
 
 def training_bytes(model: CausalLM, batch_tokens: int, at_once: int = 1) -> int:
     """About what training takes, in bytes: weights, gradients and two moments of every model, and what a
-    batch of one leaves for its backward pass (24 d a token and block, the logits three times), in fp32.
+    batch of one leaves for its backward pass (that of every block, and the logits three times), in fp32.
 
     SmolLM2-135M with batches of 2,048 tokens: 6.8 GB, measured 7.0 to 8.5.
     """
     states = 16 * model.n_parameters * at_once
-    per_token = 4 * (24 * model.n_layers * model.d_model + 3 * model.vocab_size)
+    per_token = 4 * (DIFFERENTIATED * model.n_layers * model.d_model + 3 * model.vocab_size)
     return states + batch_tokens * per_token
 
 

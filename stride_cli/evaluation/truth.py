@@ -250,6 +250,11 @@ def subset_seeds(seed: int, count: int) -> np.ndarray:
     return np.asarray(keys, np.int64)
 
 
+def seeds_in_words(count: int, own: bool) -> str:
+    """What a subset was trained from."""
+    return "the model's own seed" if own else f"{count} seed{'s' if count > 1 else ''}"
+
+
 def per_mille(alpha: float) -> int:
     """α as a whole number of thousandths; UsageError where it is none between 1 and 999."""
     share = round(alpha * 1000)

@@ -23,7 +23,7 @@ _BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU
 _MOST_TOKENS = 4096
 # numbers a token, block and width: of a block that is differentiated, and of the linear layers inside whose
 # inputs and gradients are kept (SmolLM2-135M at every linear layer: 3.5 MB a token)
-_DIFFERENTIATED = 24
+DIFFERENTIATED = 24
 _KEPT = {"mlp-matrix": 18, "linear-matrix": 27}
 
 
@@ -59,7 +59,7 @@ def tokens_at_once(model: CausalLM, spaces: Sequence[str], layer: int) -> int:
     kept = max((_KEPT.get(name, 0) for name in spaces), default=0)
     residual = any(name.startswith("residual") for name in spaces)
     blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
-    a_token = 4 * model.d_model * (_DIFFERENTIATED * blocks + kept * model.n_layers)
+    a_token = 4 * model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)
     allowed = _BATCH_BYTES
     if model.device.type == "cuda":
         import torch
