@@ -49,6 +49,8 @@ class QuerySettings:
     measure: str = "auto"
     intercept: bool | None = None
     nonneg: bool = False
+    shrink: bool = True
+    refine: int = 0
     max_new_tokens: int = 16
     device: str = "auto"
     dtype: str = "auto"

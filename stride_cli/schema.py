@@ -72,6 +72,21 @@ RECORDS: dict[str, dict[str, Any]] = {
             "relative_gap": ("number", "the gap / ½‖y − ȳ‖²"),
             "r_squared": ("number", "share of the responses' variance that the influences explain"),
             "passes": ("integer", "passes over the design matrix"),
+            "refined": (
+                "integer",
+                "with --refine: chunks whose influence was read from their own gradients",
+                "optional",
+            ),
+            "shrink_exponent": (
+                "number",
+                "small influences were made smaller: times (|w| / largest |w|)^(this − 1); 1: they were not",
+                "optional",
+            ),
+            "shrink_opposing": (
+                "number",
+                "what negative influences were multiplied by, too; 1: they were not",
+                "optional",
+            ),
         },
         "measurement": {
             "method": ("string", '"linear" or "exact"'),
@@ -92,6 +107,7 @@ RECORDS: dict[str, dict[str, Any]] = {
             "generate": ("number", "seconds"),
             "measure": ("number", "seconds"),
             "recover": ("number", "seconds"),
+            "refine": ("number", "seconds", "optional"),
             "rank": ("number", "seconds"),
             "stability": ("number", "seconds", "optional"),
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.shrinkage import Shrinkage
 
 _SPOT_CHECK = 16
 
@@ -36,6 +37,10 @@ class QueryOptions:
     max_new_tokens : length of a generated continuation
     chat : format prompts with the chat template
     check : compare a linear measurement with the exact one on a random few subsets
+    shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
+        Lasso as they are
+    refine : read the influences of so many chunks, those that the recovery makes most likely, from their own
+        gradients
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
     prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
@@ -51,6 +56,8 @@ class QueryOptions:
     max_new_tokens: int = 16
     chat: bool = False
     check: bool = False
+    shrink: bool = True
+    refine: int = 0
     halves: int = 0
     stability: bool = True
     prior: str | None = None
@@ -67,7 +74,8 @@ class Answer:
     loss : float                       mean nats per scored token
     supporters, opposers : list of Hit
     passages : dict                    chunk number → its best-matching passage
-    solution : Solution
+    solution : Solution                what the Lasso recovered
+    influences : Solution              the same with the weights that documents are ranked by: refined, shrunk
     method : "linear" or "exact"
     agreement : float or None          Pearson correlation with exact measurement on a spot check
     seconds : dict                     stage → seconds
@@ -80,6 +88,8 @@ class Answer:
                                        recovers of them is ``measured - solution.residual``
     reliability : float or None        see `stride_cli.recovery.stability.Halves`
     prior : str or None                what the supporters are ranked by, beside their influence
+    refined : int                      chunks whose influence was read from their own gradients
+    shrinkage : Shrinkage or None      how small influences were made smaller
     """
 
     query: Query
@@ -88,6 +98,7 @@ class Answer:
     opposers: list[Hit]
     passages: dict[int, str]
     solution: Solution
+    influences: Solution
     method: str
     agreement: float | None
     seconds: dict[str, float]
@@ -99,6 +110,8 @@ class Answer:
     measured: Any = None
     reliability: float | None = None
     prior: str | None = None
+    refined: int = 0
+    shrinkage: Shrinkage | None = None
 
     def to_record(self) -> dict[str, Any]:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -140,6 +153,9 @@ class Answer:
                 "relative_gap": solution.relative_gap,
                 "r_squared": solution.r_squared,
                 "passes": solution.n_passes,
+                "refined": self.refined,
+                "shrink_exponent": 1.0 if self.shrinkage is None else self.shrinkage.exponent,
+                "shrink_opposing": 1.0 if self.shrinkage is None else self.shrinkage.opposing,
             },
             "measurement": {
                 "method": self.method,
@@ -286,6 +302,7 @@ class Session:
         QueryError, NumericalError
         """
         from stride_cli.recovery.ranking import rank_documents
+        from stride_cli.recovery.shrinkage import shrink_solution
 
         options = options or QueryOptions()
         start = clock()
@@ -295,14 +312,18 @@ class Session:
         measured = clock()
         solution = self.recover(responses, options)
         recovered = clock()
+        refined = self.refine(query, responses, solution, options)
+        shrinkage = self.defaults["shrinkage"] if options.shrink else None
+        influences = shrink_solution(refined, shrinkage)
+        looked = clock()
         supporters, opposers = rank_documents(
-            solution,
+            influences,
             self.designs.columns,
             self.chunk_document,
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-            prior=None if options.prior is None else self._prior(query, solution, options.prior),
+            prior=None if options.prior is None else self._prior(query, influences, options.prior),
         )
         ranked, reliability = clock(), None
         if options.halves:
@@ -326,13 +347,15 @@ class Session:
             opposers=opposers,
             passages=passages,
             solution=solution,
+            influences=influences,
             method=method,
             agreement=agreement,
             seconds={
                 "generate": generated - start,
                 "measure": measured - generated,
                 "recover": recovered - measured,
-                "rank": ranked - recovered + ended - judged,
+                **({"refine": looked - recovered} if options.refine else {}),
+                "rank": ranked - looked + ended - judged,
                 **({"stability": judged - ranked} if options.halves else {}),
             },
             document_ids=document_ids,
@@ -343,6 +366,8 @@ class Session:
             measured=self.explained_responses(responses, options),
             reliability=reliability,
             prior=options.prior,
+            refined=min(options.refine, self.index.n_chunks),
+            shrinkage=shrinkage,
         )
 
     def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
@@ -383,6 +408,34 @@ class Session:
         y = self.explained_responses(responses, options)
         return solve_models(self.designs.each, y[None], **self._recovery(options))[0]
 
+    def refine(self, query: Query, responses: Any, solution: Solution, options: QueryOptions) -> Solution:
+        """The solution with the influences of its best candidates read from their own gradients.
+
+        Raises
+        ------
+        UsageError      the operators do not allow it (`stride_cli.measurement.direct.chunk_influences`)
+        """
+        if not options.refine:
+            return solution
+        import numpy as np
+
+        from stride_cli.measurement.direct import chunk_influences
+        from stride_cli.operators.batches import ChunkReader
+        from stride_cli.recovery.refinement import candidates, with_weights
+
+        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
+        chunks = candidates(self.designs.each, solution, options.refine)
+        found = chunk_influences(
+            self.pairs,
+            [query.batch()],
+            ChunkReader(self.index),
+            chunks,
+            np.asarray(responses)[None],
+            self.designs.row_sizes,
+            intercept=intercept,
+        )[0]
+        return with_weights(solution, chunks, np.maximum(found, 0.0) if options.nonneg else found)
+
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
@@ -402,6 +455,7 @@ class Session:
         self, responses: Any, options: QueryOptions, supporters: list[Hit], opposers: list[Hit]
     ) -> tuple[list[Hit], list[Hit], float]:
         """The hits with their stability, and the answer's reliability."""
+        from stride_cli.recovery.shrinkage import shrink_solution
         from stride_cli.recovery.stability import solve_halves, with_stability
 
         y = self.explained_responses(responses, options)
@@ -409,6 +463,8 @@ class Session:
         halves = solve_halves(self.designs.each, y, seed=self.index.seed, draws=options.halves, **settings)
         if not options.stability:
             return supporters, opposers, halves.reliability
+        shrinkage = self.defaults["shrinkage"] if options.shrink else None
+        halves = replace(halves, solutions=[shrink_solution(each, shrinkage) for each in halves.solutions])
         lists = [
             with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))

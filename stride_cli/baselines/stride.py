@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
+    from stride_cli.recovery.problem import Solution
 
 _DIRECT_BYTES = 4 << 30
+QUERIES_REFINED = 128  # whose candidates are read in one pass
 _QUERY_TOKENS = 4096  # padded tokens of queries measured at once
 
 
@@ -39,6 +41,9 @@ class StrideMethod:
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
     prior : str, optional               "tfidf": word overlap is added, see `stride_cli.baselines.prior`
+    shrink : bool                       make small influences smaller, as `stride query` does; False: the
+                                        Lasso's weights as they are
+    refine : int                        so many chunks of each query are read from their own gradients
     halves : int                        also recover from so many random halves of the subsets, for the
                                         queries' reliability, (Q,) in `reliability` once they are scored
     """
@@ -67,6 +72,8 @@ class StrideMethod:
         checkpoints: str | None = None,
         stored: bool = False,
         prior: str | None = None,
+        shrink: bool = True,
+        refine: int = 0,
         halves: int = 0,
     ) -> None:
         from stride_cli.operators.options import TrainOptions
@@ -98,6 +105,9 @@ class StrideMethod:
         self._checkpoints = checkpoints
         self._stored = stored
         self._prior = None if prior is None else LexicalPrior(prior)
+        if refine < 0:
+            raise UsageError(f"refine is {refine} (expected 0 or more)", fix="try refine=200")
+        self._shrink, self._refine = shrink, refine
         self._halves = halves
         self.reliability: list[float] | None = None
         # which model (see `_open`), and its operators
@@ -134,7 +144,8 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
-        self.active_bound = self._designs.n_subsets if self._prior is None else None
+        alone = self._prior is None and not self._refine
+        self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
             self._prior.fit(task)
         gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
@@ -195,30 +206,39 @@ class StrideMethod:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
         from stride_cli.measurement.additive import additive_measurement
         from stride_cli.recovery.several import solve_models
+        from stride_cli.recovery.shrinkage import shrink_solution
         from stride_cli.recovery.stability import solve_halves
 
         intercept = self._defaults["intercept"]
         ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
-        responses = self._responses(queries)
+        measured = responses = self._responses(queries)
         if intercept:
             responses = additive_measurement(responses, self._designs.row_sizes)
+        shrinkage = self._defaults["shrinkage"] if self._shrink else None
         each = self._fitted[0][1].n_subsets
-        for start in range(0, len(responses), QUERY_BLOCK):
+        block = QUERIES_REFINED if self._refine else QUERY_BLOCK  # refining, a block reads the corpus once
+        for start in range(0, len(responses), block):
+            rows = range(start, min(start + block, len(responses)))
             solutions = solve_models(
                 self._designs.each,
-                responses[start : start + QUERY_BLOCK],
+                responses[rows.start : rows.stop],
                 n_subsets=each,
                 lambda_ratio=ratio,
                 intercept=intercept,
                 nonneg=self._nonneg,
             )
-            scores = np.zeros((len(solutions), len(self._designs.columns)), np.float32)
-            for row, solution in zip(scores, solutions, strict=True):
-                row[solution.indices] = solution.values
-            if self._prior is not None:
-                asked = queries.take(range(start, start + len(scores)))
-                scores += prior_parts(scores, self._prior.similarity(asked)).astype(np.float32)
-            yield scores
+            if self._refine:
+                solutions = self._refined(solutions, queries, rows, measured[rows.start : rows.stop])
+            for first in range(0, len(solutions), QUERY_BLOCK):
+                part = solutions[first : first + QUERY_BLOCK]
+                scores = np.zeros((len(part), len(self._designs.columns)), np.float32)
+                for row, solution in zip(scores, part, strict=True):
+                    shrunk = shrink_solution(solution, shrinkage)
+                    row[shrunk.indices] = shrunk.values
+                if self._prior is not None:
+                    asked = queries.take(rows[first : first + QUERY_BLOCK])
+                    scores += prior_parts(scores, self._prior.similarity(asked)).astype(np.float32)
+                yield scores
         self.reliability = None
         if self._halves:
             found = [
@@ -229,6 +249,31 @@ class StrideMethod:
                 for y in responses
             ]  # fmt: skip
             self.reliability = [halves.reliability for halves in found]
+
+    def _refined(
+        self, solutions: Sequence[Solution], queries: QuerySet, rows: range, responses: np.ndarray
+    ) -> list[Solution]:
+        """The solutions of these queries with what their candidates' own gradients say, in one pass."""
+        from stride_cli.measurement.direct import chunk_influences
+        from stride_cli.recovery.refinement import candidates, with_weights
+
+        wanted = [candidates(self._designs.each, solution, self._refine) for solution in solutions]
+        chunks = np.unique(np.concatenate(wanted))
+        found = chunk_influences(
+            ((self._open(which), operators) for which, operators in self._fitted),
+            [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))],
+            self._task.chunks,
+            chunks,
+            responses,
+            self._designs.row_sizes,
+            intercept=self._defaults["intercept"],
+        )
+        if self._nonneg:
+            found = np.maximum(found, 0.0)
+        return [
+            with_weights(solution, own, values[np.searchsorted(chunks, own)])
+            for solution, own, values in zip(solutions, wanted, found, strict=True)
+        ]
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
         """Responses (Q, C K) float64 of all queries; measured once, with one checkpoint after the other."""
@@ -262,6 +307,7 @@ class DirectReadout:
     ----------
     space, layer, rank, damping, curvature, buckets : as `stride train --fit closed` takes them
     checkpoints : str, optional      as for `StrideMethod`; scores are added, each at unit spread
+    shrink : bool                    as for `StrideMethod`
     """
 
     def __init__(
@@ -274,6 +320,7 @@ class DirectReadout:
         curvature: str | None = None,
         buckets: int | None = None,
         checkpoints: str | None = None,
+        shrink: bool = True,
     ) -> None:
         from stride_cli.operators.options import TrainOptions
 
@@ -289,6 +336,7 @@ class DirectReadout:
             buckets=buckets,
         )
         self._checkpoints = checkpoints
+        self._shrink = shrink
 
     def fit(self, task: Task) -> None:
         """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
@@ -322,6 +370,8 @@ class DirectReadout:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`; all queries share one pass over the corpus."""
         from stride_cli.operators.store import Operators
+        from stride_cli.recovery.defaults import recovery_defaults
+        from stride_cli.recovery.shrinkage import shrink
 
         total = np.zeros((len(queries), self._task.n_chunks))
         for model, settings, fitted in self._parts:
@@ -335,30 +385,22 @@ class DirectReadout:
             if len(self._parts) > 1:
                 scores = scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(float).tiny)
             total += scores
+        shrinkage = recovery_defaults(self._task.index, self._task.model, "closed", None)["shrinkage"]
+        if self._shrink and shrinkage is not None:
+            total = shrink(total - total.mean(axis=1, keepdims=True), shrinkage)
         for start in range(0, len(total), QUERY_BLOCK):
             yield total[start : start + QUERY_BLOCK].astype(np.float32)
 
     def _pass(self, model: CausalLM, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
         """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
-        import torch
-
+        from stride_cli.measurement.direct import gradient_products, query_gradients
         from stride_cli.operators.closed import on_one_scale
-        from stride_cli.operators.gradients import gate_gradients
 
-        wanted: list[list[Any]] = [[] for _ in spaces]
-        for group in queries.groups(settings.batch_tokens):
-            found = gate_gradients(model, spaces, settings.layer, queries.batch(group))[0]
-            for kept, gradient in zip(wanted, found, strict=True):
-                kept.append(gradient.cpu())
-        asked = [torch.cat(parts) for parts in wanted]
-        chunks = self._task.chunks
-        typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
-        scores = np.zeros((len(spaces), len(queries), self._task.n_chunks))
-        for batch in chunks.batches(settings.batch_tokens):
-            found = gate_gradients(model, spaces, settings.layer, batch)[0]
-            share = (batch.scored / typical)[:, None]
-            for space, (query, gradient) in enumerate(zip(asked, found, strict=True)):
-                scores[space][:, batch.rows] = (query @ (gradient.cpu() * share).T).numpy()
+        batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
+        asked = query_gradients(model, spaces, settings.layer, batches)
+        scores = gradient_products(
+            model, spaces, settings.layer, asked, self._task.chunks, batch_tokens=settings.batch_tokens
+        )
         if len(spaces) > 1 and not on_one_scale(settings):  # as `closed._equalise` does with responses
             middle = np.median(scores, axis=2, keepdims=True)
             deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)

@@ -96,7 +96,8 @@ def query_options(chosen: Any, **more: Any) -> QueryOptions:
     """How a query is answered, from settings of the group "query"; `more` are further fields."""
     from stride_cli import api
 
-    names = ("top", "bottom", "lambda_ratio", "measure", "intercept", "nonneg", "max_new_tokens")
+    shared = ("top", "bottom", "lambda_ratio", "measure", "intercept", "nonneg", "shrink", "refine")
+    names = (*shared, "max_new_tokens")
     return api.QueryOptions(**{**{name: getattr(chosen, name) for name in names}, **more})
 
 

@@ -33,6 +33,7 @@ Examples:
   stride query "The capital of France is" --response "Paris" --index run.stride
   stride query "The largest moon of Saturn is" --bottom 5 --explain
   stride query "The chemical symbol of gold is" --stability --prior tfidf
+  stride query "The chemical symbol of gold is" --refine 100
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
@@ -96,6 +97,18 @@ def query(
     no_intercept: Annotated[
         bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
     ] = False,
+    refine: Annotated[
+        int | None,
+        typer.Option(
+            "--refine",
+            metavar="<int>",
+            help="Read the influence of so many chunks, the likeliest, from their own gradients: more exact, "
+            "a forward and a backward pass for each. [0]",
+        ),
+    ] = None,
+    no_shrink: Annotated[
+        bool, typer.Option("--no-shrink", help="Show the Lasso's weights; small ones are not made smaller.")
+    ] = False,
     stability: Stability = False,
     halves: Halves = None,
     prior: Prior = None,
@@ -129,6 +142,8 @@ def query(
             "lambda_ratio": lambda_ratio,
             "nonneg": nonneg,
             "intercept": False if no_intercept else None,
+            "refine": refine,
+            "shrink": False if no_shrink else None,
             "max_new_tokens": max_new_tokens,
             "measure": measure,
             "device": device,
@@ -138,6 +153,7 @@ def query(
     for name, value, least in (
         ("--top", chosen.top, 0),
         ("--bottom", chosen.bottom, 0),
+        ("--refine", chosen.refine, 0),
         ("--max-new-tokens", chosen.max_new_tokens, 1),
     ):
         if value < least:

@@ -70,6 +70,7 @@ def render_answer(
         f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
         f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}, "
         f"coverage {answer.coverage:.0%}"
+        + (f", {answer.refined} chunks read directly" if answer.refined else "")
     )
     console.print(Text(certificate, style="dim"))
     if record["reliability"] is not None:

@@ -167,6 +167,7 @@ def fit_closed(
         layer=settings.layer,
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
+        direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
         log={"loss": np.asarray([loss])},
     )
 
@@ -342,6 +343,11 @@ def on_one_scale(settings: ClosedSettings) -> bool:
     """
     if settings.curvature == "exact":
         return set(settings.spaces) <= WEIGHT_SPACES
+    return is_whitened(settings)
+
+
+def is_whitened(settings: ClosedSettings) -> bool:
+    """Whether the bases hold the Fisher matrix, so that gates are plain means of chunks' gradients."""
     return settings.curvature == "kronecker" and "residual" not in settings.spaces
 
 

@@ -41,6 +41,8 @@ class Operators:
     layer : int                         residual spaces act after this many blocks
     fit : "closed" or "sgd"
     seen : (n,) uint8                   1 where the fit has seen the chunk
+    direct_scale : float or None        of closed forms with whitened gates: times g_i · g_x, the response to
+                                        chunk i alone; None where gates are not sums over chunks' gradients
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
     """
@@ -51,6 +53,7 @@ class Operators:
     fit: str
     seen: np.ndarray
     step: float = 1.0
+    direct_scale: float | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -94,6 +97,7 @@ class Operators:
             "layer": self.layer,
             "fit": self.fit,
             "step": self.step,
+            "direct_scale": self.direct_scale,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
         }
@@ -131,6 +135,7 @@ class Operators:
             fit=str(attributes["fit"]),
             seen=np.asarray(arrays["seen"]),
             step=float(attributes["step"]),
+            direct_scale=attributes.get("direct_scale"),
             log=log,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.recovery.shrinkage import Shrinkage
+
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.adapter import CausalLM
@@ -14,19 +16,23 @@ PAPER_LAMBDA_RATIO = 0.8
 # where hundreds of chunks take part in most answers: in fine-tuning LDS .755 instead of .747, and with three
 # models .807 instead of .790 (queries and subsets of their own)
 _SMALL_LAMBDA_RATIO = 0.01
+SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.15)
 
 
 def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | None) -> dict[str, Any]:
-    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure."""
+    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure, and
+    shrinkage (None: weights stay what the Lasso made them)."""
     from stride_cli.classifiers.kind import is_classifier_index
     from stride_cli.models.recipe import was_finetuned
 
     paper = recipe == "paper"
     usual = DEFAULT_LAMBDA_RATIO[fit]
-    if fit == "closed" and (is_classifier_index(index) or was_finetuned(model.path)):
+    pretrained = not (is_classifier_index(index) or was_finetuned(model.path))
+    if fit == "closed" and not pretrained:
         usual = _SMALL_LAMBDA_RATIO
     return {
         "lambda_ratio": PAPER_LAMBDA_RATIO if paper else usual,
         "intercept": not paper,
         "measure": "linear" if fit == "closed" else "exact",
+        "shrinkage": SHRINKAGE if fit == "closed" and pretrained else None,
     }

@@ -156,7 +156,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         explanation=explain(record),
         caveats=tuple(caveats(record)),
         responses=Responses(answer.measured, answer.measured - solution.residual),
-        concentration=concentration(solution.values, solution.n_chunks),
+        concentration=concentration(answer.influences.values, solution.n_chunks),
         picture=picture,
     )
 

@@ -47,7 +47,9 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     from stride_cli.operators.options import TrainOptions, resolve_settings
 
     task, queries = task_and_queries
-    found = score_all(fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher"), queries)
+    found = score_all(
+        fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher,shrink=false"), queries
+    )
     options = TrainOptions(fit="closed", space="residual-matrix", rank=6, curvature="fisher")
     settings = resolve_settings(options, task.model, task.index)
     spaces = fit_bases(
@@ -79,7 +81,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
 
     task, queries = task_and_queries
     path = task.index.attributes["model_path"]
-    small = "space=logit,subsets=16,degree=3"
+    small = "space=logit,subsets=16,degree=3,shrink=false"
     one = fitted(task, f"stride:{small}")
     first = score_all(one, queries)
     method = fitted(task, f"stride:{small},checkpoints={path}|{path}")

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PROMPT = '"The French Revolution began in"'
@@ -137,6 +138,43 @@ def test_a_prior_is_kept_apart_from_the_influence(run, workspace: Path) -> None:
     for hit in answer["hits"]:  # the influence is the subsets' alone
         if hit["document"] in plain:
             assert hit["influence"] == plain[hit["document"]]
+
+
+def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> None:
+    """--refine: all chunks read are the direct readout, whose order the recovery comes near."""
+    from stride_cli.api import QueryOptions, Session
+
+    line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --json"
+    plain, refined = run(line).records[0], run(f"{line} --refine 40").records[0]
+    assert plain["recovery"]["refined"] == 0 and refined["recovery"]["refined"] == 40
+    assert "refine" in refined["seconds"] and "refine" not in plain["seconds"]
+    assert refined["hits"][0]["document"] == plain["hits"][0]["document"]
+    assert refined["hits"][0]["influence"] != plain["hits"][0]["influence"]
+    session = Session.open(workspace / "run.stride")
+    everything = session.query("The French Revolution began in", QueryOptions(refine=10**6))
+    assert everything.refined == session.index.n_chunks == len(everything.influences.indices)
+    assert abs(everything.influences.values[everything.influences.values > 0].max()) == pytest.approx(
+        refined["hits"][0]["influence"], rel=1e-3
+    )  # the strongest was among the forty
+    with_weight = everything.solution.indices
+    direct = everything.influences.values[with_weight]
+    assert np.corrcoef(direct, everything.solution.values)[0, 1] > 0.7
+    few = run(f"query {PROMPT} --index {workspace}/run.stride --refine -1")
+    assert few.code == 2 and "--refine is -1" in few.err
+
+
+def test_small_influences_are_shrunk_unless_told_otherwise(run, workspace: Path) -> None:
+    line = f"query {PROMPT} --index {workspace}/run.stride --top 9 --bottom 9 --json"
+    shrunk, raw = run(line).records[0], run(f"{line} --no-shrink").records[0]
+    assert (shrunk["recovery"]["shrink_exponent"], shrunk["recovery"]["shrink_opposing"]) == (1.3, 0.15)
+    assert (raw["recovery"]["shrink_exponent"], raw["recovery"]["shrink_opposing"]) == (1.0, 1.0)
+    assert [hit["document"] for hit in shrunk["hits"]] == [hit["document"] for hit in raw["hits"]]
+    for kept, found in zip(shrunk["hits"], raw["hits"], strict=True):
+        assert kept["backfilled"] == found["backfilled"]
+        assert kept["backfilled"] or 0 < kept["influence"] <= found["influence"] * (1 + 1e-9)
+    assert shrunk["hits"][0]["influence"] == pytest.approx(raw["hits"][0]["influence"])
+    for kept, found in zip(shrunk["opposers"], raw["opposers"], strict=True):
+        assert 0.15 * found["influence"] <= kept["influence"] < 0
 
 
 def test_span_scores_only_its_part(run, workspace: Path) -> None:

@@ -145,7 +145,7 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     query = api.as_query(session.index, session.model, PROMPT, api.QueryOptions(max_new_tokens=4))
     answer = session.query(query)
     expected = np.zeros(session.index.n_chunks)
-    expected[answer.solution.indices] = answer.solution.values
+    expected[answer.influences.indices] = answer.influences.values
     task = Task(session.index, session.model, ChunkReader(session.index), session.index.seed)
     listed = "|".join(map(str, [run_folder / "model", *kept(run_folder)[:2]]))
     for spec in ("stride:stored=true", f"stride:space=residual-matrix+logit,rank=8,checkpoints={listed}"):

@@ -1,0 +1,78 @@
+"""Which chunks are looked at directly after a recovery, and what becomes of the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index_format.design import build_columns
+from stride_cli.recovery.refinement import candidates, with_weights
+from stride_cli.recovery.several import solve_models
+
+N, DEGREE = 600, 4
+
+
+def planted(n_subsets: int, count: int, *, models: int = 1, seed: int = 0):
+    """Designs, true influences (N,) with `count` large ones among noise, and the solution of their sums."""
+    random = np.random.default_rng(seed)
+    truth = 0.05 * random.normal(size=N)
+    large = random.choice(N, count, replace=False)
+    truth[large] += 1.0 + random.random(count)
+    designs = [build_columns(0, N, n_subsets=n_subsets, degree=DEGREE, seed=s) for s in range(models)]
+    parts = []
+    for columns in designs:
+        y = np.zeros(n_subsets)
+        np.add.at(y, columns.astype(np.int64), truth[:, None])
+        parts.append(y - y.mean())
+    found = solve_models(designs, np.concatenate(parts)[None], n_subsets=n_subsets, lambda_ratio=0.1)[0]
+    return designs, truth, large, found
+
+
+def test_they_hold_what_matters_also_beyond_the_support() -> None:
+    """Far fewer subsets than the Lasso needs: the candidates still hold most of the large influences."""
+    designs, _, large, found = planted(30, 12)
+    inside = candidates(designs, found, 150)
+    assert len(inside) == 150 > len(found.indices)
+    assert (np.diff(inside) > 0).all()
+    share = np.isin(large, inside).mean()
+    assert share >= 0.6 > 2 * 150 / N  # chance: a quarter
+    assert share >= np.isin(large, found.indices).mean()
+
+
+def test_the_estimate_is_the_debiased_lasso() -> None:
+    designs, _, _, found = planted(120, 5)
+    M = np.zeros((120, N))
+    M[designs[0].T.astype(int), np.arange(N)] = 1
+    free = max(0.3, 1 - len(found.indices) / 120)
+    estimate = M.T @ found.residual / ((DEGREE - DEGREE**2 / 120) * free)
+    estimate[found.indices] += found.values
+    strength = np.where(estimate > 0, estimate, -0.3 * estimate)
+    for count in (1, 7, 90):
+        best = np.sort(np.argsort(-strength, kind="stable")[:count])
+        np.testing.assert_array_equal(candidates(designs, found, count), best)
+
+
+def test_of_several_models_all_are_asked() -> None:
+    designs, _, large, found = planted(30, 12, models=4)
+    one, _, _, alone = planted(30, 12)
+    several = np.isin(large, candidates(designs, found, 100)).mean()
+    assert several > np.isin(large, candidates(one, alone, 100)).mean()
+
+
+@pytest.mark.parametrize(("count", "left"), [(0, 0), (N, N), (10 * N, N)])
+def test_any_number_can_be_asked_for(count: int, left: int) -> None:
+    designs, _, _, found = planted(30, 5)
+    assert len(candidates(designs, found, count)) == left
+
+
+def test_new_weights_stand_in_for_the_recovered_ones() -> None:
+    _, _, _, found = planted(60, 5)
+    kept, changed = found.indices[0], found.indices[1]
+    new = next(i for i in range(N) if i not in found.indices)
+    refined = with_weights(found, np.array([new, changed]), np.array([7.0, 0.0]))
+    weights = np.zeros(N)
+    weights[refined.indices] = refined.values
+    assert weights[new] == 7.0 and weights[changed] == 0.0 and changed not in refined.indices
+    assert weights[kept] == found.values[0]
+    assert (np.diff(refined.indices) > 0).all()
+    np.testing.assert_array_equal(refined.residual, found.residual)
