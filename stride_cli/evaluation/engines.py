@@ -133,13 +133,44 @@ def default_workers(trainer: Trainer) -> int:
     return fewer
 
 
-def _available_bytes() -> int | None:
-    """Memory that processes can have without swapping; None where the system does not say."""
+def _available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that processes can have without swapping, in the container (control group) that this one is in;
+    None where the system does not say."""
+    free = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return None
+                free = int(line.split()[1]) << 10
+    left = [] if free is None else [free]
+    for folder, limit, used in _memory_groups(root):
+        with contextlib.suppress(OSError, ValueError):
+            allowed = (folder / limit).read_text().strip()  # "max", or a huge number: none
+            if allowed != "max":
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                taken = int((folder / used).read_text()) - int(cached.get("inactive_file", 0))
+                left.append(max(0, int(allowed) - taken))
+    return min(left, default=None)
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Control groups of this process and all above: folder, and the names of the limit and of what is used."""
+    names = {
+        "": ("memory.max", "memory.current"),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    }
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["none", ""])[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *names["memory" if controllers else ""]
+            if folder == top:
+                break
 
 
 @contextlib.contextmanager

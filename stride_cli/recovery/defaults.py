@@ -16,7 +16,7 @@ PAPER_LAMBDA_RATIO = 0.8
 # where hundreds of chunks take part in most answers: in fine-tuning LDS .755 instead of .747, and with three
 # models .807 instead of .790 (queries and subsets of their own)
 _SMALL_LAMBDA_RATIO = 0.01
-SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.15)
+SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.3)
 
 
 def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | None) -> dict[str, Any]:

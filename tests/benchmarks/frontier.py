@@ -10,7 +10,10 @@ that neighbours share theirs. `debiased`: least squares on what the Lasso chose.
 subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
 half points at; their gates would have to be fitted for each query. `sketch`: no subsets; of every chunk's
 gate gradient a few int8 numbers, either random signs ("hash") or the leading principal directions of the
-corpus ("principal"). `refined`: both, each at unit spread, summed.
+corpus ("principal"). `refined`: both, each at unit spread, summed. `read`: recovery, then so many of its
+likeliest chunks read from their own gradients (``--refine``); with "hashed" measurements the subsets' gates
+are 8,192 numbers each, and only what is read uses all of them. `lds_shrunk`: the same scores, small ones
+shrunk as `stride query` does in pre-training.
 """
 
 from __future__ import annotations
@@ -33,12 +36,16 @@ from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
-from stride_cli.recovery.defaults import recovery_defaults
+from stride_cli.recovery.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
+from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.refinement import candidates, with_weights
+from stride_cli.recovery.shrinkage import shrink
 from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
 SKETCHES = (16, 64, 256, 512)
+READ, READ_PER_SUBSET = (100, 200, 400, 800), (100, 30, 10, 3)
 _HASHED = 8192  # dimensions that principal directions are found in
 _QUERY_TOKENS = 4096
 
@@ -49,7 +56,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
     note("one pass over the corpus")
-    direct, sketches, size = readouts(task, truth.queries, settings)
+    direct, hashed, sketches, size = readouts(task, truth.queries, settings)
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
         "benchmark": "frontier",
@@ -62,13 +69,32 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     } | machine("torch", "numpy", "numba")
 
     def quality(scores: np.ndarray) -> dict[str, float]:
-        found = lds(scores, truth.masks, truth.losses).spearman
-        drawn = resampler.draw("spearman", predicted_response(scores, truth.masks), found).estimate()
-        return {"lds": drawn.mean, "lds_se": drawn.joint.se}
+        record = {}
+        for name, values in (("lds", scores), ("lds_shrunk", shrink(scores, SHRINKAGE))):
+            found = lds(values, truth.masks, truth.losses).spearman
+            drawn = resampler.draw("spearman", predicted_response(values, truth.masks), found).estimate()
+            record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
+        return record
 
-    yield {"what": "direct", **quality(direct)} | about
+    yield {"what": "direct", **quality(direct - direct.mean(axis=1, keepdims=True))} | about
     degree = task.index.degree
     defaults = recovery_defaults(task.index, task.model, "closed", None)
+    for ratio in READ_PER_SUBSET:
+        n_subsets = max(2 * degree, round(task.n_chunks / ratio))
+        columns = columns_of(task, n_subsets, degree, "random")
+        for kind, answered, gates in (("all", direct, size), ("hashed", hashed, _HASHED)):
+            solutions = solve(answered, columns, n_subsets, defaults["lambda_ratio"])
+            held = (n_subsets * gates * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
+            for count in READ:
+                yield {
+                    "what": "read",
+                    "gates_measured": kind,
+                    "subsets": n_subsets,
+                    "chunks_per_subset": task.n_chunks / n_subsets,
+                    "bytes_per_chunk": held,
+                    "read": count,
+                    **quality(read(direct, columns, solutions, n_subsets, count)),
+                } | about
     recovered = {}
     for ratio in PER_SUBSET:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
@@ -109,8 +135,8 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def readouts(
     task: Any, queries: Any, settings: Any
-) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray], int]:
-    """Direct readout (Q, n), the same from int8 sketches of several sizes, and p."""
+) -> tuple[np.ndarray, np.ndarray, dict[tuple[str, int], np.ndarray], int]:
+    """Direct readout (Q, n), the same from 8,192 hashed gates, from int8 sketches of several sizes, and p."""
     spaces = fit_spaces(task.model, task.chunks, settings)
     size = sum(space.gate_size for space in spaces)
     random = np.random.default_rng(0)
@@ -142,7 +168,7 @@ def readouts(
             scale = kept.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
             kept = (kept / scale).round() * scale
             sketches[kind, dimensions] = ((wanted @ basis) @ kept.T).numpy()
-    return direct, sketches, size
+    return direct, (wanted @ table.T).numpy(), sketches, size
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:
@@ -167,12 +193,35 @@ def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndar
 
 def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
     """Influences (Q, n) by the Lasso from what operators of that design would measure."""
+    return dense(solve(direct, columns, n_subsets, ratio))
+
+
+def solve(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> list[Solution]:
+    """The Lasso of each query."""
     y = measured(direct, columns, n_subsets)
-    found = solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=True)
-    scores = np.zeros_like(direct)
-    for row, solution in zip(scores, found, strict=True):
+    return solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=True)
+
+
+def dense(solutions: list[Solution]) -> np.ndarray:
+    """Weights (Q, n) float32."""
+    scores = np.zeros((len(solutions), solutions[0].n_chunks), np.float32)
+    for row, solution in zip(scores, solutions, strict=True):
         row[solution.indices] = solution.values
     return scores
+
+
+def read(
+    direct: np.ndarray, columns: np.ndarray, solutions: list[Solution], n_subsets: int, count: int
+) -> np.ndarray:
+    """The solutions' weights, with those of the likeliest chunks replaced by the direct readout."""
+    influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
+    chosen = [candidates([columns], solution, count) for solution in solutions]
+    return dense(
+        [
+            with_weights(solution, chunks, row[chunks])
+            for solution, chunks, row in zip(solutions, chosen, influences, strict=True)
+        ]
+    )
 
 
 def debiased(direct: np.ndarray, columns: np.ndarray, n_subsets: int, scores: np.ndarray) -> np.ndarray:
