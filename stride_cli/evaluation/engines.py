@@ -153,22 +153,19 @@ def _available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Control groups of this process and all above: folder, and the names of the limit and of what is used."""
-    names = {
-        "": ("memory.max", "memory.current"),
-        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    }
+    """This process's control groups and those above: folder, files of the limit and of what is used."""
+    second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["none", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "none", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
-            yield folder, *names["memory" if controllers else ""]
+            yield folder, *(first if controllers else second)
             if folder == top:
                 break
 
