@@ -12,8 +12,8 @@ half points at; their gates would have to be fitted for each query. `sketch`: no
 gate gradient a few int8 numbers, either random signs ("hash") or the leading principal directions of the
 corpus ("principal"). `refined`: both, each at unit spread, summed. `read`: recovery, then so many of its
 likeliest chunks read from their own gradients (``--refine``); with "hashed" measurements the subsets' gates
-are 8,192 numbers each, and only what is read uses all of them. `lds_shrunk`: the same scores, small ones
-shrunk as `stride query` does in pre-training.
+are 8,192 numbers each, and only what is read uses all of them. `sketch-read`: sketches point at the chunks
+that are read. `lds_shrunk`: the same scores, small ones shrunk as `stride query` does in pre-training.
 """
 
 from __future__ import annotations
@@ -122,6 +122,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for (kind, dimensions), scores in sketches.items():
         held = {"bytes_per_chunk": dimensions + 4}
         yield {"what": "sketch", "kind": kind, "dimensions": dimensions, **held, **quality(scores)} | about
+        for count in READ:
+            same = {"kind": kind, "dimensions": dimensions, **held, "read": count}
+            yield {"what": "sketch-read", **same, **quality(read_best(direct, scores, count))} | about
         for ratio in (30, 10, 3):
             both = _unit(recovered[ratio]) + _unit(scores)
             yield {
@@ -169,6 +172,14 @@ def readouts(
             kept = (kept / scale).round() * scale
             sketches[kind, dimensions] = ((wanted @ basis) @ kept.T).numpy()
     return direct, (wanted @ table.T).numpy(), sketches, size
+
+
+def read_best(direct: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
+    """The direct readout of each query's best chunks by other scores, 0 elsewhere."""
+    influences = direct - direct.mean(axis=1, keepdims=True)
+    strength = scores - scores.mean(axis=1, keepdims=True)
+    least = -np.partition(-strength, count - 1, axis=1)[:, count - 1 : count]
+    return np.where(strength >= least, influences, 0.0)
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:
