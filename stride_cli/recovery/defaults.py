@@ -16,9 +16,9 @@ PAPER_LAMBDA_RATIO = 0.8
 # where hundreds of chunks take part in most answers: in fine-tuning LDS .755 instead of .747, and with three
 # models .807 instead of .790 (queries and subsets of their own)
 _SMALL_LAMBDA_RATIO = 0.01
-# in pre-training: LDS .470 instead of .425 on WikiText's queries for tuning, where exponents of 1.1 to 1.6 and
-# factors of 0 to .5 do about as well; .576 instead of .549 on the Factbook, which had no part in the choice. In
-# fine-tuning, influences that oppose are real, and nothing is gained
+# in pre-training: LDS .470 instead of .425 on WikiText's queries for tuning, where exponents of 1.1 to 1.6
+# and factors of 0 to .5 do about as well; .576 instead of .549 on the Factbook, which had no part in the
+# choice. In fine-tuning, influences that oppose are real, and nothing is gained
 SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.3)
 
 
