@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,7 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         opposers=[hit(1, -0.1)] if opposers else [],
         passages={1: passage, 2: "Short.", 3: "Other.", 9: "Against it."},
         solution=solution,
+        influences=solution,
         method="linear",
         agreement=None,
         seconds={"measure": 0.1},
@@ -73,6 +75,11 @@ def shown(width: int, found: Answer | None = None, *, colour: bool = False, **op
     console = Console(width=width, file=written, force_terminal=colour, color_system=system)
     render_answer(found or answer(), console=console, **options)
     return written.getvalue()
+
+
+def test_chunks_that_were_read_directly_are_counted() -> None:
+    assert "read directly" not in shown(100)
+    assert "40 chunks read directly" in " ".join(shown(100, replace(answer(), refined=40)).split())
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
