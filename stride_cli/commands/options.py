@@ -69,6 +69,21 @@ Prior = Annotated[
         autocompletion=one_of("tfidf"),
     ),
 ]
+Refine = Annotated[
+    int | None,
+    typer.Option(
+        "--refine",
+        metavar="<int>",
+        help="Read the influence of so many chunks, the likeliest, from their own gradients: more exact, a "
+        "forward and a backward pass for each. [0]",
+    ),
+]
+
+
+def check_refine(count: int) -> None:
+    """UsageError where `--refine` cannot be; before anything is opened."""
+    if count < 0:
+        raise UsageError(f"--refine is {count} (expected 0 or more)", fix="try --refine 100")
 
 
 def check_judges(halves: int | None, prior: str | None) -> None:

@@ -19,8 +19,10 @@ from stride_cli.commands.options import (
     Json,
     ModelPath,
     Prior,
+    Refine,
     Stability,
     check_judges,
+    check_refine,
     find_index,
     query_options,
     with_judges,
@@ -97,15 +99,7 @@ def query(
     no_intercept: Annotated[
         bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
     ] = False,
-    refine: Annotated[
-        int | None,
-        typer.Option(
-            "--refine",
-            metavar="<int>",
-            help="Read the influence of so many chunks, the likeliest, from their own gradients: more exact, "
-            "a forward and a backward pass for each. [0]",
-        ),
-    ] = None,
+    refine: Refine = None,
     no_shrink: Annotated[
         bool, typer.Option("--no-shrink", help="Show the Lasso's weights; small ones are not made smaller.")
     ] = False,
@@ -153,11 +147,11 @@ def query(
     for name, value, least in (
         ("--top", chosen.top, 0),
         ("--bottom", chosen.bottom, 0),
-        ("--refine", chosen.refine, 0),
         ("--max-new-tokens", chosen.max_new_tokens, 1),
     ):
         if value < least:
             raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
+    check_refine(chosen.refine)
     check_judges(halves, prior)
     options = query_options(chosen, chat=chat, check=check, prior=prior)
     if text is not None and text != "-" and not text.strip():

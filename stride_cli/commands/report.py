@@ -19,8 +19,10 @@ from stride_cli.commands.options import (
     Json,
     ModelPath,
     Prior,
+    Refine,
     Stability,
     check_judges,
+    check_refine,
     find_index,
     query_options,
     with_judges,
@@ -83,6 +85,7 @@ def report(
     ] = None,
     stability: Stability = False,
     halves: Halves = None,
+    refine: Refine = None,
     prior: Prior = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -119,6 +122,7 @@ def report(
             "bottom": bottom,
             "max_new_tokens": max_new_tokens,
             "lambda_ratio": lambda_ratio,
+            "refine": refine,
             "measure": measure,
             "device": device,
             "dtype": dtype,
@@ -193,6 +197,7 @@ def _ask(
     from stride_cli.report.contents import from_answer
 
     chosen = resolve("query", settings)
+    check_refine(chosen.refine)
     options = query_options(chosen, chat=chat, prior=judges.prior)
     general = resolve("general", {"model": model})
     session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)

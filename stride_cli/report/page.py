@@ -305,6 +305,8 @@ def _certificate(answer: ShownAnswer) -> str:
         ("subsets", f"{measurement['subsets']:,}, {_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
+    if recovery.get("refined"):
+        rows.append(("read directly", f"{recovery['refined']:,} chunks, from their own gradients"))
     if answer.record.get("reliability") is not None:
         rows.append(("reliability", f"{answer.record['reliability']:.2f}, from halves of the subsets"))
     if measurement["agreement"] is not None:
