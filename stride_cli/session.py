@@ -313,7 +313,7 @@ class Session:
         solution = self.recover(responses, options)
         recovered = clock()
         refined = self.refine(query, responses, solution, options)
-        shrinkage = self.defaults["shrinkage"] if options.shrink else None
+        shrinkage = self._shrinkage(options)
         influences = shrink_solution(refined, shrinkage)
         looked = clock()
         supporters, opposers = rank_documents(
@@ -436,6 +436,10 @@ class Session:
         )[0]
         return with_weights(solution, chunks, np.maximum(found, 0.0) if options.nonneg else found)
 
+    def _shrinkage(self, options: QueryOptions) -> Shrinkage | None:
+        """How influences are shrunk; None: not at all."""
+        return self.defaults["shrinkage"] if options.shrink else None
+
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
@@ -463,7 +467,7 @@ class Session:
         halves = solve_halves(self.designs.each, y, seed=self.index.seed, draws=options.halves, **settings)
         if not options.stability:
             return supporters, opposers, halves.reliability
-        shrinkage = self.defaults["shrinkage"] if options.shrink else None
+        shrinkage = self._shrinkage(options)
         halves = replace(halves, solutions=[shrink_solution(each, shrinkage) for each in halves.solutions])
         lists = [
             with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)

@@ -345,7 +345,7 @@ class DirectReadout:
         ------
         UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
         """
-        from stride_cli.operators.closed import fit_closed, fit_spaces
+        from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
         from stride_cli.operators.options import like_own, resolve_settings
 
         self._task = task
@@ -354,7 +354,7 @@ class DirectReadout:
         for model in _models(task, self._checkpoints):
             settings = resolve_settings(options, model, task.index)
             spaces = fit_spaces(model, task.chunks, settings)
-            if settings.curvature == "kronecker" and "residual" not in settings.spaces:
+            if is_whitened(settings):
                 self._parts.append((model, settings, spaces))
                 continue
             gate_size = sum(space.gate_size for space in spaces)

@@ -76,6 +76,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
         return record
 
+    def cost(columns: np.ndarray, n_subsets: int, gates: int) -> dict[str, float]:
+        # int8 gates with their scales, and the design's own rows
+        held = (n_subsets * gates * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
+        per_subset = task.n_chunks / n_subsets
+        return {"subsets": n_subsets, "chunks_per_subset": per_subset, "bytes_per_chunk": held}
+
     yield {"what": "direct", **quality(direct - direct.mean(axis=1, keepdims=True))} | about
     degree = task.index.degree
     defaults = recovery_defaults(task.index, task.model, "closed", None)
@@ -84,17 +90,10 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         columns = columns_of(task, n_subsets, degree, "random")
         for kind, answered, gates in (("all", direct, size), ("hashed", hashed, _HASHED)):
             solutions = solve(answered, columns, n_subsets, defaults["lambda_ratio"])
-            held = (n_subsets * gates * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
+            same = {"what": "read", "gates_measured": kind, **cost(columns, n_subsets, gates)}
             for count in READ:
-                yield {
-                    "what": "read",
-                    "gates_measured": kind,
-                    "subsets": n_subsets,
-                    "chunks_per_subset": task.n_chunks / n_subsets,
-                    "bytes_per_chunk": held,
-                    "read": count,
-                    **quality(read(direct, columns, solutions, n_subsets, count)),
-                } | about
+                scores = read(direct, columns, solutions, n_subsets, count)
+                yield {**same, "read": count, **quality(scores)} | about
     recovered = {}
     for ratio in PER_SUBSET:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
@@ -109,16 +108,8 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     other["two-level"] = two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"])
                 for what, found in other.items():
                     yield {"what": what, **same, **quality(found)} | about
-            # int8 gates with their scales, and the design's own rows
-            held = (n_subsets * size * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
-            yield {
-                "what": "subsets",
-                "design": design,
-                "subsets": n_subsets,
-                "chunks_per_subset": task.n_chunks / n_subsets,
-                "bytes_per_chunk": held,
-                **quality(scores),
-            } | about
+            same = {"what": "subsets", "design": design, **cost(columns, n_subsets, size)}
+            yield {**same, **quality(scores)} | about
     for (kind, dimensions), scores in sketches.items():
         held = {"bytes_per_chunk": dimensions + 4}
         yield {"what": "sketch", "kind": kind, "dimensions": dimensions, **held, **quality(scores)} | about
