@@ -134,6 +134,21 @@ _SPECS = (
         False,
         "1 where fitting used chunk i; chunks beyond its end were appended later and not seen",
     ),
+    ArraySpec(
+        "operators/sketch_codes",
+        ("uint8",),
+        ("...",),
+        False,
+        "row i: signs of chunk i's gate gradient along leading directions, a bit each, the highest first",
+    ),
+    ArraySpec("operators/sketch_step", ("float32",), ("...",), False, "mean size that these signs stand for"),
+    ArraySpec(
+        "operators/sketch_combination",
+        ("float32",),
+        ("...",),
+        False,
+        "(K, m) what of the subsets' responses each direction is",
+    ),
     ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
     ArraySpec(
         "operators/checkpoint_*",

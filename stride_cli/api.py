@@ -208,6 +208,7 @@ def train(
         "layer": own["layer"],
         "subsets": index.n_subsets,
         "gate_size": own["gate_size"],
+        "sketch": own["sketch"],
         "coverage": own["coverage"],
         "step": own["step"],
         "step_agreement": own["step_agreement"],

@@ -135,6 +135,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "layer": ("integer", "residual spaces act after this many blocks"),
         "subsets": ("integer", "K"),
         "gate_size": ("integer", "gates of one operator, summed over its spaces"),
+        "sketch": ("integer", "bits that are kept of every chunk's own gradient; 0: none"),
         "coverage": ("number", "share of the chunks that the fit has seen"),
         "step": ("number", "share of the gates at which exact measurement takes its differences"),
         "step_agreement": (

@@ -419,19 +419,25 @@ class Session:
             return solution
         import numpy as np
 
-        from stride_cli.measurement.direct import chunk_influences
+        from stride_cli.measurement.direct import chunk_influences, sketched_influences
         from stride_cli.operators.batches import ChunkReader
         from stride_cli.recovery.refinement import candidates, with_weights
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        chunks = candidates(self.designs.each, solution, options.refine)
+        sizes = self.designs.row_sizes
+        answered = np.asarray(responses)[None]
+        sketched = sketched_influences(
+            [operators for _, operators in self.pairs], answered, sizes, self.index.n_chunks
+        )
+        second = None if sketched is None else sketched[0]
+        chunks = candidates(self.designs.each, solution, options.refine, second)
         found = chunk_influences(
             self.pairs,
             [query.batch()],
             ChunkReader(self.index),
             chunks,
-            np.asarray(responses)[None],
-            self.designs.row_sizes,
+            answered,
+            sizes,
             intercept=intercept,
         )[0]
         return with_weights(solution, chunks, np.maximum(found, 0.0) if options.nonneg else found)

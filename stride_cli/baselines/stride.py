@@ -12,6 +12,7 @@ import numpy as np
 from stride_cli.baselines.prior import LexicalPrior, prior_parts
 from stride_cli.baselines.protocol import QUERY_BLOCK, Task
 from stride_cli.errors import UsageError
+from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.measurement.query_set import QuerySet
@@ -30,7 +31,7 @@ class StrideMethod:
 
     Parameters
     ----------
-    fit, space, layer, rank, damping, curvature, buckets, steps : as `stride train` takes them
+    fit, space, layer, rank, damping, curvature, buckets, sketch, steps : as `stride train` takes them
     variant, fidelity, stability, linearity, recipe :             the same
     subsets, degree : int, optional     a design of its own; default: the index's
     lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
@@ -58,6 +59,7 @@ class StrideMethod:
         damping: float | None = None,
         curvature: str | None = None,
         buckets: int | None = None,
+        sketch: int = 0,
         steps: int | None = None,
         variant: str | None = None,
         fidelity: float | None = None,
@@ -89,6 +91,7 @@ class StrideMethod:
             damping=damping,
             curvature=curvature,
             buckets=buckets,
+            sketch=sketch,
             steps=steps,
             variant=variant,
             fidelity=fidelity,
@@ -148,8 +151,9 @@ class StrideMethod:
         self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
             self._prior.fit(task)
-        gates = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
-        self.bytes_per_chunk = (gates + np.asarray(self._designs.columns).nbytes) / max(1, task.n_chunks)
+        kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
+        kept += sum(found.sketches.nbytes for _, found in self._fitted if found.sketches is not None)
+        self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, task.n_chunks)
 
     def _design_of(self, task: Task, number: int) -> Designs:
         """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
@@ -254,10 +258,18 @@ class StrideMethod:
         self, solutions: Sequence[Solution], queries: QuerySet, rows: range, responses: np.ndarray
     ) -> list[Solution]:
         """The solutions of these queries with what their candidates' own gradients say, in one pass."""
-        from stride_cli.measurement.direct import chunk_influences
+        from stride_cli.measurement.direct import chunk_influences, sketched_influences
         from stride_cli.recovery.refinement import candidates, with_weights
 
-        wanted = [candidates(self._designs.each, solution, self._refine) for solution in solutions]
+        sketched = sketched_influences(
+            [operators for _, operators in self._fitted], responses, self._designs.row_sizes,
+            self._task.n_chunks,
+        )  # fmt: skip
+        seconds = [None] * len(solutions) if sketched is None else sketched
+        wanted = [
+            candidates(self._designs.each, solution, self._refine, second)
+            for solution, second in zip(solutions, seconds, strict=True)
+        ]
         chunks = np.unique(np.concatenate(wanted))
         found = chunk_influences(
             ((self._open(which), operators) for which, operators in self._fitted),
@@ -393,14 +405,17 @@ class DirectReadout:
 
     def _pass(self, model: CausalLM, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
         """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
-        from stride_cli.measurement.direct import gradient_products, query_gradients
+        from stride_cli.measurement.direct import query_gradients
         from stride_cli.operators.closed import on_one_scale
+        from stride_cli.operators.gradients import gradient_products
 
         batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
         asked = query_gradients(model, spaces, settings.layer, batches)
-        scores = gradient_products(
-            model, spaces, settings.layer, asked, self._task.chunks, batch_tokens=settings.batch_tokens
-        )
+        with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
+            scores = gradient_products(
+                model, spaces, settings.layer, asked, self._task.chunks,
+                batch_tokens=settings.batch_tokens, advance=bar.advance,
+            )  # fmt: skip
         if len(spaces) > 1 and not on_one_scale(settings):  # as `closed._equalise` does with responses
             middle = np.median(scores, axis=2, keepdims=True)
             deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)

@@ -15,6 +15,7 @@ Examples:
   stride train --index run.stride
   stride train --index run.stride --fit sgd --steps 2000
   stride train --index run.stride --recipe paper
+  stride train --index run.stride --sketch 512
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 
@@ -70,6 +71,15 @@ def train(
             "--buckets", help="Buckets of the vocabulary in the logit spaces: more are more precise."
         ),
     ] = None,
+    sketch: Annotated[
+        int,
+        typer.Option(
+            "--sketch",
+            metavar="BITS",
+            help="closed: keep so many bits (at most K) of every chunk's own gradient, by a second pass "
+            "over the corpus; stride query --refine then finds what is worth reading by them too. Try 512.",
+        ),
+    ] = 0,
     steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="sgd: peak learning rate. [3e-4]")] = None,
     stability_loss: Annotated[
@@ -147,6 +157,7 @@ def train(
         damping=chosen.damping,
         curvature=curvature,
         buckets=buckets,
+        sketch=sketch,
         steps=steps,
         lr=lr,
         variant=stability_loss,

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from stride_cli.errors import UsageError
-from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.gates import gate_responses
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import gate_gradients, gradient_products
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -23,51 +22,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.batches import Batch, ChunkReader
     from stride_cli.operators.spaces import OperatorSpace
     from stride_cli.operators.store import Operators
-
-
-def gradient_products(
-    model: CausalLM,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
-    queries: Sequence[torch.Tensor],
-    chunks: ChunkReader,
-    rows: np.ndarray | None = None,
-    *,
-    batch_tokens: int | None = None,
-) -> np.ndarray:
-    """Products of the queries' gate gradients with those of chunks, space by space.
-
-    Parameters
-    ----------
-    queries : one (Q, p) float32 a space, on the CPU
-    chunks : ChunkReader
-    rows : (t,) int64, optional     which chunks, distinct; default: all n
-    batch_tokens : int, optional    padded tokens at once; default: what memory allows
-
-    Returns
-    -------
-    ndarray (spaces, Q, t) float64      share_i g_x · g_i, with share_i the chunk's scored tokens by the
-                                        corpus's mean, as the fit weighs it
-
-    Raises
-    ------
-    NumericalError      a loss is not finite
-    """
-    rows = np.arange(chunks.n_chunks) if rows is None else np.asarray(rows, np.int64)
-    place = np.full(chunks.n_chunks, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
-    tokens = batch_tokens or tokens_at_once(model, [space.name for space in spaces], layer)
-    found = np.zeros((len(spaces), len(queries[0]), len(rows)))
-    with progress("reading chunks", len(rows), unit="chunks") as bar:
-        for batch in chunks.batches(tokens, rows):
-            gradients = gate_gradients(model, spaces, layer, batch)[0]
-            share = (batch.scored / typical)[:, None]
-            for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):
-                products = query @ (gradient.cpu() * share).T
-                found[number][:, place[batch.rows]] = products.numpy()
-            bar.advance(len(batch.rows))
-    return found
 
 
 def query_gradients(
@@ -79,6 +33,35 @@ def query_gradients(
         for part, gradient in zip(kept, gate_gradients(model, spaces, layer, batch)[0], strict=True):
             part.append(gradient.cpu())
     return [torch.cat(parts) for parts in kept]
+
+
+def sketched_influences(
+    operators: Sequence[Operators], responses: np.ndarray, row_sizes: np.ndarray, n_chunks: int
+) -> np.ndarray | None:
+    """Estimates of every chunk's influence from its sketch, in the unit of `chunk_influences`.
+
+    Parameters
+    ----------
+    operators : of C models, the index's own first
+    responses : (Q, C K) float64    of `stack_checkpoints`
+    row_sizes : (K,) or (C, K)      |A_k|
+    n_chunks : n                    chunks appended after the fit have no sketch: 0, the mean
+
+    Returns
+    -------
+    ndarray (Q, n) float64          the mean over the models that have sketches; None where none has
+    """
+    sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
+    found, count = np.zeros((len(responses), n_chunks)), 0
+    for number, own in enumerate(operators):
+        if own.sketches is None or own.direct_scale is None:
+            continue
+        answered = np.asarray(responses)[:, number * own.n_subsets : (number + 1) * own.n_subsets]
+        single = own.sketches.products(answered).astype(np.float64) * own.direct_scale
+        single -= single.mean(axis=1, keepdims=True)
+        found[:, : single.shape[1]] += single / max(1.0, sizes[number].mean())
+        count += 1
+    return found / count if count else None
 
 
 def chunk_influences(
@@ -128,7 +111,11 @@ def chunk_influences(
         spaces = [space.to(model.device) for space in operators.spaces]
         asked = query_gradients(model, spaces, operators.layer, batches)
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
-        single = scale * gradient_products(model, spaces, operators.layer, asked, chunks, rows).sum(axis=0)
+        with progress("reading chunks", len(rows), unit="chunks") as bar:
+            products = gradient_products(
+                model, spaces, operators.layer, asked, chunks, rows, advance=bar.advance
+            )
+        single = scale * products.sum(axis=0)
         if number:  # the others' responses were put on the scale of the first model's
             raw = sum(
                 gate_responses(gates, query.numpy())

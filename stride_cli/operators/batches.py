@@ -86,6 +86,7 @@ class ChunkReader:
         self.loss_mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
         self.lengths = np.diff(self.offsets)
         self.n_chunks = len(self.lengths)
+        self._scored: int | None = None
 
     def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) and loss weights (T,) of one chunk."""
@@ -97,9 +98,12 @@ class ChunkReader:
 
     def scored_tokens(self) -> int:
         """How many tokens of the corpus are scored."""
-        if self.loss_mask is not None:
-            return sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
-        return int(np.maximum(0, self.lengths - np.maximum(1, self.loss_start)).sum())
+        if self._scored is None:
+            if self.loss_mask is not None:
+                self._scored = sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
+            else:
+                self._scored = int(np.maximum(0, self.lengths - np.maximum(1, self.loss_start)).sum())
+        return self._scored
 
     def batch(self, rows: np.ndarray) -> Batch:
         """The given chunks as one batch."""

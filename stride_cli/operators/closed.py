@@ -22,7 +22,6 @@ The diagonal gate (``residual``) has too few gates for a Kronecker product and a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,11 +31,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.errors import NumericalError, StorageError
+from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import CHUNKS_AT_ONCE, fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
+from stride_cli.operators.gates import Gates
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
+from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.sketches import fit_sketches
 from stride_cli.operators.spaces import WEIGHT_SPACES, OperatorSpace
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
@@ -70,6 +72,7 @@ class ClosedSettings:
     trajectory : paths of checkpoints along its training, each with the share of `time` that it stands for;
         the model itself has the rest (exact)
     stability : λ_stab
+    sketch : bits that are kept of every chunk's own gradient (`sketches`); whitened bases only
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
     """
@@ -83,6 +86,7 @@ class ClosedSettings:
     time: float | None = None
     trajectory: tuple[tuple[str, float], ...] = ()
     stability: float = 1.0
+    sketch: int = 0
     batch_tokens: int = 4096
     seed: int = 0
 
@@ -161,13 +165,28 @@ def fit_closed(
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
     if not on_one_scale(settings):
         _equalise(gates, probes)
+    fitted: list[Gates] = [gate.numpy() for gate in gates]
+    sketches = None
+    if settings.sketch:
+        sketches = fit_sketches(
+            model,
+            spaces,
+            settings.layer,
+            fitted,
+            chunks,
+            settings.sketch,
+            batch_tokens=settings.batch_tokens,
+            scratch=scratch,
+            save_seconds=save_seconds,
+        )
     return Operators(
         spaces=[space.cpu() for space in spaces],
-        gates=[gate.numpy() for gate in gates],
+        gates=fitted,
         layer=settings.layer,
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
+        sketches=sketches,
         log={"loss": np.asarray([loss])},
     )
 
@@ -322,7 +341,9 @@ def _accumulate(
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
             bar.advance(int(chunks.lengths[plan[number]].sum()))
-            if saved is not None and time.monotonic() - last_saved > pause:
+            # the sketches' pass comes after this one, and needs all of it
+            ended = settings.sketch and number + 1 == len(plan)
+            if saved is not None and (ended or time.monotonic() - last_saved > pause):
                 state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
                 state |= {"sums": sums, "fisher": fisher, "probes": probes}
                 started = time.monotonic()
@@ -367,25 +388,3 @@ def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
     common = float(np.exp(np.mean(np.log(spreads))))
     for gate, spread in zip(gates, spreads, strict=True):
         gate.mul_(common / spread)
-
-
-def save_atomically(state: dict[str, object], path: Path) -> None:
-    """torch.save beside the target, flushed to disk, then one rename.
-
-    Raises
-    ------
-    StorageError      the disk is full or refuses; what was saved before is kept
-    """
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise StorageError(
-            f"the state of the fit could not be written to {path}: {error}".splitlines()[0],
-            fix="free some space, then run the same command again: it goes on where it was last saved",
-        ) from error

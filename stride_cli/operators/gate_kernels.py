@@ -1,4 +1,4 @@
-"""Compiled product of packed gates with gradients, which reads each byte once, and their widening."""
+"""Compiled products of packed gates and of sketches, which read each byte once, and gates widened."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
             factor = scale[k, block]
             for j in range(len(part)):
                 target[j] = np.float32(part[j]) * factor
+
+
+@njit(cache=True, nogil=True)
+def table_sums(codes: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
+    """``out[i] = Σ_j table[j, codes[i, j]]``: (n, b) uint8, (b, 256) float32 → (n,) float32."""
+    for i in range(codes.shape[0]):
+        total = np.float32(0)
+        for j in range(codes.shape[1]):
+            total += table[j, codes[i, j]]
+        out[i] = total

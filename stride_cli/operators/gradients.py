@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 
 from stride_cli.errors import NumericalError
 from stride_cli.operators.batches import Batch
+from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.spaces import (
     LayerMatrixSpace,
     LogitSpace,
@@ -24,6 +25,7 @@ from stride_cli.operators.spaces import (
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import ChunkReader
 
 _HEAD_BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
 
@@ -248,6 +250,53 @@ def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tens
                 assert found.pull is not None
                 gradients.append(space.gate_gradient(found.hidden, found.pull))
     return gradients
+
+
+def gradient_products(
+    model: CausalLM,
+    spaces: Sequence[OperatorSpace],
+    layer: int,
+    queries: Sequence[torch.Tensor],
+    chunks: ChunkReader,
+    rows: np.ndarray | None = None,
+    *,
+    batch_tokens: int | None = None,
+    advance: Callable[[float], None] | None = None,
+) -> np.ndarray:
+    """Products of given vectors, such as queries' gate gradients, with those of chunks, space by space.
+
+    Parameters
+    ----------
+    queries : one (Q, p) float32 a space, on the CPU
+    chunks : ChunkReader
+    rows : (t,) int64, optional     which chunks, distinct; default: all n
+    batch_tokens : int, optional    padded tokens at once; default: what memory allows
+    advance : callable, optional    told of so many chunks read, each time
+
+    Returns
+    -------
+    ndarray (spaces, Q, t) float64      share_i g_x · g_i, with share_i the chunk's scored tokens by the
+                                        corpus's mean, as the fit weighs it
+
+    Raises
+    ------
+    NumericalError      a loss is not finite
+    """
+    rows = np.arange(chunks.n_chunks) if rows is None else np.asarray(rows, np.int64)
+    place = np.full(chunks.n_chunks, -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
+    tokens = batch_tokens or tokens_at_once(model, [space.name for space in spaces], layer)
+    found = np.zeros((len(spaces), len(queries[0]), len(rows)))
+    for batch in chunks.batches(tokens, rows):
+        gradients = gate_gradients(model, spaces, layer, batch)[0]
+        share = (batch.scored / typical)[:, None]
+        for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):
+            products = query @ (gradient.cpu() * share).T
+            found[number][:, place[batch.rows]] = products.numpy()
+        if advance is not None:
+            advance(len(batch.rows))
+    return found
 
 
 def _draw(probability: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ class TrainOptions:
     curvature : "kronecker", "fisher" or "exact", how the Fisher matrix is taken (closed)
     damping : γ relative to the mean eigenvalue (closed)
     buckets : buckets of the vocabulary in the logit spaces
+    sketch : bits that are kept of every chunk's own gradient, to choose what a refined query reads (closed)
     steps, lr, variant, fidelity, stability, linearity : the sgd recipe
     recipe : "paper" sets every published hyperparameter, at training and at query time
     seed : default: the index's
@@ -46,6 +47,7 @@ class TrainOptions:
     curvature: str | None = None
     damping: float | None = None
     buckets: int | None = None
+    sketch: int = 0
     steps: int | None = None
     lr: float | None = None
     variant: str | None = None
@@ -90,6 +92,10 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
     if options.buckets is not None and options.buckets < 1:
         raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
+    if options.sketch < 0:
+        raise UsageError(f"--sketch is {options.sketch} (expected 0 or more)", fix="try --sketch 512")
+    if options.sketch and fit != "closed":
+        raise UsageError("sketches are of the closed form's gates", fix="drop --fit sgd, or --sketch")
     common: dict[str, Any] = {
         "spaces": _spaces(options, model, fit, classifier),
         "layer": layer,
@@ -142,7 +148,7 @@ def _closed(
     from stride_cli.classifiers.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.budget import tokens_at_once
-    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings
+    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened
     from stride_cli.operators.spaces import WEIGHT_SPACES
 
     if options.damping is not None and not options.damping > 0:
@@ -175,7 +181,14 @@ def _closed(
         network: Any = model
         path = training_path(network)
         given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
-    return ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    chosen = ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    if options.sketch and not is_whitened(chosen):
+        raise UsageError(
+            "sketches need gates that are sums over chunks' gradients, which "
+            f"{'+'.join(names)} with curvature {chosen.curvature} does not have",
+            fix="leave out --sketch, or --space and --curvature",
+        )
+    return replace(chosen, sketch=options.sketch)
 
 
 def _sgd(options: TrainOptions, common: dict[str, Any]) -> Any:

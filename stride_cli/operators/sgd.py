@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from stride_cli.errors import NumericalError
 from stride_cli.operators.base_states import BaseStates, Entered
 from stride_cli.operators.batches import Batch, ChunkReader
-from stride_cli.operators.closed import save_atomically
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
+from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress

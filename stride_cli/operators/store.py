@@ -11,6 +11,7 @@ import numpy as np
 from index_format.errors import IndexDamaged
 from stride_cli.operators.budget import PACKED_BYTES
 from stride_cli.operators.gates import Gates, PackedGates
+from stride_cli.operators.sketches import Sketches
 from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Operators:
     seen : (n,) uint8                   1 where the fit has seen the chunk
     direct_scale : float or None        of closed forms with whitened gates: times g_i · g_x, the response to
                                         chunk i alone; None where gates are not sums over chunks' gradients
+    sketches : Sketches or None         a few bits of every chunk's own gradient
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
     """
@@ -54,6 +56,7 @@ class Operators:
     seen: np.ndarray
     step: float = 1.0
     direct_scale: float | None = None
+    sketches: Sketches | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -89,6 +92,10 @@ class Operators:
                 arrays[f"{prefix}_gates"] = gate
             stored.append({**space.settings(), "arrays": sorted(space.arrays())})
         arrays["seen"] = self.seen
+        if self.sketches is not None:
+            arrays["sketch_codes"] = self.sketches.codes
+            arrays["sketch_step"] = self.sketches.step
+            arrays["sketch_combination"] = self.sketches.combination
         for name, values in self.log.items():
             arrays[f"training_log_{name}"] = np.asarray(values, dtype=np.float64)
         attributes = {
@@ -98,6 +105,7 @@ class Operators:
             "fit": self.fit,
             "step": self.step,
             "direct_scale": self.direct_scale,
+            "sketch": 0 if self.sketches is None else self.sketches.bits,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
         }
@@ -126,6 +134,10 @@ class Operators:
                 gates.append(PackedGates(gate, np.asarray(arrays[f"{prefix}_gate_scale"])))
             else:
                 gates.append(gate)
+        sketches = None
+        if attributes.get("sketch"):
+            names = ("sketch_codes", "sketch_step", "sketch_combination")
+            sketches = Sketches(*(np.asarray(arrays[name]) for name in names))
         prefix = "training_log_"
         log = {key[len(prefix) :]: np.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}
         return cls(
@@ -136,6 +148,7 @@ class Operators:
             seen=np.asarray(arrays["seen"]),
             step=float(attributes["step"]),
             direct_scale=attributes.get("direct_scale"),
+            sketches=sketches,
             log=log,
         )
 

@@ -113,3 +113,39 @@ def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
         score_all(method, queries)
     with pytest.raises(UsageError, match="refine is -1"):
         open_method("stride:refine=-1")
+
+
+def test_sketches_choose_what_is_read(task_and_queries) -> None:
+    """With as few subsets as here the recovery alone knows little: sketches find more of what matters."""
+    task, queries = task_and_queries
+
+    def method(spec: str):
+        found = open_method(f"stride:subsets={K},degree={DEGREE},shrink=false{spec}")
+        found.fit(task)
+        return found
+
+    exact = np.abs(score_all(method(f",refine={task.n_chunks}"), queries))
+    plain, sketched = method(",refine=4"), method(f",refine=4,sketch={K}")
+    assert sketched.bytes_per_chunk - plain.bytes_per_chunk == pytest.approx(
+        2 + 4 + 4 * K * K / task.n_chunks
+    )
+
+    def found(scores: np.ndarray) -> float:
+        """Share of the influence of the chunks whose scores are exact."""
+        return float((exact * np.isclose(np.abs(scores), exact, rtol=1e-4)).sum() / exact.sum())
+
+    assert found(score_all(sketched, queries)) > found(score_all(plain, queries))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("sketch=-1", "--sketch is -1"),
+        ("sketch=8,fit=sgd", "of the closed form's gates"),
+        ("sketch=8,space=residual", "sums over chunks"),
+        ("sketch=8,space=logit,curvature=fisher", "sums over chunks"),
+    ],
+)
+def test_fits_that_cannot_have_sketches_are_refused(task_and_queries, options: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_method(f"stride:{options}").fit(task_and_queries[0])

@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 FITS = {
-    "closed": "--fit closed --save-seconds 0",
+    "closed": "--fit closed --sketch 48 --save-seconds 0",
     "sgd": "--fit sgd --steps 25 --save-seconds 0",
 }
 

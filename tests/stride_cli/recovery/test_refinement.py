@@ -52,6 +52,32 @@ def test_the_estimate_is_the_debiased_lasso() -> None:
         np.testing.assert_array_equal(candidates(designs, found, count), best)
 
 
+@pytest.mark.parametrize("n_subsets", [30, 200])
+def test_a_second_estimate_is_weighed_by_what_each_is_worth(n_subsets: int) -> None:
+    """The two errors' variances are known from the residual alone, nearly; together they find more."""
+    designs, truth, large, found = planted(n_subsets, 25)
+    second = truth + np.random.default_rng(5).normal(size=N) * truth.std()
+    truth = truth - truth.mean()
+    M = np.zeros((n_subsets, N))
+    M[designs[0].T.astype(int), np.arange(N)] = 1
+    free = max(0.3, 1 - len(found.indices) / n_subsets)
+    scale = (DEGREE - DEGREE**2 / n_subsets) * free
+    estimate = M.T @ found.residual / scale
+    estimate[found.indices] += found.values
+    noise = found.residual.var() * DEGREE / scale**2
+    power = (found.residual + M[:, found.indices] @ found.values).var() / (N * DEGREE / n_subsets)
+    assert 0.5 < power / truth.var() < 2
+    both = estimate / noise + second / power
+    both = np.where(both > 0, both, -0.3 * both)
+    chosen = candidates(designs, found, 60, second)
+    np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
+
+    def share(chunks: np.ndarray) -> float:
+        return float(np.isin(large, chunks).mean())
+
+    assert share(chosen) >= max(share(candidates(designs, found, 60)), share(np.argsort(-second)[:60]))
+
+
 def test_of_several_models_all_are_asked() -> None:
     designs, _, large, found = planted(30, 12, models=4)
     one, _, _, alone = planted(30, 12)

@@ -1,0 +1,32 @@
+"""The state of an unfinished fit, written so that a crash leaves the one before it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from stride_cli.errors import StorageError
+
+
+def save_atomically(state: dict[str, object], path: Path) -> None:
+    """torch.save beside the target, flushed to disk, then one rename.
+
+    Raises
+    ------
+    StorageError      the disk is full or refuses; what was saved before is kept
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"the state of the fit could not be written to {path}: {error}".splitlines()[0],
+            fix="free some space, then run the same command again: it goes on where it was last saved",
+        ) from error
