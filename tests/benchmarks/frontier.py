@@ -8,12 +8,11 @@ retrained models in the index's ``truth/``, with the joint bootstrap standard er
 `subsets`: K from n / 100 to n, with random subsets (the default), or subsets that take documents whole, so
 that neighbours share theirs. `debiased`: least squares on what the Lasso chose. `two-level`: half of the
 subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
-half points at; their gates would have to be fitted for each query. `sketch`: no subsets; of every chunk's
-gate gradient a few int8 numbers, either random signs ("hash") or the leading principal directions of the
-corpus ("principal"). `refined`: both, each at unit spread, summed. `read`: recovery, then so many of its
-likeliest chunks read from their own gradients (``--refine``); with "hashed" measurements the subsets' gates
-are 8,192 numbers each, and only what is read uses all of them. `sketch-read`: sketches point at the chunks
-that are read. `lds_shrunk`: the same scores, small ones shrunk as `stride query` does in pre-training.
+half points at; their gates would have to be fitted for each query. `read`: recovery, then so many of its
+likeliest chunks read from their own gradients (``--refine``), chosen by the recovery alone (no bits), or by
+sketches of so many bits of every chunk too (``--sketch``). `lds_shrunk`: the same scores, small ones made
+smaller as `stride query` does in pre-training. `bytes_per_chunk`: of gates in int8, the design and sketches;
+`sketch_bytes` of the latter alone.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
 from stride_cli.operators.closed import fit_spaces
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import gate_gradients, gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.sketches import Sketches, encode, principal_directions
 from stride_cli.output import emit, note
 from stride_cli.recovery.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
@@ -44,9 +44,9 @@ from stride_cli.recovery.shrinkage import shrink
 from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
-SKETCHES = (16, 64, 256, 512)
-READ, READ_PER_SUBSET = (100, 200, 400, 800), (100, 30, 10, 3)
-_HASHED = 8192  # dimensions that principal directions are found in
+READ, READ_PER_SUBSET = (50, 100, 200, 400, 800), (100, 30, 10, 3)
+BITS = (0, 64, 256, 512, 768)
+_CHUNKS_AT_ONCE = 256
 _QUERY_TOKENS = 4096
 
 
@@ -55,8 +55,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     task = open_task(TaskPath(Path(given.index), given.model))
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
-    note("one pass over the corpus")
-    direct, hashed, sketches, size = readouts(task, truth.queries, settings)
+    degree = task.index.degree
+    designs = {
+        count: columns_of(task, count, degree, "random")
+        for count in (max(2 * degree, round(task.n_chunks / ratio)) for ratio in READ_PER_SUBSET)
+    }
+    note("two passes over the corpus")
+    direct, sketches, size = readouts(task, truth.queries, settings, designs)
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
         "benchmark": "frontier",
@@ -76,101 +81,81 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
         return record
 
-    def cost(columns: np.ndarray, n_subsets: int, gates: int) -> dict[str, float]:
+    def cost(columns: np.ndarray, n_subsets: int, sketch_bytes: float = 0.0) -> dict[str, float]:
         # int8 gates with their scales, and the design's own rows
-        held = (n_subsets * gates * (1 + 4 / 256) + columns.nbytes) / task.n_chunks
+        held = (n_subsets * size * (1 + 4 / 256) + columns.nbytes) / task.n_chunks + sketch_bytes
         per_subset = task.n_chunks / n_subsets
         return {"subsets": n_subsets, "chunks_per_subset": per_subset, "bytes_per_chunk": held}
 
     yield {"what": "direct", **quality(direct - direct.mean(axis=1, keepdims=True))} | about
-    degree = task.index.degree
     defaults = recovery_defaults(task.index, task.model, "closed", None)
-    for ratio in READ_PER_SUBSET:
-        n_subsets = max(2 * degree, round(task.n_chunks / ratio))
-        columns = columns_of(task, n_subsets, degree, "random")
-        for kind, answered, gates in (("all", direct, size), ("hashed", hashed, _HASHED)):
-            solutions = solve(answered, columns, n_subsets, defaults["lambda_ratio"])
-            same = {"what": "read", "gates_measured": kind, **cost(columns, n_subsets, gates)}
+    for n_subsets, columns in designs.items():
+        solutions = solve(direct, columns, n_subsets, defaults["lambda_ratio"])
+        for bits, kept in sketches[n_subsets].items():
+            held = 0.0 if kept is None else kept.codes.shape[1] + 4.0
+            second = None if kept is None else sketched(kept, direct, columns, n_subsets)
+            same = {"what": "read", "bits": bits, "sketch_bytes": held, **cost(columns, n_subsets, held)}
             for count in READ:
-                scores = read(direct, columns, solutions, n_subsets, count)
+                scores = read(direct, columns, solutions, n_subsets, count, second)
                 yield {**same, "read": count, **quality(scores)} | about
-    recovered = {}
     for ratio in PER_SUBSET:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
         for design in ("random", "documents"):
             columns = columns_of(task, n_subsets, degree, design)
             scores = recover(direct, columns, n_subsets, defaults["lambda_ratio"])
             if design == "random":
-                recovered[ratio] = scores
                 same = {"subsets": n_subsets, "chunks_per_subset": task.n_chunks / n_subsets}
                 other = {"debiased": debiased(direct, columns, n_subsets, scores)}
                 if n_subsets >= 4 * degree:
                     other["two-level"] = two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"])
                 for what, found in other.items():
                     yield {"what": what, **same, **quality(found)} | about
-            same = {"what": "subsets", "design": design, **cost(columns, n_subsets, size)}
+            same = {"what": "subsets", "design": design, **cost(columns, n_subsets)}
             yield {**same, **quality(scores)} | about
-    for (kind, dimensions), scores in sketches.items():
-        held = {"bytes_per_chunk": dimensions + 4}
-        yield {"what": "sketch", "kind": kind, "dimensions": dimensions, **held, **quality(scores)} | about
-        for count in READ:
-            same = {"kind": kind, "dimensions": dimensions, **held, "read": count}
-            yield {"what": "sketch-read", **same, **quality(read_best(direct, scores, count))} | about
-        for ratio in (30, 10, 3):
-            both = _unit(recovered[ratio]) + _unit(scores)
-            yield {
-                "what": "refined",
-                "kind": kind,
-                "dimensions": dimensions,
-                "chunks_per_subset": ratio,
-                **quality(both),
-            } | about
 
 
 def readouts(
-    task: Any, queries: Any, settings: Any
-) -> tuple[np.ndarray, np.ndarray, dict[tuple[str, int], np.ndarray], int]:
-    """Direct readout (Q, n), the same from 8,192 hashed gates, from int8 sketches of several sizes, and p."""
+    task: Any, queries: Any, settings: Any, designs: dict[int, np.ndarray]
+) -> tuple[np.ndarray, dict[int, dict[int, Sketches | None]], int]:
+    """Direct readout (Q, n), sketches by design and bits, and p."""
     spaces = fit_spaces(task.model, task.chunks, settings)
     size = sum(space.gate_size for space in spaces)
-    random = np.random.default_rng(0)
-    bucket = torch.from_numpy(random.integers(0, _HASHED, size))
-    sign = torch.from_numpy(random.choice(np.float32([-1, 1]), size))
+    sums = {count: torch.zeros(count, size) for count in designs}
 
     def gradients(batch: Any) -> torch.Tensor:
         found = gate_gradients(task.model, spaces, settings.layer, batch)[0]
         return torch.cat([part.cpu() for part in found], dim=1)
 
-    def hashed(rows: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(rows), _HASHED).index_add_(1, bucket, rows * sign)
-
     asked = torch.cat([gradients(queries.batch(group)) for group in queries.groups(_QUERY_TOKENS)])
     direct = np.zeros((len(asked), task.n_chunks), np.float32)
-    table = torch.zeros(task.n_chunks, _HASHED)
     typical = max(1.0, task.chunks.scored_tokens() / task.n_chunks)
     for batch in task.chunks.batches(settings.batch_tokens // 2):
         rows = gradients(batch) * (batch.scored / typical)[:, None].float()
         direct[:, batch.rows] = (asked @ rows.T).numpy()
-        table[torch.from_numpy(batch.rows)] = hashed(rows)
-    wanted = hashed(asked)
-    leading = torch.linalg.eigh((table.T @ table).double())[1].flip(1).float()
-    sketches = {}
-    for dimensions in SKETCHES:
-        signs = torch.from_numpy(random.choice(np.float32([-1, 1]), (_HASHED, dimensions)))
-        for kind, basis in (("hash", signs), ("principal", leading[:, :dimensions])):
-            kept = table @ basis
-            scale = kept.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
-            kept = (kept / scale).round() * scale
-            sketches[kind, dimensions] = ((wanted @ basis) @ kept.T).numpy()
-    return direct, (wanted @ table.T).numpy(), sketches, size
-
-
-def read_best(direct: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
-    """The direct readout of each query's best chunks by other scores, 0 elsewhere."""
-    influences = direct - direct.mean(axis=1, keepdims=True)
-    strength = scores - scores.mean(axis=1, keepdims=True)
-    least = -np.partition(-strength, count - 1, axis=1)[:, count - 1 : count]
-    return np.where(strength >= least, influences, 0.0)
+        for count, columns in designs.items():
+            for drawn in columns[batch.rows].T:
+                sums[count].index_add_(0, torch.from_numpy(drawn.astype(np.int64)), rows)
+    combinations, directions = {}, []
+    for count, columns in designs.items():
+        sizes = np.bincount(columns.reshape(-1), minlength=count)
+        gates = sums.pop(count).div_(torch.from_numpy(np.maximum(sizes, 1)).float()[:, None])
+        combinations[count], own = principal_directions([gates.numpy()], max(BITS))
+        directions.append(own[0])
+    widths = [space.gate_size for space in spaces]
+    parts = torch.cat(directions).split(widths, dim=1)
+    coordinates = np.zeros((task.n_chunks, len(parts[0])), np.float32)
+    for start in range(0, task.n_chunks, _CHUNKS_AT_ONCE):
+        rows = np.arange(start, min(start + _CHUNKS_AT_ONCE, task.n_chunks))
+        found = gradient_products(task.model, spaces, settings.layer, parts, task.chunks, rows)
+        coordinates[rows] = found.sum(axis=0).T
+    ends = np.cumsum([len(own) for own in directions])
+    sketches: dict[int, dict[int, Sketches | None]] = {}
+    for count, z in zip(designs, np.split(coordinates, ends[:-1], axis=1), strict=True):
+        sketches[count] = {
+            bits: Sketches(*encode(z[:, :bits]), combinations[count][:, :bits]) if bits else None
+            for bits in sorted({min(bits, z.shape[1]) for bits in BITS})
+        }
+    return direct, sketches, size
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:
@@ -183,14 +168,19 @@ def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarra
     return drawn[document]
 
 
-def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
-    """What operators of that design would measure, (Q, K) float64."""
+def responses_of(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> tuple[np.ndarray, np.ndarray]:
+    """What operators of that design would answer, (Q, K) float64, and the subsets' sizes (K,)."""
     sizes = np.bincount(columns.reshape(-1), minlength=n_subsets)
     sums = np.zeros((len(direct), n_subsets))
     for row, total in zip(direct, sums, strict=True):
         for drawn in columns.T:
             total += np.bincount(drawn, weights=row, minlength=n_subsets)
-    return additive_measurement(sums / np.maximum(sizes, 1), sizes)
+    return sums / np.maximum(sizes, 1), sizes
+
+
+def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
+    """What the recovery explains of it, (Q, K) float64."""
+    return additive_measurement(*responses_of(direct, columns, n_subsets))
 
 
 def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
@@ -212,12 +202,28 @@ def dense(solutions: list[Solution]) -> np.ndarray:
     return scores
 
 
+def sketched(sketches: Sketches, direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
+    """What sketches estimate of the influences (Q, n), from what operators of that design would answer."""
+    single = sketches.products(responses_of(direct, columns, n_subsets)[0])
+    found: np.ndarray = (single - single.mean(axis=1, keepdims=True)) * n_subsets / columns.size
+    return found
+
+
 def read(
-    direct: np.ndarray, columns: np.ndarray, solutions: list[Solution], n_subsets: int, count: int
+    direct: np.ndarray,
+    columns: np.ndarray,
+    solutions: list[Solution],
+    n_subsets: int,
+    count: int,
+    second: np.ndarray | None,
 ) -> np.ndarray:
     """The solutions' weights, with those of the likeliest chunks replaced by the direct readout."""
     influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
-    chosen = [candidates([columns], solution, count) for solution in solutions]
+    estimates = [None] * len(solutions) if second is None else second
+    chosen = [
+        candidates([columns], solution, count, estimate)
+        for solution, estimate in zip(solutions, estimates, strict=True)
+    ]
     return dense(
         [
             with_weights(solution, chunks, row[chunks])
@@ -251,10 +257,6 @@ def two_level(direct: np.ndarray, task: Any, n_subsets: int, degree: int, ratio:
         chosen = np.sort(np.argsort(-promise, kind="stable")[:n_candidates])
         row[chosen] = recover(truth[None, chosen], fine, half, ratio)[0]
     return found
-
-
-def _unit(scores: np.ndarray) -> np.ndarray:
-    return scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def main(arguments: list[str]) -> None:
