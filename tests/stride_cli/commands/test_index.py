@@ -449,7 +449,7 @@ def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> None:
-    """kill -9, a dozen times, wherever the build happens to be; each time the same command goes on."""
+    """kill -9, eight times, wherever the build happens to be; each time the same command goes on."""
     Path("corpus.jsonl").write_text(corpus(6000))
     # commits as often as it can, so that kills fall between, in and after commits
     line = "index build corpus.jsonl --model model --commit-seconds 0 --out"
@@ -460,7 +460,7 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> Non
     killed, journal = Path("killed"), Path("killed.partial/journal.jsonl")
     rng = random.Random(0)
     resumed = 0
-    for _ in range(12):
+    for _ in range(8):
         before = journal.stat().st_mtime_ns if journal.exists() else None
         resumed += before is not None
         process = subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -475,7 +475,7 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> Non
             assert contents(killed) == whole
             shutil.rmtree(killed)
             shutil.rmtree(journal.parent, ignore_errors=True)
-    assert resumed >= 6
+    assert resumed >= 4
     subprocess.run([*command, "killed"], check=True, capture_output=True, env=environment)
     assert contents(killed) == whole
     assert not journal.parent.exists()
