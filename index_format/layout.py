@@ -142,13 +142,8 @@ _SPECS = (
         "row i: signs of chunk i's gate gradient along leading directions, a bit each, the highest first",
     ),
     ArraySpec("operators/sketch_step", ("float32",), ("...",), False, "mean size that these signs stand for"),
-    ArraySpec(
-        "operators/sketch_combination",
-        ("float32",),
-        ("...",),
-        False,
-        "(K, m) what of the subsets' responses each direction is",
-    ),
+    ArraySpec("operators/sketch_directions", ("int8",), ("...",), False, "(m, 8192) these directions"),
+    ArraySpec("operators/sketch_direction_scale", ("float32",), ("...",), False, "and their scales"),
     ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
     ArraySpec(
         "operators/checkpoint_*",

@@ -421,26 +421,25 @@ class Session:
 
         from stride_cli.measurement.direct import chunk_influences, sketched_influences
         from stride_cli.operators.batches import ChunkReader
-        from stride_cli.recovery.refinement import candidates, with_weights
+        from stride_cli.recovery.refinement import candidates, trust, with_weights
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        sizes = self.designs.row_sizes
-        answered = np.asarray(responses)[None]
-        sketched = sketched_influences(
-            [operators for _, operators in self.pairs], answered, sizes, self.index.n_chunks
-        )
+        asked = [query.batch()]
+        sketched = sketched_influences(self.pairs, asked, self.index.n_chunks)
+        others = 1.0 if sketched is None else trust(self.designs.each, solution)
         second = None if sketched is None else sketched[0]
         chunks = candidates(self.designs.each, solution, options.refine, second)
         found = chunk_influences(
             self.pairs,
-            [query.batch()],
+            asked,
             ChunkReader(self.index),
             chunks,
-            answered,
-            sizes,
+            np.asarray(responses)[None],
+            self.designs.row_sizes,
             intercept=intercept,
         )[0]
-        return with_weights(solution, chunks, np.maximum(found, 0.0) if options.nonneg else found)
+        found = np.maximum(found, 0.0) if options.nonneg else found
+        return with_weights(solution, chunks, found, others=others)
 
     def _shrinkage(self, options: QueryOptions) -> Shrinkage | None:
         """How influences are shrunk; None: not at all."""

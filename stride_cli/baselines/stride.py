@@ -259,12 +259,10 @@ class StrideMethod:
     ) -> list[Solution]:
         """The solutions of these queries with what their candidates' own gradients say, in one pass."""
         from stride_cli.measurement.direct import chunk_influences, sketched_influences
-        from stride_cli.recovery.refinement import candidates, with_weights
+        from stride_cli.recovery.refinement import candidates, trust, with_weights
 
-        sketched = sketched_influences(
-            [operators for _, operators in self._fitted], responses, self._designs.row_sizes,
-            self._task.n_chunks,
-        )  # fmt: skip
+        batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))]
+        sketched = sketched_influences(self._pairs(), batches, self._task.n_chunks)
         seconds = [None] * len(solutions) if sketched is None else sketched
         wanted = [
             candidates(self._designs.each, solution, self._refine, second)
@@ -272,8 +270,8 @@ class StrideMethod:
         ]
         chunks = np.unique(np.concatenate(wanted))
         found = chunk_influences(
-            ((self._open(which), operators) for which, operators in self._fitted),
-            [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))],
+            self._pairs(),
+            batches,
             self._task.chunks,
             chunks,
             responses,
@@ -282,10 +280,15 @@ class StrideMethod:
         )
         if self._nonneg:
             found = np.maximum(found, 0.0)
+        others = [1.0 if sketched is None else trust(self._designs.each, each) for each in solutions]
         return [
-            with_weights(solution, own, values[np.searchsorted(chunks, own)])
-            for solution, own, values in zip(solutions, wanted, found, strict=True)
+            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=share)
+            for solution, own, values, share in zip(solutions, wanted, found, others, strict=True)
         ]
+
+    def _pairs(self) -> Iterator[tuple[CausalLM, Operators]]:
+        """Every model with its operators; one model at a time is loaded."""
+        return ((self._open(which), operators) for which, operators in self._fitted)
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
         """Responses (Q, C K) float64 of all queries; measured once, with one checkpoint after the other."""

@@ -15,7 +15,7 @@ Examples:
   stride train --index run.stride
   stride train --index run.stride --fit sgd --steps 2000
   stride train --index run.stride --recipe paper
-  stride train --index run.stride --sketch 512
+  stride train --index run.stride --sketch 768
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 
@@ -76,8 +76,9 @@ def train(
         typer.Option(
             "--sketch",
             metavar="BITS",
-            help="closed: keep so many bits (at most K) of every chunk's own gradient, by a second pass "
-            "over the corpus; stride query --refine then finds what is worth reading by them too. Try 512.",
+            help="closed: keep so many bits of every chunk's own gradient, by a second pass over the corpus; "
+            "stride query --refine then finds what is worth reading by them too. For large corpora, where "
+            "chunks are 30 times as many as subsets and more; try 768.",
         ),
     ] = 0,
     steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,

@@ -36,32 +36,36 @@ def query_gradients(
 
 
 def sketched_influences(
-    operators: Sequence[Operators], responses: np.ndarray, row_sizes: np.ndarray, n_chunks: int
+    pairs: Iterable[tuple[CausalLM, Operators]], batches: Sequence[Batch], n_chunks: int
 ) -> np.ndarray | None:
-    """Estimates of every chunk's influence from its sketch, in the unit of `chunk_influences`.
+    """Estimates of every chunk's influence from its sketch, of each query at mean 0 and variance 1.
 
     Parameters
     ----------
-    operators : of C models, the index's own first
-    responses : (Q, C K) float64    of `stack_checkpoints`
-    row_sizes : (K,) or (C, K)      |A_k|
+    pairs : models with their operators
+    batches : the Q queries, in order
     n_chunks : n                    chunks appended after the fit have no sketch: 0, the mean
 
     Returns
     -------
     ndarray (Q, n) float64          the mean over the models that have sketches; None where none has
     """
-    sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
-    found, count = np.zeros((len(responses), n_chunks)), 0
-    for number, own in enumerate(operators):
-        if own.sketches is None or own.direct_scale is None:
+    total: np.ndarray | None = None
+    for model, operators in pairs:
+        if operators.sketches is None:
             continue
-        answered = np.asarray(responses)[:, number * own.n_subsets : (number + 1) * own.n_subsets]
-        single = own.sketches.products(answered).astype(np.float64) * own.direct_scale
-        single -= single.mean(axis=1, keepdims=True)
-        found[:, : single.shape[1]] += single / max(1.0, sizes[number].mean())
-        count += 1
-    return found / count if count else None
+        spaces = [space.to(model.device) for space in operators.spaces]
+        asked = query_gradients(model, spaces, operators.layer, batches)
+        found = operators.sketches.products(asked).astype(np.float64)
+        found -= found.mean(axis=1, keepdims=True)
+        spread = found.std(axis=1, keepdims=True)
+        np.divide(found, spread, out=found, where=spread > 0)
+        if total is None:
+            total = np.zeros((len(found), n_chunks))
+        total[:, : found.shape[1]] += found
+    if total is not None:
+        total /= np.maximum(total.std(axis=1, keepdims=True), np.finfo(float).tiny)
+    return total
 
 
 def chunk_influences(

@@ -34,7 +34,6 @@ import torch
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import CHUNKS_AT_ONCE, fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
-from stride_cli.operators.gates import Gates
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.saving import save_atomically
@@ -165,23 +164,22 @@ def fit_closed(
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
     if not on_one_scale(settings):
         _equalise(gates, probes)
-    fitted: list[Gates] = [gate.numpy() for gate in gates]
     sketches = None
     if settings.sketch:
         sketches = fit_sketches(
             model,
             spaces,
             settings.layer,
-            fitted,
             chunks,
             settings.sketch,
+            seed=settings.seed,
             batch_tokens=settings.batch_tokens,
             scratch=scratch,
             save_seconds=save_seconds,
         )
     return Operators(
         spaces=[space.cpu() for space in spaces],
-        gates=fitted,
+        gates=[gate.numpy() for gate in gates],
         layer=settings.layer,
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),

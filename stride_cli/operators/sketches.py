@@ -1,17 +1,13 @@
-"""Sketches: one bit of each chunk's gate gradient for every leading direction of the subsets' gates.
+"""Sketches: of every chunk's gate gradient the signs along the corpus's leading gradient directions.
 
-The gates A (K × p, all spaces side by side) are means of chunks' gradients, so their leading principal
-directions are about those of the gradients:
+    z_i = V h(share_i g_i),     kept of chunk i:  sign(z_i), mean |z_ij|
+    g_i · g_x  ≈  z_i · V h(g_x)  ≈  mean |z_ij| · Σ_j sign(z_ij) (V h(g_x))_j
 
-    A = U S Vᵀ,      z_i = share_i S⁻¹ Vᵀ g_i,      sketch of chunk i:  sign(z_i),  mean |z_ij|
-
-A query's own coordinates need neither V nor its gradient: Vᵀ g_x = S⁻¹ Uᵀ A g_x = S⁻¹ Uᵀ y, with y what the
-subsets answer. So
-
-    g_i · g_x  ≈  z_i · Uᵀ y  ≈  mean |z_ij| · Σ_j sign(z_ij) (Uᵀ y)_j,
-
-and all that is kept beside m / 8 + 4 bytes of every chunk are K m numbers. (Signs: Charikar, STOC 2002, here
-along data's own directions; only the chunk's side is rounded.)
+h folds the p gates of all spaces, in random order and with random signs, into 8,192 numbers, whose products
+are those of the gates up to noise (Weinberger et al., ICML 2009); the rows of V (m × 8,192) are the leading
+principal directions of h over a sample of the corpus. That is m / 8 + 4 bytes a chunk, and 8 m kilobytes in
+all: unlike what K subsets answer, it does not say less where chunks are many and subsets few. Only what is
+kept of the chunks is rounded to signs (Charikar, STOC 2002).
 """
 
 from __future__ import annotations
@@ -25,21 +21,47 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.errors import NumericalError
-from stride_cli.operators.gates import Gates, gate_rows
-from stride_cli.operators.gradients import gradient_products
+from stride_cli.operators.gates import PackedGates, gate_responses, gate_rows
+from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.saving import save_atomically
 from stride_cli.output import note, progress
+from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.batches import ChunkReader
     from stride_cli.operators.spaces import OperatorSpace
 
-_CHUNKS_AT_ONCE = 256
-_COLUMNS_AT_ONCE = 1 << 16
-_SMALLEST = 1e-6  # squares of singular values below this share of the largest are rounding
-_SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1.0, -1.0)
+MOST_BITS = 4096
+_FOLDED = 8192
+_SAMPLE = 8192  # chunks that the directions are found from
+_SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1, -1).astype(np.float32)
+
+
+class Folding:
+    """h: gates of all spaces → 8,192 numbers.
+
+    Parameters
+    ----------
+    sizes : p of each space
+    seed : int      names the random order and signs
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int) -> None:
+        self._orders, self._signs = [], []
+        for number, size in enumerate(sizes):
+            random = stream(seed, "sketch folding", number)
+            self._orders.append(torch.from_numpy(random.permutation(size)))
+            self._signs.append(torch.from_numpy(random.choice(np.array([-1, 1], np.float32), size)))
+
+    def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One (B, p) a space → (B, 8192) float32, on the CPU."""
+        total = torch.zeros(len(gradients[0]), _FOLDED)
+        for gradient, order, sign in zip(gradients, self._orders, self._signs, strict=True):
+            mixed = gradient.float().cpu()[:, order] * sign
+            short = -mixed.shape[1] % _FOLDED
+            total += torch.nn.functional.pad(mixed, (0, short)).view(len(mixed), -1, _FOLDED).sum(dim=1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -48,30 +70,32 @@ class Sketches:
 
     Attributes
     ----------
-    codes : (n, ⌈m / 8⌉) uint8       bit j, the highest first: whether z_ij is positive
-    step : (n,) float32              mean |z_ij|
-    combination : (K, m) float32     U
+    codes : (n, ⌈m / 8⌉) uint8      bit j, the highest first: whether z_ij is positive
+    step : (n,) float32             mean |z_ij|
+    directions : PackedGates        V, (m, 8192)
+    seed : int                      of the folding
     """
 
     codes: np.ndarray
     step: np.ndarray
-    combination: np.ndarray
+    directions: PackedGates
+    seed: int
 
     @property
     def bits(self) -> int:
         """m."""
-        return int(self.combination.shape[1])
+        return len(self.directions)
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.nbytes + self.step.nbytes + self.combination.nbytes)
+        return int(self.codes.nbytes + self.step.nbytes + self.directions.nbytes)
 
-    def products(self, responses: np.ndarray) -> np.ndarray:
+    def products(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """Estimates of ``share_i g_i · g_q``, of every chunk.
 
         Parameters
         ----------
-        responses : (Q, K) float64      a_k · g_q, as `measure_linear` returns them
+        gradients : one (Q, p) float32 a space      g_q
 
         Returns
         -------
@@ -79,59 +103,15 @@ class Sketches:
         """
         from stride_cli.operators.gate_kernels import table_sums
 
-        found = np.empty((len(responses), len(self.codes)), np.float32)
-        weights = np.zeros((len(responses), 8 * self.codes.shape[1]), np.float32)
-        weights[:, : self.bits] = responses @ self.combination
+        folding = Folding([gradient.shape[1] for gradient in gradients], self.seed)
+        weights = np.zeros((len(gradients[0]), 8 * self.codes.shape[1]), np.float32)
+        weights[:, : self.bits] = gate_responses(self.directions, folding(gradients).numpy())
+        found = np.empty((len(weights), len(self.codes)), np.float32)
         for row, own in zip(found, weights, strict=True):
             # what each value of each byte adds
-            table = own.reshape(-1, 8) @ _SIGNS.T.astype(np.float32)
-            table_sums(self.codes, table, row)
+            table_sums(self.codes, own.reshape(-1, 8) @ _SIGNS.T, row)
             row *= self.step
         return found
-
-
-def principal_directions(gates: Sequence[Gates], bits: int) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """U and ``S⁻¹ Vᵀ`` of the gates' leading singular values.
-
-    Parameters
-    ----------
-    gates : one (K, p) a space
-    bits : m, at most; fewer where the gates have a smaller rank
-
-    Returns
-    -------
-    combination : (K, m) float32
-    directions : list of Tensor (m, p) float32, one a space
-
-    Raises
-    ------
-    NumericalError      all gates are 0, or not finite
-    """
-    from scipy.linalg import eigh
-
-    n_subsets = len(gates[0])
-    gram = np.zeros((n_subsets, n_subsets))
-    for gate in gates:
-        rows = gate_rows(gate, slice(None))
-        for start in range(0, rows.shape[1], _COLUMNS_AT_ONCE):
-            part = rows[:, start : start + _COLUMNS_AT_ONCE]
-            gram += part @ part.T
-    if not np.isfinite(gram).all() or not gram.any():
-        raise NumericalError(
-            "the gates have no principal directions: they are 0, or not finite",
-            fix="run with --dtype fp32, or leave --sketch out",
-        )
-    count = min(bits, n_subsets)
-    squares, vectors = eigh(gram, subset_by_index=(n_subsets - count, n_subsets - 1))
-    squares, vectors = squares[::-1], vectors[:, ::-1]
-    # a direction's sign is free: the largest entry is made positive, whatever the library
-    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
-    vectors = vectors * np.sign(largest)
-    kept = squares > _SMALLEST * squares[0]
-    squares, vectors = squares[kept], vectors[:, kept]
-    weights = np.ascontiguousarray((vectors / squares).T, dtype=np.float32)
-    directions = [torch.from_numpy(weights @ gate_rows(gate, slice(None))) for gate in gates]
-    return np.ascontiguousarray(vectors, dtype=np.float32), directions
 
 
 def encode(coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -139,55 +119,88 @@ def encode(coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.packbits(coordinates > 0, axis=1), np.abs(coordinates).mean(axis=1).astype(np.float32)
 
 
+def principal_directions(rows: torch.Tensor, count: int, seed: int) -> np.ndarray:
+    """The leading right singular vectors of (N, h) rows, by a randomised SVD: (min(count, N, h), h)."""
+    count = min(count, *rows.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "sketch directions"))
+        found = torch.svd_lowrank(rows, q=min(count + 32, *rows.shape), niter=4)[2][:, :count].T
+    # a direction's sign is free: its largest entry is made positive
+    largest = found.gather(1, found.abs().argmax(dim=1, keepdim=True))
+    directions: np.ndarray = (found * largest.sign()).contiguous().numpy()
+    return directions
+
+
 def fit_sketches(
     model: CausalLM,
     spaces: Sequence[OperatorSpace],
     layer: int,
-    gates: Sequence[Gates],
     chunks: ChunkReader,
     bits: int,
     *,
-    batch_tokens: int | None = None,
+    seed: int,
+    batch_tokens: int,
     scratch: Path | None = None,
     save_seconds: float = 60.0,
 ) -> Sketches:
-    """Sketch every chunk: one more pass over the corpus, forward and backward.
+    """Sketch every chunk: a pass over up to 8,192 chunks, and where there are more, one over all of them.
 
     Parameters
     ----------
-    gates : one (K, p) a space      means of chunks' gate gradients, in any unit
-    bits : m; at most K are made
+    bits : m; no more are made than there are chunks
+    seed : int                      names the folding, the sample and the randomised SVD
+    batch_tokens : int              padded tokens at once
     scratch : directory, optional   where an interrupted pass continues from
     save_seconds : float            how often the pass is saved there
 
     Raises
     ------
-    NumericalError      a loss or a gate is not finite
+    NumericalError      a loss is not finite
     """
-    combination, directions = principal_directions(gates, bits)
-    if len(directions[0]) < bits:
-        note(f"{len(directions[0]):,} bits a chunk: more have no direction in {len(gates[0]):,} subsets")
-    count = len(directions[0])
-    codes = np.zeros((chunks.n_chunks, -(-count // 8)), np.uint8)
-    step = np.zeros(chunks.n_chunks, np.float32)
-    first = 0
+    folding = Folding([space.gate_size for space in spaces], seed)
+    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
+
+    def folded(group: np.ndarray) -> torch.Tensor:
+        batch = chunks.batch(group)
+        gradients = gate_gradients(model, spaces, layer, batch)[0]
+        return folding(gradients) * (batch.scored / typical)[:, None]
+
     saved = scratch / "sketches.pt" if scratch is not None else None
     if saved is not None and saved.exists():
         state = torch.load(saved, weights_only=True, mmap=False)
         first, codes, step = state["next"], state["codes"].numpy(), state["step"].numpy()
+        directions = PackedGates(state["directions"].numpy(), state["scale"].numpy())
+        rows = torch.zeros(0, _FOLDED)
+    else:
+        sample = np.sort(stream(seed, "sketch sample").permutation(chunks.n_chunks)[:_SAMPLE])
+        place = np.full(chunks.n_chunks, -1)
+        place[sample] = np.arange(len(sample))
+        rows = torch.zeros(len(sample), _FOLDED)
+        with progress("finding directions", len(sample), unit="chunks") as bar:
+            for group in chunks.plan(batch_tokens, sample):
+                rows[torch.from_numpy(place[group])] = folded(group)
+                bar.advance(len(group))
+        if bits > len(sample):
+            note(f"{len(sample):,} bits a chunk: no more than there are chunks")
+        directions = PackedGates.of(principal_directions(rows, bits, seed))
+        codes = np.zeros((chunks.n_chunks, -(-len(directions) // 8)), np.uint8)
+        step = np.zeros(chunks.n_chunks, np.float32)
+        first = 0
+    along = torch.from_numpy(gate_rows(directions, slice(None))).T
+    known = len(rows) == chunks.n_chunks  # the sample was all of them
+    plan = chunks.plan(batch_tokens)
     last_saved = time.monotonic()
     with progress("sketching chunks", chunks.n_chunks, unit="chunks") as bar:
-        bar.advance(first)
-        for start in range(first, chunks.n_chunks, _CHUNKS_AT_ONCE):
-            rows = np.arange(start, min(start + _CHUNKS_AT_ONCE, chunks.n_chunks))
-            products = gradient_products(
-                model, spaces, layer, directions, chunks, rows, batch_tokens=batch_tokens
-            )
-            codes[rows], step[rows] = encode(products.sum(axis=0).T)
-            bar.advance(len(rows))
+        bar.advance(sum(len(group) for group in plan[:first]))
+        for number in range(first, len(plan)):
+            group = plan[number]
+            found = rows[torch.from_numpy(group)] if known else folded(group)
+            codes[group], step[group] = encode((found @ along).numpy())
+            bar.advance(len(group))
             if saved is not None and time.monotonic() - last_saved > save_seconds:
-                state = {"next": int(rows[-1]) + 1}
-                state |= {"codes": torch.from_numpy(codes), "step": torch.from_numpy(step)}
-                save_atomically(state, saved)
+                kept = {"codes": codes, "step": step}
+                kept |= {"directions": directions.values, "scale": directions.scale}
+                state = {name: torch.from_numpy(values) for name, values in kept.items()}
+                save_atomically({"next": number + 1, **state}, saved)
                 last_saved = time.monotonic()
-    return Sketches(codes, step, combination)
+    return Sketches(codes, step, directions, seed)

@@ -95,7 +95,8 @@ class Operators:
         if self.sketches is not None:
             arrays["sketch_codes"] = self.sketches.codes
             arrays["sketch_step"] = self.sketches.step
-            arrays["sketch_combination"] = self.sketches.combination
+            arrays["sketch_directions"] = self.sketches.directions.values
+            arrays["sketch_direction_scale"] = self.sketches.directions.scale
         for name, values in self.log.items():
             arrays[f"training_log_{name}"] = np.asarray(values, dtype=np.float64)
         attributes = {
@@ -106,6 +107,7 @@ class Operators:
             "step": self.step,
             "direct_scale": self.direct_scale,
             "sketch": 0 if self.sketches is None else self.sketches.bits,
+            "sketch_seed": None if self.sketches is None else self.sketches.seed,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
         }
@@ -136,8 +138,9 @@ class Operators:
                 gates.append(gate)
         sketches = None
         if attributes.get("sketch"):
-            names = ("sketch_codes", "sketch_step", "sketch_combination")
-            sketches = Sketches(*(np.asarray(arrays[name]) for name in names))
+            names = ("codes", "step", "directions", "direction_scale")
+            codes, step, *packed = (np.asarray(arrays[f"sketch_{name}"]) for name in names)
+            sketches = Sketches(codes, step, PackedGates(*packed), int(attributes["sketch_seed"]))
         prefix = "training_log_"
         log = {key[len(prefix) :]: np.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}
         return cls(

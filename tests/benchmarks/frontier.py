@@ -31,22 +31,22 @@ from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
+from stride_cli.measurement.direct import query_gradients
 from stride_cli.operators.closed import fit_spaces
-from stride_cli.operators.gradients import gate_gradients, gradient_products
+from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
-from stride_cli.operators.sketches import Sketches, encode, principal_directions
+from stride_cli.operators.sketches import fit_sketches
 from stride_cli.output import emit, note
 from stride_cli.recovery.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import Solution
-from stride_cli.recovery.refinement import candidates, with_weights
+from stride_cli.recovery.refinement import candidates, trust, with_weights
 from stride_cli.recovery.shrinkage import shrink
 from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
 READ, READ_PER_SUBSET = (50, 100, 200, 400, 800), (100, 30, 10, 3)
-BITS = (0, 64, 256, 512, 768)
-_CHUNKS_AT_ONCE = 256
+BITS = (0, 256, 768)
 _QUERY_TOKENS = 4096
 
 
@@ -56,12 +56,8 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
     degree = task.index.degree
-    designs = {
-        count: columns_of(task, count, degree, "random")
-        for count in (max(2 * degree, round(task.n_chunks / ratio)) for ratio in READ_PER_SUBSET)
-    }
-    note("two passes over the corpus")
-    direct, sketches, size = readouts(task, truth.queries, settings, designs)
+    note("a pass over the corpus for each number of bits, and one")
+    direct, sketched, size = readouts(task, truth.queries, settings)
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
         "benchmark": "frontier",
@@ -89,11 +85,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     yield {"what": "direct", **quality(direct - direct.mean(axis=1, keepdims=True))} | about
     defaults = recovery_defaults(task.index, task.model, "closed", None)
-    for n_subsets, columns in designs.items():
+    for ratio in READ_PER_SUBSET:
+        n_subsets = max(2 * degree, round(task.n_chunks / ratio))
+        columns = columns_of(task, n_subsets, degree, "random")
         solutions = solve(direct, columns, n_subsets, defaults["lambda_ratio"])
-        for bits, kept in sketches[n_subsets].items():
-            held = 0.0 if kept is None else kept.codes.shape[1] + 4.0
-            second = None if kept is None else sketched(kept, direct, columns, n_subsets)
+        for bits, second in sketched.items():
+            held = -(-bits // 8) + 4.0 if bits else 0.0
             same = {"what": "read", "bits": bits, "sketch_bytes": held, **cost(columns, n_subsets, held)}
             for count in READ:
                 scores = read(direct, columns, solutions, n_subsets, count, second)
@@ -114,48 +111,24 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {**same, **quality(scores)} | about
 
 
-def readouts(
-    task: Any, queries: Any, settings: Any, designs: dict[int, np.ndarray]
-) -> tuple[np.ndarray, dict[int, dict[int, Sketches | None]], int]:
-    """Direct readout (Q, n), sketches by design and bits, and p."""
+def readouts(task: Any, queries: Any, settings: Any) -> tuple[np.ndarray, dict[int, np.ndarray | None], int]:
+    """Direct readout (Q, n), what sketches of several sizes say, and p."""
     spaces = fit_spaces(task.model, task.chunks, settings)
-    size = sum(space.gate_size for space in spaces)
-    sums = {count: torch.zeros(count, size) for count in designs}
-
-    def gradients(batch: Any) -> torch.Tensor:
-        found = gate_gradients(task.model, spaces, settings.layer, batch)[0]
-        return torch.cat([part.cpu() for part in found], dim=1)
-
-    asked = torch.cat([gradients(queries.batch(group)) for group in queries.groups(_QUERY_TOKENS)])
-    direct = np.zeros((len(asked), task.n_chunks), np.float32)
-    typical = max(1.0, task.chunks.scored_tokens() / task.n_chunks)
-    for batch in task.chunks.batches(settings.batch_tokens // 2):
-        rows = gradients(batch) * (batch.scored / typical)[:, None].float()
-        direct[:, batch.rows] = (asked @ rows.T).numpy()
-        for count, columns in designs.items():
-            for drawn in columns[batch.rows].T:
-                sums[count].index_add_(0, torch.from_numpy(drawn.astype(np.int64)), rows)
-    combinations, directions = {}, []
-    for count, columns in designs.items():
-        sizes = np.bincount(columns.reshape(-1), minlength=count)
-        gates = sums.pop(count).div_(torch.from_numpy(np.maximum(sizes, 1)).float()[:, None])
-        combinations[count], own = principal_directions([gates.numpy()], max(BITS))
-        directions.append(own[0])
-    widths = [space.gate_size for space in spaces]
-    parts = torch.cat(directions).split(widths, dim=1)
-    coordinates = np.zeros((task.n_chunks, len(parts[0])), np.float32)
-    for start in range(0, task.n_chunks, _CHUNKS_AT_ONCE):
-        rows = np.arange(start, min(start + _CHUNKS_AT_ONCE, task.n_chunks))
-        found = gradient_products(task.model, spaces, settings.layer, parts, task.chunks, rows)
-        coordinates[rows] = found.sum(axis=0).T
-    ends = np.cumsum([len(own) for own in directions])
-    sketches: dict[int, dict[int, Sketches | None]] = {}
-    for count, z in zip(designs, np.split(coordinates, ends[:-1], axis=1), strict=True):
-        sketches[count] = {
-            bits: Sketches(*encode(z[:, :bits]), combinations[count][:, :bits]) if bits else None
-            for bits in sorted({min(bits, z.shape[1]) for bits in BITS})
-        }
-    return direct, sketches, size
+    batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS)]
+    asked = query_gradients(task.model, spaces, settings.layer, batches)
+    tokens = settings.batch_tokens
+    products = gradient_products(task.model, spaces, settings.layer, asked, task.chunks, batch_tokens=tokens)
+    sketched: dict[int, np.ndarray | None] = {}
+    for bits in BITS:
+        sketched[bits] = None
+        if bits:
+            sketches = fit_sketches(
+                task.model, spaces, settings.layer, task.chunks, bits, seed=settings.seed, batch_tokens=tokens
+            )
+            found = sketches.products(asked).astype(np.float64)
+            found -= found.mean(axis=1, keepdims=True)
+            sketched[bits] = found / found.std(axis=1, keepdims=True)
+    return products.sum(axis=0).astype(np.float32), sketched, sum(space.gate_size for space in spaces)
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:
@@ -168,19 +141,14 @@ def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarra
     return drawn[document]
 
 
-def responses_of(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> tuple[np.ndarray, np.ndarray]:
-    """What operators of that design would answer, (Q, K) float64, and the subsets' sizes (K,)."""
+def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
+    """What operators of that design would measure, (Q, K) float64."""
     sizes = np.bincount(columns.reshape(-1), minlength=n_subsets)
     sums = np.zeros((len(direct), n_subsets))
     for row, total in zip(direct, sums, strict=True):
         for drawn in columns.T:
             total += np.bincount(drawn, weights=row, minlength=n_subsets)
-    return sums / np.maximum(sizes, 1), sizes
-
-
-def measured(direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
-    """What the recovery explains of it, (Q, K) float64."""
-    return additive_measurement(*responses_of(direct, columns, n_subsets))
+    return additive_measurement(sums / np.maximum(sizes, 1), sizes)
 
 
 def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> np.ndarray:
@@ -202,13 +170,6 @@ def dense(solutions: list[Solution]) -> np.ndarray:
     return scores
 
 
-def sketched(sketches: Sketches, direct: np.ndarray, columns: np.ndarray, n_subsets: int) -> np.ndarray:
-    """What sketches estimate of the influences (Q, n), from what operators of that design would answer."""
-    single = sketches.products(responses_of(direct, columns, n_subsets)[0])
-    found: np.ndarray = (single - single.mean(axis=1, keepdims=True)) * n_subsets / columns.size
-    return found
-
-
 def read(
     direct: np.ndarray,
     columns: np.ndarray,
@@ -224,10 +185,11 @@ def read(
         candidates([columns], solution, count, estimate)
         for solution, estimate in zip(solutions, estimates, strict=True)
     ]
+    others = [1.0 if second is None else trust([columns], solution) for solution in solutions]
     return dense(
         [
-            with_weights(solution, chunks, row[chunks])
-            for solution, chunks, row in zip(solutions, chosen, influences, strict=True)
+            with_weights(solution, chunks, row[chunks], others=share)
+            for solution, chunks, row, share in zip(solutions, chosen, influences, others, strict=True)
         ]
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from index_format.design import build_columns
-from stride_cli.recovery.refinement import candidates, with_weights
+from stride_cli.recovery.refinement import candidates, debiased, trust, with_weights
 from stride_cli.recovery.several import solve_models
 
 N, DEGREE = 600, 4
@@ -53,21 +55,15 @@ def test_the_estimate_is_the_debiased_lasso() -> None:
 
 
 @pytest.mark.parametrize("n_subsets", [30, 200])
-def test_a_second_estimate_is_weighed_by_what_each_is_worth(n_subsets: int) -> None:
-    """The two errors' variances are known from the residual alone, nearly; together they find more."""
+def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
+    """The error's size is known from the residual alone, nearly; together the two find more."""
     designs, truth, large, found = planted(n_subsets, 25)
-    second = truth + np.random.default_rng(5).normal(size=N) * truth.std()
+    second = truth + np.random.default_rng(5).normal(size=N) * 2 * truth.std()
+    second = (second - second.mean()) / second.std()
+    estimate, noise = debiased(designs, found)
     truth = truth - truth.mean()
-    M = np.zeros((n_subsets, N))
-    M[designs[0].T.astype(int), np.arange(N)] = 1
-    free = max(0.3, 1 - len(found.indices) / n_subsets)
-    scale = (DEGREE - DEGREE**2 / n_subsets) * free
-    estimate = M.T @ found.residual / scale
-    estimate[found.indices] += found.values
-    noise = found.residual.var() * DEGREE / scale**2
-    power = (found.residual + M[:, found.indices] @ found.values).var() / (N * DEGREE / n_subsets)
-    assert 0.5 < power / truth.var() < 2
-    both = estimate / noise + second / power
+    assert noise == pytest.approx(np.std(estimate - truth), rel=0.5)
+    both = estimate / noise + second
     both = np.where(both > 0, both, -0.3 * both)
     chosen = candidates(designs, found, 60, second)
     np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
@@ -76,6 +72,14 @@ def test_a_second_estimate_is_weighed_by_what_each_is_worth(n_subsets: int) -> N
         return float(np.isin(large, chunks).mean())
 
     assert share(chosen) >= max(share(candidates(designs, found, 60)), share(np.argsort(-second)[:60]))
+
+
+def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
+    few, many = (trust(*planted(n_subsets, 12)[::3]) for n_subsets in (20, 400))
+    assert 0 <= few < 0.5 < many < 1
+    designs, _, _, found = planted(200, 5)
+    nothing = replace(found, indices=found.indices[:0], values=found.values[:0], residual=0 * found.residual)
+    assert trust(designs, nothing) == 0.0
 
 
 def test_of_several_models_all_are_asked() -> None:
@@ -102,3 +106,6 @@ def test_new_weights_stand_in_for_the_recovered_ones() -> None:
     assert weights[kept] == found.values[0]
     assert (np.diff(refined.indices) > 0).all()
     np.testing.assert_array_equal(refined.residual, found.residual)
+    halved = with_weights(found, np.array([new]), np.array([7.0]), others=0.5)
+    place = np.searchsorted(halved.indices, found.indices)
+    np.testing.assert_allclose(halved.values[place], found.values / 2)
