@@ -41,7 +41,6 @@ _SAMPLE_TOKENS = (16_384, 65_536)
 LAYER_SPACES: dict[str, type[LayerMatrixSpace]] = {
     cls.name: cls for cls in (MlpMatrixSpace, LinearMatrixSpace)
 }
-CHUNKS_AT_ONCE = 32  # whose gate gradients are held together
 _MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
@@ -191,7 +190,7 @@ def _to_unit_curvature(
     totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
     tokens = 0.0
     sample = _sample(chunks, seed, 0, "curvature sample")
-    parts = np.array_split(sample, -(-len(sample) // CHUNKS_AT_ONCE))
+    parts = chunks.small_groups(sample)
     for batch in (batch for part in parts for batch in chunks.batches(batch_tokens, part)):
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(seed, batch, "curvature labels")

@@ -12,6 +12,7 @@ import torch
 if TYPE_CHECKING:
     from index_format.reader import Index
 
+_TOGETHER = 32  # whose gate gradients are held together
 _WINDOW = 256  # chunks sorted by length together: little padding, order still close to the index's
 
 
@@ -127,6 +128,11 @@ class ChunkReader:
                 groups.append(window[position : position + size])
                 position += size
         return groups
+
+    @staticmethod
+    def small_groups(rows: np.ndarray) -> list[np.ndarray]:
+        """Chunks in parts whose gate gradients fit in memory together."""
+        return np.array_split(rows, -(-len(rows) // _TOGETHER))
 
     def batches(self, batch_tokens: int, rows: np.ndarray | None = None) -> Iterator[Batch]:
         """All chunks (or the given ones), batch by batch."""

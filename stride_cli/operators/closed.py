@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from stride_cli.errors import NumericalError
-from stride_cli.operators.bases import CHUNKS_AT_ONCE, fit_bases, label_uniforms
+from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
@@ -311,7 +311,7 @@ def _accumulate(
     with progress("fitting operators", total, unit="tokens") as bar:
         bar.advance(sum(int(chunks.lengths[group].sum()) for group in plan[:first]))
         for number in range(first, len(plan)):
-            for rows in np.array_split(plan[number], -(-len(plan[number]) // CHUNKS_AT_ONCE)):
+            for rows in chunks.small_groups(plan[number]):
                 batch = chunks.batch(rows)
                 wanted = slot[rows] >= 0
                 draws = any(dense) and wanted.any()

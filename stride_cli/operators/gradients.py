@@ -288,7 +288,8 @@ def gradient_products(
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
     tokens = batch_tokens or tokens_at_once(model, [space.name for space in spaces], layer)
     found = np.zeros((len(spaces), len(queries[0]), len(rows)))
-    for batch in chunks.batches(tokens, rows):
+    groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
+    for batch in map(chunks.batch, groups):
         gradients = gate_gradients(model, spaces, layer, batch)[0]
         share = (batch.scored / typical)[:, None]
         for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):

@@ -161,9 +161,11 @@ def fit_sketches(
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
 
     def folded(group: np.ndarray) -> torch.Tensor:
-        batch = chunks.batch(group)
-        gradients = gate_gradients(model, spaces, layer, batch)[0]
-        return folding(gradients) * (batch.scored / typical)[:, None]
+        parts = []
+        for batch in map(chunks.batch, chunks.small_groups(group)):
+            gradients = gate_gradients(model, spaces, layer, batch)[0]
+            parts.append(folding(gradients) * (batch.scored / typical)[:, None])
+        return torch.cat(parts)
 
     saved = scratch / "sketches.pt" if scratch is not None else None
     if saved is not None and saved.exists():
