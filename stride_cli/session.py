@@ -443,7 +443,10 @@ class Session:
 
     def _shrinkage(self, options: QueryOptions) -> Shrinkage | None:
         """How influences are shrunk; None: not at all."""
-        return self.defaults["shrinkage"] if options.shrink else None
+        shrinkage: Shrinkage | None = self.defaults["shrinkage"] if options.shrink else None
+        if shrinkage is None or options.refine:
+            return shrinkage
+        return shrinkage.averaged(len(self.pairs))
 
     def _recovery(self, options: QueryOptions) -> dict[str, Any]:
         """How the Lasso is set."""

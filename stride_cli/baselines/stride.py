@@ -219,6 +219,8 @@ class StrideMethod:
         if intercept:
             responses = additive_measurement(responses, self._designs.row_sizes)
         shrinkage = self._defaults["shrinkage"] if self._shrink else None
+        if shrinkage is not None and not self._refine:
+            shrinkage = shrinkage.averaged(len(self._fitted))
         each = self._fitted[0][1].n_subsets
         block = QUERIES_REFINED if self._refine else QUERY_BLOCK  # refining, a block reads the corpus once
         for start in range(0, len(responses), block):

@@ -78,3 +78,9 @@ def test_few_large_influences_under_noise_are_predicted_better():
 def test_where_the_largest_opposes_it_sets_the_scale_too(sign):
     found = shrink(np.array([sign * 4.0, 1.0]), Shrinkage(2.0, 1.0))
     np.testing.assert_allclose(found, [sign * 4.0, 0.25])
+
+
+def test_the_mean_of_several_models_is_shrunk_less():
+    how = HOW.averaged(3)
+    assert how.exponent == pytest.approx(1.1) and how.opposing == HOW.opposing
+    assert HOW.averaged(1) == HOW
