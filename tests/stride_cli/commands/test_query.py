@@ -167,13 +167,13 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
 def test_sketches_choose_what_refine_reads(run, workspace: Path, tmp_path: Path) -> None:
     """stride train --sketch: a second pass, after which few chunks read hold what all of them would tell."""
     index = shutil.copytree(workspace / "run.stride", tmp_path / "sketched.stride")
-    fitted = run(f"train --index {index} --sketch 64 --overwrite --json").records[0]
+    fitted = run(f"train --index {index} --sketch 48 --overwrite --json").records[0]
     verified = run(f"index verify {index}")
     assert verified.code == 0
     line = f"query {PROMPT} --top 3 --json"
     whole = run(f"{line} --index {workspace}/run.stride --refine 1000000").records[0]["hits"]
     few = run(f"{line} --index {index} --refine 20").records[0]["hits"]
-    assert fitted["sketch"] == 64
+    assert fitted["sketch"] == 48
     assert few[0]["document"] == whole[0]["document"]
     assert few[0]["influence"] == pytest.approx(whole[0]["influence"], rel=1e-3)
     refused = run(f"train --index {index} --sketch 64 --fit sgd --overwrite")
