@@ -181,10 +181,11 @@ def train(
     if wants_json(json):
         emit(result)
         return
+    bits = f", {result['sketch']:,} bits a chunk" if result["sketch"] else ""
     note(
         f"fitted {result['subsets']:,} operators "
         f"({result['fit']}, {result['space']}, layer {result['layer']}, "
-        f"{result['gate_size']:,} gates each) in {result['seconds']['fit']:.1f} s; "
+        f"{result['gate_size']:,} gates each{bits}) in {result['seconds']['fit']:.1f} s; "
         f"coverage {result['coverage']:.0%}"
     )
     for entry in result["checkpoints"]:
