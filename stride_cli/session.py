@@ -421,14 +421,13 @@ class Session:
 
         from stride_cli.measurement.direct import chunk_influences, sketched_influences
         from stride_cli.operators.batches import ChunkReader
-        from stride_cli.recovery.refinement import candidates, trust, with_weights
+        from stride_cli.recovery.refinement import candidates, with_weights
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
         asked = [query.batch()]
         sketched = sketched_influences(self.pairs, asked, self.index.n_chunks)
-        others = 1.0 if sketched is None else trust(self.designs.each, solution)
         second = None if sketched is None else sketched[0]
-        chunks = candidates(self.designs.each, solution, options.refine, second)
+        chunks, others = candidates(self.designs.each, solution, options.refine, second)
         found = chunk_influences(
             self.pairs,
             asked,

@@ -261,16 +261,16 @@ class StrideMethod:
     ) -> list[Solution]:
         """The solutions of these queries with what their candidates' own gradients say, in one pass."""
         from stride_cli.measurement.direct import chunk_influences, sketched_influences
-        from stride_cli.recovery.refinement import candidates, trust, with_weights
+        from stride_cli.recovery.refinement import candidates, with_weights
 
         batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))]
-        sketched = sketched_influences(self._pairs(), batches, self._task.n_chunks)
+        sketched = sketched_influences(self._pairs(sketched=True), batches, self._task.n_chunks)
         seconds = [None] * len(solutions) if sketched is None else sketched
         wanted = [
             candidates(self._designs.each, solution, self._refine, second)
             for solution, second in zip(solutions, seconds, strict=True)
         ]
-        chunks = np.unique(np.concatenate(wanted))
+        chunks = np.unique(np.concatenate([own for own, _ in wanted]))
         found = chunk_influences(
             self._pairs(),
             batches,
@@ -282,15 +282,18 @@ class StrideMethod:
         )
         if self._nonneg:
             found = np.maximum(found, 0.0)
-        others = [1.0 if sketched is None else trust(self._designs.each, each) for each in solutions]
         return [
-            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=share)
-            for solution, own, values, share in zip(solutions, wanted, found, others, strict=True)
+            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=others)
+            for solution, (own, others), values in zip(solutions, wanted, found, strict=True)
         ]
 
-    def _pairs(self) -> Iterator[tuple[CausalLM, Operators]]:
-        """Every model with its operators; one model at a time is loaded."""
-        return ((self._open(which), operators) for which, operators in self._fitted)
+    def _pairs(self, *, sketched: bool = False) -> Iterator[tuple[CausalLM, Operators]]:
+        """Every model (or those with sketches) with its operators; one model at a time is loaded."""
+        return (
+            (self._open(which), operators)
+            for which, operators in self._fitted
+            if operators.sketches is not None or not sketched
+        )
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
         """Responses (Q, C K) float64 of all queries; measured once, with one checkpoint after the other."""

@@ -18,11 +18,13 @@ _FREE = 0.3  # least share of a design's degrees of freedom that is taken to be 
 
 def candidates(
     columns: Sequence[Any], solution: Solution, count: int, sketched: np.ndarray | None = None
-) -> np.ndarray:
+) -> tuple[np.ndarray, float]:
     """The chunks whose influence is most likely to be large, by the debiased Lasso and by sketches.
 
     Where subsets are few the Lasso can give only K chunks a weight; what it leaves unexplained ranks the
-    others. Of two estimates each is taken in units of its own noise: nearly all of a sketch's spread is.
+    others. Of two estimates each is taken in units of its own noise: nearly all of a sketch's spread is. Then
+    the recovery is not all there is, and what it says of other chunks counts as far as it can be trusted: by
+    the share of the debiased estimate's variance over chunks that is not its error's.
 
     Parameters
     ----------
@@ -33,14 +35,19 @@ def candidates(
 
     Returns
     -------
-    ndarray (min(count, n),) int64, ascending
+    chunks : (min(count, n),) int64, ascending
+    others : float      what the weights of other chunks are to be multiplied by, 0 … 1; 1 without sketches
     """
     estimate, noise = debiased(columns, solution)
+    others = 1.0
     if sketched is not None:
+        variance = float(estimate.var())
+        others = max(0.0, 1.0 - noise**2 / variance) if variance > 0 else 0.0
         estimate = estimate / max(noise, np.finfo(float).tiny) + sketched
     strength = np.where(estimate > 0.0, estimate, -_OPPOSING * estimate)
     count = min(count, len(strength))
-    return np.sort(np.argpartition(-strength, count - 1)[:count]) if count else np.zeros(0, np.int64)
+    chosen = np.argpartition(-strength, count - 1)[:count] if count else np.zeros(0, np.int64)
+    return np.sort(chosen), others
 
 
 def debiased(columns: Sequence[Any], solution: Solution) -> tuple[np.ndarray, float]:
@@ -68,13 +75,6 @@ def debiased(columns: Sequence[Any], solution: Solution) -> tuple[np.ndarray, fl
     estimate *= share
     estimate[solution.indices] += solution.values
     return estimate, float(np.sqrt(variance)) * share
-
-
-def trust(columns: Sequence[Any], solution: Solution) -> float:
-    """How much of the debiased estimate's variance over chunks is not its error's: 0 … 1."""
-    estimate, noise = debiased(columns, solution)
-    variance = float(estimate.var())
-    return max(0.0, 1.0 - noise**2 / variance) if variance > 0 else 0.0
 
 
 def with_weights(

@@ -31,16 +31,17 @@ from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
-from stride_cli.measurement.direct import query_gradients
+from stride_cli.measurement.direct import query_gradients, sketched_influences
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.operators.sketches import fit_sketches
+from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
 from stride_cli.recovery.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import Solution
-from stride_cli.recovery.refinement import candidates, trust, with_weights
+from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
 from tests.benchmarks._machine import machine
 
@@ -125,9 +126,9 @@ def readouts(task: Any, queries: Any, settings: Any) -> tuple[np.ndarray, dict[i
             sketches = fit_sketches(
                 task.model, spaces, settings.layer, task.chunks, bits, seed=settings.seed, batch_tokens=tokens
             )
-            found = sketches.products(asked).astype(np.float64)
-            found -= found.mean(axis=1, keepdims=True)
-            sketched[bits] = found / found.std(axis=1, keepdims=True)
+            seen = np.ones(task.n_chunks, np.uint8)
+            kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
+            sketched[bits] = sketched_influences([(task.model, kept)], batches, task.n_chunks)
     return products.sum(axis=0).astype(np.float32), sketched, sum(space.gate_size for space in spaces)
 
 
@@ -185,11 +186,10 @@ def read(
         candidates([columns], solution, count, estimate)
         for solution, estimate in zip(solutions, estimates, strict=True)
     ]
-    others = [1.0 if second is None else trust([columns], solution) for solution in solutions]
     return dense(
         [
-            with_weights(solution, chunks, row[chunks], others=share)
-            for solution, chunks, row, share in zip(solutions, chosen, influences, others, strict=True)
+            with_weights(solution, chunks, row[chunks], others=others)
+            for solution, (chunks, others), row in zip(solutions, chosen, influences, strict=True)
         ]
     )
 
