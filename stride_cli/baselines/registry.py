@@ -79,7 +79,8 @@ METHODS: Mapping[str, MethodEntry] = {
 def open_method(spec: str) -> Method:
     """The method that ``name`` or ``name:option=value,option=value`` describes, not yet fitted.
 
-    Every method also takes ``top=K``: each query's K scores of largest magnitude stay, the rest become zero.
+    Every method also takes ``top=K``: each query's K scores of largest magnitude stay, the rest become zero;
+    and ``shrink=true``: small scores are made smaller, as STRIDE's are in pre-training.
 
     Parameters
     ----------
@@ -119,22 +120,24 @@ def open_method(spec: str) -> Method:
             raise UsageError(f"{name}: option '{option}' is given twice")
         given[option] = _parse(name, option, text, known[option].annotation)
     own = inspect.signature(kind).parameters
-    top = given.pop("top") if "top" in given and "top" not in own else None
+    top = given.pop("top", None) if "top" not in own else None
+    shrunk = given.pop("shrink", False) if "shrink" not in own else False
     method: Method = kind(**given)
     method.name = spec
-    if top is not None:
+    if top is not None or shrunk:
         from stride_cli.baselines.truncation import Truncated
 
-        method = Truncated(method, top)
+        method = Truncated(method, top, shrink=shrunk)
     return method
 
 
 def method_options(kind: type) -> dict[str, inspect.Parameter]:
-    """The options of a method's class by name: the keyword arguments of its constructor, and ``top``."""
+    """A method's options by name: its constructor's keyword arguments, and those that every method takes."""
     parameters = dict(inspect.signature(kind).parameters)
     options = {option: p for option, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     top = inspect.Parameter("top", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
-    return {**options, **({} if "top" in options else {"top": top})}
+    shrunk = inspect.Parameter("shrink", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    return {**options, **{each.name: each for each in (top, shrunk) if each.name not in options}}
 
 
 def _listing(name: str, known: Mapping[str, inspect.Parameter]) -> str:

@@ -25,7 +25,8 @@ def baseline(
         str | None,
         typer.Argument(
             metavar="METHOD",
-            help="A method, with options as in tfidf:ngrams=1,top=100.",
+            help="A method, with options as in tfidf:ngrams=1,top=100; any takes "
+            "top=K (its K strongest scores) and shrink=true.",
             autocompletion=complete_method,
         ),
     ] = None,

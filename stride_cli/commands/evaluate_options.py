@@ -24,7 +24,8 @@ Methods = Annotated[
     typer.Option(
         "--methods",
         "--method",
-        help="Methods, separated by commas, each with options: tfidf:ngrams=1,top=100.",
+        help="Methods, separated by commas, each with options: tfidf:ngrams=1,top=100; any takes "
+        "top=K (its K strongest scores) and shrink=true.",
         autocompletion=complete_methods,
     ),
 ]

@@ -79,11 +79,13 @@ def test_options_take_the_kind_of_their_annotation() -> None:
     assert open_method("rds:layer=none").layer is None
 
 
-def test_top_is_an_option_of_every_method() -> None:
-    method = open_method("tfidf:ngrams=1,top=10")
+def test_top_and_shrink_are_options_of_every_method() -> None:
+    method = open_method("tfidf:ngrams=1,top=10,shrink=true")
     assert isinstance(method, Truncated)
-    assert method.name == "tfidf:ngrams=1,top=10"
-    assert method.ngrams == 1
+    assert method.name == "tfidf:ngrams=1,top=10,shrink=true"
+    assert (method.ngrams, method.top, method.shrink) == (1, 10, True)
+    assert not isinstance(open_method("tfidf:shrink=false"), Truncated)
+    assert not isinstance(open_method("direct:shrink=true"), Truncated), "it has a shrink of its own"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_top_is_an_option_of_every_method() -> None:
     [
         ("tfidff", "did you mean 'tfidf'", "tfidf, bm25"),
         ("", "no attribution method ''", "chance"),
-        ("tfidf:ngram=2", "did you mean 'ngrams'", "ngrams, units, max_features, top"),
+        ("tfidf:ngram=2", "did you mean 'ngrams'", "ngrams, units, max_features, top, shrink"),
         ("tfidf:ngrams", "option=value, found 'ngrams'", "ngrams"),
         ("tfidf:ngrams=", "option=value", "ngrams"),
         ("tfidf:ngrams=two", "ngrams should be an integer, found 'two'", None),
