@@ -14,11 +14,19 @@ No model of the effects takes part.
 measured by steering (``exact``) and to first order (``linear``): correlation over subsets with what
 retraining did, mean over queries with the joint bootstrap standard error over queries and subsets. No
 recovery takes part.
+
+`bands`: the chunks of every query in the order of a method's scores, and the share of the variance over
+subsets that the 10 first account for, the next 40, …; and the same of what the method's prediction leaves.
+Two subsets that share more of a band's chunks answer the more alike, the more those chunks matter:
+products of responses regressed on what subsets share (Haseman and Elston, Behavior Genetics 2, 1972), over
+all queries together. Nobody needs to know the effect of a single chunk for it. Standard errors by leaving out
+one subset at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +35,7 @@ import numpy as np
 import torch
 
 from stride_cli.baselines.protocol import Task
+from stride_cli.baselines.registry import open_method
 from stride_cli.evaluation.metrics import correlate, measured_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.retraining import Job, open_trainer, retrain, store_of
@@ -42,6 +51,7 @@ from stride_cli.randomness import stream
 from tests.benchmarks._machine import machine
 
 _HELD_OUT = 0.2
+_BANDS = (0, 10, 50, 200, 800)  # and the rest
 _QUERY_TOKENS = 4096
 
 
@@ -60,6 +70,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if given.datamodel:
         for row in datamodels(truth, task.index.seed):
             yield {"what": "datamodel", **row} | about
+    for spec in given.bands or ():
+        for row in bands(task, truth, spec):
+            yield {"what": "bands", "method": spec, **row} | about
     differences = None
     if given.complements:
         row, differences = complements(task, truth, given.complements, given.workers)
@@ -144,6 +157,75 @@ def variance(losses: np.ndarray) -> np.ndarray:
     return np.mean(together, axis=0) / (len(losses) - 1)
 
 
+def bands(task: Task, truth: Truth, spec: str) -> Iterator[dict[str, Any]]:
+    """Shares of the responses' variance over subsets by the rank of chunks under a method, before and after
+    its prediction: all of it first, then band by band."""
+    method = open_method(spec)
+    method.fit(task)
+    scores = np.concatenate([np.asarray(block, np.float64) for block in method.score(truth.queries)])
+    responses = measured_response(truth.losses)  # (Q, R)
+    responses = responses - responses.mean(axis=1, keepdims=True)
+    responses /= responses.std(axis=1, keepdims=True)
+    predicted = scores @ truth.masks.T
+    predicted -= predicted.mean(axis=1, keepdims=True)
+    slopes = (predicted * responses).sum(axis=1) / (predicted**2).sum(axis=1)
+    left = responses - slopes[:, None] * predicted
+    yield {
+        "of": "all",
+        "share": reliability(truth.losses),  # not the seeds' noise
+        "explained": float(1 - (left**2).mean()),
+        "pearson": float(row_pearson(predicted, responses).mean()),
+    }
+    edges = [edge for edge in _BANDS if edge < task.n_chunks] + [task.n_chunks]
+    order = np.argsort(-scores, axis=1, kind="stable")
+    found = {
+        name: components(truth.masks, order, edges, of) for name, of in (("", responses), ("left", left))
+    }
+    for number, (first, last) in enumerate(itertools.pairwise(edges)):
+        share, share_se = found[""][:, number]
+        rest, rest_se = found["left"][:, number]
+        yield {
+            "of": f"{first + 1} to {last}",
+            "share": share,
+            "share_se": share_se,
+            "left": rest,
+            "left_se": rest_se,
+        }
+
+
+def components(masks: np.ndarray, order: np.ndarray, edges: list[int], values: np.ndarray) -> np.ndarray:
+    """Variance over subsets by bands of chunks, and jackknife standard errors over subsets: (2, bands).
+
+    Parameters
+    ----------
+    masks : (R, n) bool
+    order : (Q, n) int      chunks of every query, by rank
+    edges : of bands        in ranks, 0 first and n last
+    values : (Q, R)         responses of mean 0
+    """
+    signs = np.where(masks, 1.0, -1.0)
+    signs -= signs.mean(axis=0)
+    count = len(edges)  # the bands and a constant: what means taken off make of noise
+    apart = ~np.eye(len(masks), dtype=bool)
+    normal, moment = np.zeros((len(masks), count, count)), np.zeros((len(masks), count))
+    for row, value in zip(order, values, strict=True):
+        kernels = [np.ones(apart.shape)]
+        for first, last in itertools.pairwise(edges):
+            part = signs[:, row[first:last]]
+            kernels.append(part @ part.T / (last - first))
+        inputs = np.stack(kernels[1:] + kernels[:1]) * apart  # (bands + 1, R, R)
+        normal += np.einsum("arc,brc->rab", inputs, inputs)  # by subset
+        moment += np.einsum("arc,rc->ra", inputs, np.outer(value, value))
+    whole = np.linalg.solve(normal.sum(axis=0), moment.sum(axis=0))
+    # a pair stands in the sums of both of its subsets
+    without = [
+        np.linalg.solve(normal.sum(axis=0) - 2 * own, moment.sum(axis=0) - 2 * part)
+        for own, part in zip(normal, moment, strict=True)
+    ]
+    spread = np.sqrt((len(masks) - 1) * np.var(without, axis=0))
+    return np.stack([whole, spread])[:, :-1]
+
+
 def columns_of(masks: np.ndarray) -> np.ndarray:
     """The design (n, d) of subsets (R, n) of any sizes: a chunk that is in fewer of them than others fills up
     with one subset more, number R, which nobody asks about."""
@@ -203,6 +285,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--suite", required=True, help="name, for the record")
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--datamodel", action="store_true", help="fit datamodels (hundreds of subsets)")
+    parser.add_argument("--bands", action="append", metavar="METHOD", help="whose ranks say what a band is")
     parser.add_argument("--complements", type=int, metavar="N", help="retrain the complements of N subsets")
     parser.add_argument("--workers", type=int, help="models retrained at the same time")
     parser.add_argument("--no-steered", dest="steered", action="store_false")

@@ -53,6 +53,29 @@ def test_tasks_take_turns_and_memory_is_watched() -> None:
     assert held["peak_megabytes"] > 40
 
 
+def test_variance_by_bands_finds_what_was_put_in() -> None:
+    import numpy as np
+
+    from tests.benchmarks.additivity import components
+
+    random = np.random.default_rng(0)
+    masks = np.stack([random.permutation(1000) < 500 for _ in range(64)])
+    order = np.stack([random.permutation(1000) for _ in range(60)])
+    edges, shares = [0, 10, 50, 200, 1000], [0.09, 0.04, 0.0, 0.16]
+    values = np.empty((60, 64))
+    for row, ranked in enumerate(order):
+        sizes = np.repeat(
+            [np.sqrt(s / n) for s, n in zip(shares, np.diff(edges), strict=True)], np.diff(edges)
+        )
+        effects = np.zeros(1000)
+        effects[ranked] = random.normal(size=1000) * sizes
+        values[row] = (2.0 * masks - 1) @ effects + 0.3 * random.normal(size=64)
+    values -= values.mean(axis=1, keepdims=True)
+    found, errors = components(masks, order, edges, values)
+    assert np.all(np.abs(found - shares) < 3 * errors)
+    assert np.all(errors < [0.02, 0.03, 0.05, 0.1])
+
+
 @pytest.mark.slow
 def test_building(corpus: Path, index: Path) -> None:
     from stride_cli.models.loading import load_tokenizer
