@@ -1,4 +1,4 @@
-"""`stride index`: plan, build, look at, verify and extend an index."""
+"""`stride index`: plan, build, look at, verify, extend and export an index."""
 
 from __future__ import annotations
 
@@ -296,6 +296,9 @@ def plan(
             "--checkpoints", metavar="N", help="How many further models stride train will be given."
         ),
     ] = 0,
+    sketch: Annotated[
+        int, typer.Option("--sketch", metavar="BITS", help="Bits a chunk that stride train will keep.")
+    ] = 0,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
     json: Json = False,
     reading: ReadOptions,
@@ -336,6 +339,7 @@ def plan(
         gate_dimension=gate_dimension,
         finetuned=was_finetuned(model),
         checkpoints=checkpoints,
+        sketch=sketch,
         vocabulary=vocabulary,
         store_text=not no_text,
     )
@@ -395,6 +399,42 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
             print(f"{problem.path}: {problem.kind}: {problem.message}")
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
+
+
+class Exported(StrEnum):
+    """What `stride index export` writes."""
+
+    documents = "documents"
+    chunks = "chunks"
+    subsets = "subsets"
+
+
+@app.command(
+    epilog=_example(
+        "stride index export documents --index run.stride > documents.jsonl",
+        "stride index export chunks --index run.stride | jq .subsets",
+    )
+)
+def export(
+    what: Annotated[
+        Exported, typer.Argument(metavar="WHAT", help="documents, chunks or subsets.", show_default=False)
+    ],
+    index_option: IndexPath = None,
+) -> None:
+    """Write what an index holds as JSON Lines, for other programs: documents with their texts, chunks with
+    tokens and subsets, or subsets with their chunks (the rows of the design matrix).
+
+    Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
+    """
+    from index_format.reader import Index
+    from stride_cli.corpus.export import EXPORTS
+
+    opened = Index.open(find_index(index_option))
+    records, count = EXPORTS[what.value]
+    with output.progress(f"writing {what.value}", count(opened), unit=what.value) as ticker:
+        for record in records(opened):
+            output.emit(record)
+            ticker.advance()
 
 
 def _truth_summary(index: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 _INSIDE = {"mlp-matrix": (1 << 16, 1 << 17, 1 << 28), "linear-matrix": (1 << 16, 1 << 20, 1 << 29)}
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
+MOST_BITS = 4096  # of a chunk's sketch: see `sketches`
+FOLDED = 8192  # numbers that a chunk's gates are folded into for it
 _BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 4096
 # numbers a token, block and width: of a block that is differentiated, and of the linear layers inside whose
@@ -46,6 +48,11 @@ def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:
     """p of the default operators of a language model, about: a small model's bases may not fill it."""
     inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
     return inside + 2 * logit_gates(n_subsets, inside, 2)
+
+
+def sketch_bytes(n_chunks: int, bits: int) -> int:
+    """What sketches of so many bits a chunk take on disk: the bits, a scale, and the directions as int8."""
+    return n_chunks * (-(-bits // 8) + 4) + bits * (FOLDED + 4 * FOLDED // 256) if bits else 0
 
 
 def tokens_at_once(model: CausalLM, spaces: Sequence[str], layer: int) -> int:

@@ -78,7 +78,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     UsageError      an option is out of range, or does not fit the model
     """
     from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.operators.sketches import MOST_BITS
+    from stride_cli.operators.budget import MOST_BITS
 
     fit = options_fit(options)
     classifier = is_classifier_index(index)

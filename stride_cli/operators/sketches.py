@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from stride_cli.operators.budget import FOLDED
 from stride_cli.operators.gates import PackedGates, gate_responses, gate_rows
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.saving import save_atomically
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.batches import ChunkReader
     from stride_cli.operators.spaces import OperatorSpace
 
-MOST_BITS = 4096
-_FOLDED = 8192
 _SAMPLE = 8192  # chunks that the directions are found from
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1, -1).astype(np.float32)
 
@@ -56,11 +55,11 @@ class Folding:
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """One (B, p) a space → (B, 8192) float32, on the CPU."""
-        total = torch.zeros(len(gradients[0]), _FOLDED)
+        total = torch.zeros(len(gradients[0]), FOLDED)
         for gradient, order, sign in zip(gradients, self._orders, self._signs, strict=True):
             mixed = gradient.float().cpu()[:, order] * sign
-            short = -mixed.shape[1] % _FOLDED
-            total += torch.nn.functional.pad(mixed, (0, short)).view(len(mixed), -1, _FOLDED).sum(dim=1)
+            short = -mixed.shape[1] % FOLDED
+            total += torch.nn.functional.pad(mixed, (0, short)).view(len(mixed), -1, FOLDED).sum(dim=1)
         return total
 
 
@@ -172,12 +171,12 @@ def fit_sketches(
         state = torch.load(saved, weights_only=True, mmap=False)
         first, codes, step = state["next"], state["codes"].numpy(), state["step"].numpy()
         directions = PackedGates(state["directions"].numpy(), state["scale"].numpy())
-        rows = torch.zeros(0, _FOLDED)
+        rows = torch.zeros(0, FOLDED)
     else:
         sample = np.sort(stream(seed, "sketch sample").permutation(chunks.n_chunks)[:_SAMPLE])
         place = np.full(chunks.n_chunks, -1)
         place[sample] = np.arange(len(sample))
-        rows = torch.zeros(len(sample), _FOLDED)
+        rows = torch.zeros(len(sample), FOLDED)
         with progress("finding directions", len(sample), unit="chunks") as bar:
             for group in chunks.plan(batch_tokens, sample):
                 rows[torch.from_numpy(place[group])] = folded(group)

@@ -15,6 +15,7 @@ from stride_cli.measurement.direct import chunk_influences, sketched_influences
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.operators import sketches as module
 from stride_cli.operators.batches import ChunkReader, pad_batch
+from stride_cli.operators.budget import sketch_bytes
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import PackedGates, gate_rows
 from stride_cli.operators.sketches import Folding, Sketches, encode, fit_sketches, principal_directions
@@ -136,6 +137,8 @@ def test_they_survive_their_arrays(fitted: Operators) -> None:
     np.testing.assert_array_equal(back.directions.values, fitted.sketches.directions.values)
     assert back.seed == fitted.sketches.seed and attributes["sketch"] == back.bits == BITS
     assert back.codes.nbytes + back.step.nbytes == 40 * (5 + 4)
+    kept = sum(values.nbytes for name, values in arrays.items() if name.startswith("sketch_"))
+    assert kept == back.nbytes == sketch_bytes(40, BITS)
 
 
 @pytest.fixture
