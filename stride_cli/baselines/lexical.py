@@ -106,6 +106,69 @@ class TfIdf:
         return [_numbers(queries.ids[row]) for row in rows]
 
 
+class SharedPairs:
+    """Pairs of neighbouring tokens that a chunk shares with the query, each by how rare it is:
+
+        score_i = Σ_g  count_g(query) · count_g(i) / (count_g(corpus) + smoothing),
+
+    with scored tokens only as second ones. What a model that learnt nothing but bigram counts would answer
+    when a chunk is taken away, to first order; no model takes part.
+
+    Parameters
+    ----------
+    smoothing : float      0 or more
+
+    Raises
+    ------
+    UsageError            an option out of range, or a task without text
+    """
+
+    name = "pairs"
+    bytes_per_chunk = 0.0
+
+    def __init__(self, *, smoothing: float = 1.0) -> None:
+        if smoothing < 0:
+            raise UsageError(f"pairs: smoothing should be 0 or more, found {smoothing:g}")
+        self.smoothing = smoothing
+
+    def fit(self, task: Task) -> None:
+        require_text(task, self.name)
+        self._task = task
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        chunks, base = self._task.chunks, self._task.model.vocab_size
+        for first in range(0, len(queries), QUERY_BLOCK):
+            rows = range(first, min(first + QUERY_BLOCK, len(queries)))
+            asked = [_pairs(queries.ids[row], queries.weights[row], base) for row in rows]
+            known = np.unique(np.concatenate(asked))  # (G,), ascending
+            wanted = np.stack(  # (q, G)
+                [np.bincount(np.searchsorted(known, pairs), minlength=len(known)) for pairs in asked]
+            )
+            total = np.zeros(len(known))
+            held: list[tuple[np.ndarray, np.ndarray]] = []  # which known pairs a chunk has, and how often
+            for row in range(self._task.n_chunks):
+                pairs = _pairs(*chunks.chunk(row), base)
+                own, times = np.unique(
+                    np.searchsorted(known, pairs[np.isin(pairs, known)]), return_counts=True
+                )
+                total[own] += times
+                held.append((own, times))
+            weighted = wanted * np.divide(
+                1.0, total + self.smoothing, out=np.zeros_like(total), where=total > 0
+            )
+            block = np.zeros((len(rows), self._task.n_chunks), np.float32)
+            for row, (own, times) in enumerate(held):
+                block[:, row] = weighted[:, own] @ times
+            yield block
+
+
+def _pairs(ids: np.ndarray, weights: np.ndarray, base: int) -> np.ndarray:
+    """x · base + y of each token x and scored token y after it, int64."""
+    ids = np.asarray(ids, np.int64)
+    pairs: np.ndarray = (ids[:-1] * base + ids[1:])[np.asarray(weights)[1:] > 0]
+    return pairs
+
+
 class BM25:
     """BM25 by `bm25s`, every term of the query counted as often as it occurs.
 

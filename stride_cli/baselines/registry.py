@@ -52,6 +52,9 @@ METHODS: Mapping[str, MethodEntry] = {
     "chance": _entry("chance", "Chance", "random scores", "text"),
     "tfidf": _entry("lexical", "TfIdf", "cosine of TF-IDF vectors (scikit-learn)", "text"),
     "bm25": _entry("lexical", "BM25", "BM25 (bm25s)", "text"),
+    "pairs": _entry(
+        "lexical", "SharedPairs", "shared pairs of neighbouring tokens, the rarer the more", "text"
+    ),
     "dsir": _entry("dsir", "DSIR", "importance of hashed n-grams, query against corpus", "text"),
     "embeddings": _entry("embeddings", "Embeddings", "cosine of a sentence encoder's embeddings", "text"),
     "airrep": _entry("airrep", "AirRep", "an encoder trained for attribution", "text"),

@@ -92,6 +92,7 @@ def measure_exact(
                 operators.layer,
                 hidden,
                 inputs,
+                ids[:, scored],
                 scored=scored,
                 targets=targets,
                 share=share,
@@ -158,6 +159,7 @@ def _losses(
     layer: int,
     hidden: torch.Tensor,
     inputs: torch.Tensor | None,
+    tokens: torch.Tensor,
     gates: list[torch.Tensor] | None,
     scored: torch.Tensor,
     targets: torch.Tensor,
@@ -165,7 +167,7 @@ def _losses(
     unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
-    losses = token_losses(model, spaces, layer, hidden, inputs, gates, scored, targets, unsteered)
+    losses = token_losses(model, spaces, layer, hidden, inputs, tokens, gates, scored, targets, unsteered)
     return (losses.double() * share.double()).sum(dim=1)
 
 
@@ -175,6 +177,7 @@ def token_losses(
     layer: int,
     hidden: torch.Tensor,
     inputs: torch.Tensor | None,
+    tokens: torch.Tensor,
     gates: list[torch.Tensor] | None,
     scored: torch.Tensor,
     targets: torch.Tensor,
@@ -186,6 +189,7 @@ def token_losses(
     ----------
     hidden : (1, T, d)          state of the sequence after the `first_block` blocks
     inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
+    tokens : (1, S) int64       tokens at the scored positions
     gates : list of (B, p)      one per space; None: one continuation, unsteered
     scored, targets : (S,)      positions that predict, and the tokens they should predict
     unsteered : ((1, S, d), (1, S, V)), optional
@@ -214,7 +218,8 @@ def token_losses(
         final, logits = (part.expand(count, -1, -1) for part in unsteered)
     for space, gate in pairs:
         if isinstance(space, LogitSpace):
-            logits = logits + space(space.reads(final, inputs).expand(count, -1, -1), gate)
+            read = space.reads(final, inputs, tokens)
+            logits = logits + space(read.expand(count, *read.shape[1:]), gate)
     logits = model.soft_cap(logits)
     if logits.shape[-1] <= _FEW_CLASSES:
         # a sure classifier's loss is far below 1, and float32 would round its change away

@@ -23,17 +23,20 @@ _BATCH_TOKENS = 4096
 @dataclass(frozen=True)
 class Entered:
     """A batch where steering begins, without gradients: `hidden` (B, T, d) after the first blocks, `inputs`
-    (B, T, d) of the first block where a space reads them; `targets` and `weights` (B, T − 1)."""
+    (B, T − 1, d) of the first block where a space reads them; `tokens` that predictions are made from,
+    `targets` and `weights` (B, T − 1)."""
 
     hidden: torch.Tensor
     inputs: torch.Tensor | None
+    tokens: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
 
     def rows(self, chosen: torch.Tensor) -> Entered:
         """Only some of its rows."""
         inputs = None if self.inputs is None else self.inputs[chosen]
-        return Entered(self.hidden[chosen], inputs, self.targets[chosen], self.weights[chosen])
+        rest = (self.tokens[chosen], self.targets[chosen], self.weights[chosen])
+        return Entered(self.hidden[chosen], inputs, *rest)
 
     def repeated(self, count: int) -> Entered:
         """Its one row, `count` times."""
@@ -101,7 +104,7 @@ class BaseStates:
             return self._compute(batch)
         ids = batch.ids.to(self._model.device)
         hidden = self._padded(self._hidden, batch, ids.shape[1])
-        return Entered(hidden, None, ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
+        return Entered(hidden, None, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     def losses_of(self, batch: Batch, entered: Entered) -> np.ndarray:
         """Loss (B,) float64 of each chunk without steering."""
@@ -131,7 +134,7 @@ class BaseStates:
         ids = batch.ids.to(self._model.device)
         hidden, inputs = entry_states(self._model, self._spaces, self._layer, ids)
         inputs = None if inputs is None else inputs[:, :-1]
-        return Entered(hidden, inputs, ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
+        return Entered(hidden, inputs, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     @torch.no_grad()
     def _final(self, entered: Entered) -> torch.Tensor:

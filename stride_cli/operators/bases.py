@@ -26,6 +26,7 @@ from stride_cli.operators.spaces import (
     LinearMatrixSpace,
     MlpMatrixSpace,
     OperatorSpace,
+    PairLogitSpace,
     ResidualMatrixSpace,
     ResidualSpace,
     layer_norm,
@@ -41,6 +42,7 @@ _SAMPLE_TOKENS = (16_384, 65_536)
 LAYER_SPACES: dict[str, type[LayerMatrixSpace]] = {
     cls.name: cls for cls in (MlpMatrixSpace, LinearMatrixSpace)
 }
+_PAIRS_HELD = 1 << 24  # tokens whose pairs are counted at once
 _MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
 # a token rarer than the average one is not scaled up beyond it
 _VOCABULARY_DAMPING = 1.0
@@ -161,6 +163,8 @@ def fit_bases(
                 )
                 up.append(_spread(_leading(given / max(1, passed), ranks_here[1], damping), units, pair[1]))
             spaces.append(inside.from_bases(down, up))
+        elif name == "pair-logit":
+            spaces.append(_pair_space(chunks, model.vocab_size, ranks[name], batch_tokens))
         else:
             moment = read_by[name]
             rank = min(ranks[name], len(moment))
@@ -175,6 +179,46 @@ def fit_bases(
     if damping is not None and "residual" not in names:
         _to_unit_curvature(model, spaces, layer, chunks, seed, batch_tokens)
     return spaces
+
+
+def _pair_space(chunks: ChunkReader, vocab_size: int, most: int, batch_tokens: int) -> PairLogitSpace:
+    """The corpus's pairs of a token and the scored one after it; the most frequent, where there are too many.
+
+    The Fisher matrix of such gates is close to diagonal, and close to how often each pair occurs: factors are
+    (count + 1)^−½, as if each had been seen once more.
+    """
+    pairs, counts = token_pairs(chunks, vocab_size, batch_tokens)
+    if len(pairs) > most:
+        kept = np.sort(np.argsort(-counts, kind="stable")[:most])
+        pairs, counts = pairs[kept], counts[kept]
+    start = np.searchsorted(pairs, np.arange(vocab_size + 1) * vocab_size)
+    factor = 1.0 / np.sqrt(counts + 1.0)
+    return PairLogitSpace(
+        torch.from_numpy(start), torch.from_numpy(pairs % vocab_size), torch.from_numpy(factor)
+    )
+
+
+def token_pairs(chunks: ChunkReader, vocab_size: int, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs x V + y of tokens x and scored tokens y right after them, ascending, and how often each occurs:
+    two (N,) int64."""
+    pairs, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    waiting: list[np.ndarray] = []
+    held = 0
+    plan = chunks.plan(batch_tokens)
+    for number, group in enumerate(plan):
+        batch = chunks.batch(group)
+        scored = (batch.weights[:, 1:] > 0).numpy()
+        ids = batch.ids.numpy()
+        waiting.append((ids[:, :-1] * vocab_size + ids[:, 1:])[scored])
+        held += len(waiting[-1])
+        if held > _PAIRS_HELD or number + 1 == len(plan):
+            new, times = np.unique(np.concatenate(waiting), return_counts=True)
+            both = np.concatenate([pairs, new])
+            pairs, place = np.unique(both, return_inverse=True)
+            # exact: sums of integers below 2^53
+            counts = np.bincount(place, np.concatenate([counts, times]), len(pairs)).astype(np.int64)
+            waiting, held = [], 0
+    return pairs, counts
 
 
 def _to_unit_curvature(
@@ -265,7 +309,7 @@ def affordable_buckets(names: Sequence[str], ranks: dict[str, int], model: Causa
     The more buckets, the less of a chunk's gradient is lost to tokens that share one.
     """
     width = model.d_model
-    logit = [min(ranks[name], width) for name in names if "logit" in name]
+    logit = [min(ranks[name], width) for name in names if name in LOGIT_SPACES]
     others = sum(min(ranks[name], width) ** 2 for name in names if name == "residual-matrix")
     others += sum(layer_gates(model, name, ranks[name]) for name in names if name in LAYER_SPACES)
     return max(1, logit_gates(n_subsets, others, len(logit)) // max(logit, default=1))

@@ -18,6 +18,7 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, of which the same is true
 _INSIDE = {"mlp-matrix": (1 << 16, 1 << 17, 1 << 28), "linear-matrix": (1 << 16, 1 << 20, 1 << 29)}
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
+_PAIR_GATES = (1 << 14, 1 << 18, 1 << 28)  # p at least and at most, K × p
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
 MOST_BITS = 4096  # of a chunk's sketch: see `sketches`
 FOLDED = 8192  # numbers that a chunk's gates are folded into for it
@@ -42,6 +43,12 @@ def logit_gates(n_subsets: int, others: int, count: int) -> int:
     wanted = (_GATES // max(1, n_subsets) - others) // count
     affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
+
+
+def pair_gates(n_subsets: int) -> int:
+    """The most pairs of tokens that have a gate of their own, for K subsets."""
+    least, most, all_subsets = _PAIR_GATES
+    return min(max(all_subsets // max(1, n_subsets), least), most)
 
 
 def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:

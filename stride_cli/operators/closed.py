@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
 DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
-    ("residual-matrix", "logit", "token-logit", "head-matrix", "mlp-matrix", "linear-matrix"), 128
+    ("residual-matrix", "logit", "token-logit", "pair-logit", "head-matrix", "mlp-matrix", "linear-matrix"),
+    128,
 )
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096

@@ -176,7 +176,8 @@ def signals(
             surprise = _surprise(picked.double(), doubt.double(), weight.double())
             (losses_drawn if number else losses).append((surprise * weight).sum(dim=1))
             for position, space in enumerate(logit_spaces):
-                read = space.reads(state.detach(), None if inputs is None else inputs[rows, stretch])
+                given_inputs = None if inputs is None else inputs[rows, stretch]
+                read = space.reads(state.detach(), given_inputs, ids[rows, stretch])
                 (logit_drawn if number else logit)[position].append(space.gate_gradient(read, before_cap))
             if tracked:
                 (d_state,) = torch.autograd.grad(

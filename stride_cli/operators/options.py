@@ -136,7 +136,9 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
             f"space {inside} steers linear layers, of which {model.name} has none that can be told",
             fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit'}",
         )
-    closed_only = [name for name in names if name in LAYER_SPACES or name == "head-matrix"]
+    if "pair-logit" in names and classifier:
+        raise UsageError("space pair-logit is of tokens that follow each other", fix="use --space logit")
+    closed_only = [name for name in names if name in LAYER_SPACES or name in ("head-matrix", "pair-logit")]
     if closed_only and fit == "sgd":
         raise UsageError(
             f"space {closed_only[0]} is fitted in closed form only",
@@ -150,7 +152,7 @@ def _closed(
 ) -> Any:
     from stride_cli.classifiers.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
-    from stride_cli.operators.budget import tokens_at_once
+    from stride_cli.operators.budget import pair_gates, tokens_at_once
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened
     from stride_cli.operators.spaces import WEIGHT_SPACES
 
@@ -167,6 +169,8 @@ def _closed(
         ranks |= {"logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
     ranks |= {name: affordable_rank(model, name, n_subsets) for name in names if name in LAYER_SPACES}
     ranks = {name: options.rank or ranks[name] for name in names}
+    if "pair-logit" in names:  # how many pairs, not directions
+        ranks["pair-logit"] = pair_gates(n_subsets)
     curvature, of_weights = options.curvature, set(names) <= WEIGHT_SPACES
     few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
     if curvature is None and classifier and few and (names == ("logit",) or of_weights):
@@ -185,6 +189,11 @@ def _closed(
         path = training_path(network)
         given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
     chosen = ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    if "pair-logit" in names and not is_whitened(chosen):
+        raise UsageError(
+            f"space pair-logit has a Fisher matrix of its own, and the curvature is {chosen.curvature}",
+            fix="use --curvature kronecker, and not the space residual",
+        )
     if options.sketch and not is_whitened(chosen):
         raise UsageError(
             "sketches need gates that are sums over chunks' gradients, which "

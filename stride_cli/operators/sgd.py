@@ -354,7 +354,7 @@ def _steer(
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
     final = model.continue_from(state, layer)[:, :-1]
     logit = [
-        space(space.reads(final, entered.inputs), gate)
+        space(space.reads(final, entered.inputs, entered.tokens), gate)
         for space, gate in pairs
         if isinstance(space, LogitSpace)
     ]

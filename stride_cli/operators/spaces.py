@@ -15,6 +15,7 @@ space                         shift                                      source
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
 ``head-matrix``               ``S (a B [h_final, 1])``, a is c × r        as logit, in the head's own units
+``pair-logit``                ``a_g`` for y after x, g = (x, y)           every pair of tokens of the corpus
 ============================  =========================================  ====================================
 
 A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shifts are applied at once.
@@ -23,7 +24,7 @@ A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shift
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,10 +43,12 @@ SPACE_NAMES = (
     "residual-matrix",
     "logit",
     "token-logit",
+    "pair-logit",
     "head-matrix",
     "mlp-matrix",
     "linear-matrix",
 )
+_ENTRIES = 1 << 21  # positions × gates looked up at once
 # gates that are a change of a network's own weights, so that its training time holds in them
 WEIGHT_SPACES = frozenset(("head-matrix", "linear-matrix"))
 
@@ -297,12 +300,15 @@ class LogitSpace(OperatorSpace):
 
     name = "logit"
     site = "logit"
-    source: ClassVar[str] = "final"  # which activations are read: "final", or "input" of the first block
+    # what is read: "final" state, "input" of the first block, or the current tokens themselves
+    source: ClassVar[str] = "final"
 
-    def reads(self, final: torch.Tensor, inputs: torch.Tensor | None) -> torch.Tensor:
-        """The one of the two that this space reads; `inputs` may be missing where no space `reads_input`."""
+    def reads(self, final: torch.Tensor, inputs: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
+        """The one of them that this space reads; `inputs` may be missing where no space `reads_input`."""
         if self.source == "final":
             return final
+        if self.source == "tokens":
+            return ids
         assert inputs is not None
         return inputs
 
@@ -359,6 +365,70 @@ class TokenLogitSpace(LogitSpace):
     source = "input"
 
 
+class PairLogitSpace(LogitSpace):
+    """One gate for every pair of tokens that follow each other in the corpus: ``a_g`` is added to the logit
+    of y wherever the current token is x, g = (x, y).
+
+    What `TokenLogitSpace` says of all tokens in r directions, this says of each pair by itself, so that what
+    only a few chunks teach (a name's second half) is not drowned by what all of them do.
+
+    Parameters
+    ----------
+    start : (V + 1,) int64      the gates of token x are start[x] … start[x + 1] − 1
+    second : (p,) int64         y of each gate
+    factor : (p,) float32       how strongly each gate shifts its logit
+    """
+
+    name = "pair-logit"
+    source = "tokens"
+
+    def __init__(self, start: torch.Tensor, second: torch.Tensor, factor: torch.Tensor) -> None:
+        OperatorSpace.__init__(self)
+        self.register_buffer("start", start.long().clone())
+        self.register_buffer("second", second.long().clone())
+        self.register_buffer("factor", factor.float().clone())
+        self.start: torch.Tensor
+        self.second: torch.Tensor
+        self.factor: torch.Tensor
+        self.gate_size = len(second)
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        ids, length = hidden, hidden.shape[1]
+        shift = gates.new_zeros(ids.numel(), len(self.start) - 1)
+        for position, gate in self._entries(ids):
+            values = gates[position // length, gate] * self.factor[gate]
+            shift = shift.index_put((position, self.second[gate]), values)
+        return shift.view(*ids.shape, -1)
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        ids, length = hidden, hidden.shape[1]
+        flat = cotangent.reshape(ids.numel(), -1)
+        gradient = flat.new_zeros(len(ids) * self.gate_size, dtype=torch.float32)
+        for position, gate in self._entries(ids):
+            values = flat[position, self.second[gate]].float() * self.factor[gate]
+            gradient.index_add_(0, position // length * self.gate_size + gate, values)
+        return gradient.view(len(ids), self.gate_size)
+
+    def scale(self, part: int, factor: float) -> None:
+        self.factor.mul_(factor)
+
+    def _entries(self, ids: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Positions (of B T) and the gates of their tokens, two (N,) int64, in parts that fit in memory."""
+        tokens = ids.reshape(-1)
+        first = self.start[tokens]
+        counts = self.start[tokens + 1] - first
+        ends = counts.cumsum(0)
+        begin, total = 0, 0
+        while begin < len(tokens):
+            stop = max(begin + 1, int(torch.searchsorted(ends, total + _ENTRIES, right=True)))
+            own = counts[begin:stop]
+            position = torch.repeat_interleave(torch.arange(begin, stop, device=ids.device), own)
+            before = torch.repeat_interleave(ends[begin:stop] - own - total, own)
+            within = torch.arange(len(position), device=ids.device) - before
+            yield position, first[position] + within
+            begin, total = stop, int(ends[stop - 1])
+
+
 class HeadMatrixSpace(LogitSpace):
     """`LogitSpace` that reads the final state as the output layer itself does, B (r, d + 1): gates are a
     change of that layer's weights and bias, in its own units."""
@@ -413,13 +483,15 @@ _CLASSES: dict[str, type[OperatorSpace]] = {
         LinearMatrixSpace,
         LogitSpace,
         TokenLogitSpace,
+        PairLogitSpace,
         HeadMatrixSpace,
     )
 }
 
 
+# those that read activations by a basis of directions
 LOGIT_SPACES: dict[str, type[LogitSpace]] = {
-    name: cls for name, cls in _CLASSES.items() if issubclass(cls, LogitSpace)
+    name: cls for name, cls in _CLASSES.items() if issubclass(cls, LogitSpace) and cls is not PairLogitSpace
 }
 
 

@@ -64,8 +64,9 @@ def token_influence(
                 scored = scored.to(model.device)
                 hidden, inputs = entry_states(model, spaces, operators.layer, ids)
                 inputs = None if inputs is None else inputs[:, scored]
+                read, targets = ids[:, scored], ids[0, scored + 1]
                 towards, away = token_losses(
-                    model, spaces, operators.layer, hidden, inputs, both_ways, scored, ids[0, scored + 1]
+                    model, spaces, operators.layer, hidden, inputs, read, both_ways, scored, targets
                 )
                 changes[scored.cpu().numpy() + 1] = ((away - towards) / (2 * step)).double().cpu().numpy()
             found.append(changes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
 from stride_cli.baselines import lexical
-from stride_cli.baselines.lexical import BM25, TfIdf
+from stride_cli.baselines.lexical import BM25, SharedPairs, TfIdf
 from stride_cli.baselines.protocol import score_all
+from stride_cli.errors import UsageError
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])
@@ -42,6 +45,28 @@ def test_max_features_limits_the_vocabulary(task, make_queries, sentences) -> No
     method.fit(task)
     assert method.bytes_per_chunk <= 2 * 8 + 4 + 4 / task.n_chunks
     assert (score_all(method, make_queries(sentences[:3])) > 0).any()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1.0])
+def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences, smoothing) -> None:
+    method = SharedPairs(smoothing=smoothing)
+    method.fit(task)
+    queries = make_queries([*sentences[:6], "snow wolves snow wolves"])
+    corpus = [list(pairwise(task.chunks.chunk(row)[0].tolist())) for row in range(task.n_chunks)]
+    total = Counter(pair for pairs in corpus for pair in pairs)
+    expected = np.zeros((len(queries), task.n_chunks))
+    for number, ids in enumerate(queries.ids):
+        for pair in pairwise(ids.tolist()):
+            for row, pairs in enumerate(corpus):
+                expected[number, row] += pairs.count(pair) / max(total[pair] + smoothing, 1e-9)
+    found = score_all(method, queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert (found[:6].argmax(axis=1) == np.arange(6)).mean() > 0.5
+
+
+def test_shared_pairs_need_no_negative_smoothing() -> None:
+    with pytest.raises(UsageError, match="found -1"):
+        SharedPairs(smoothing=-1)
 
 
 def bm25_by_hand(query: str, corpus: list[str], k1: float, b: float) -> list[float]:

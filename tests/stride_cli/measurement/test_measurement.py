@@ -187,12 +187,13 @@ def test_chosen_subsets_are_columns_of_the_whole(model, chunks) -> None:
 
 
 @pytest.mark.parametrize(
-    "space", ["residual", "residual-matrix", "logit", "token-logit", "residual-matrix+logit+token-logit"]
+    "space",
+    ["residual", "residual-matrix", "logit", "token-logit", "pair-logit", "residual-matrix+logit+pair-logit"],
 )
 def test_central_differences_agree_with_the_first_order_response(model, chunks, space: str) -> None:
     random = np.random.default_rng(1)
     columns = np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
-    ranks = {"residual": 6, "residual-matrix": 5, "logit": 4, "token-logit": 4}
+    ranks = {"residual": 6, "residual-matrix": 5, "logit": 4, "token-logit": 4, "pair-logit": 300}
     operators = fit_closed(
         model, chunks, columns, K, ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks)
     )

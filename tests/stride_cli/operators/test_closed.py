@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from index_format.errors import IndexDamaged
 from stride_cli.errors import NumericalError
 from stride_cli.operators import closed
-from stride_cli.operators.bases import label_uniforms
+from stride_cli.operators.bases import _pair_space, label_uniforms, token_pairs
 from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings, fit_closed, solve_gates
 from stride_cli.operators.gradients import gate_gradients, signals
@@ -333,3 +335,29 @@ def test_default_ranks_name_every_space() -> None:
     from stride_cli.operators.spaces import SPACE_NAMES
 
     assert set(DEFAULT_RANKS) == set(SPACE_NAMES)
+
+
+def test_pairs_of_tokens_are_the_corpus_s_own(model, chunks: ChunkReader, monkeypatch) -> None:
+    monkeypatch.setattr("stride_cli.operators.bases._PAIRS_HELD", 20)
+    expected: Counter[tuple[int, int]] = Counter()
+    for row in range(chunks.n_chunks):
+        ids, weights = chunks.chunk(row)
+        expected.update(
+            pair for pair, weight in zip(pairwise(ids.tolist()), weights[1:], strict=True) if weight
+        )
+    pairs, counts = token_pairs(chunks, model.vocab_size, 60)
+    found = {
+        divmod(int(pair), model.vocab_size): int(count) for pair, count in zip(pairs, counts, strict=True)
+    }
+    assert found == expected and list(pairs) == sorted(pairs)
+    few = _pair_space(chunks, model.vocab_size, 25, 60)
+    kept = {
+        (x, int(few.second[gate]))
+        for x in range(model.vocab_size)
+        for gate in range(int(few.start[x]), int(few.start[x + 1]))
+    }
+    assert len(kept) == few.gate_size == 25
+    assert min(expected[pair] for pair in kept) >= max(n for pair, n in expected.items() if pair not in kept)
+    torch.testing.assert_close(
+        few.factor, torch.tensor([(expected[pair] + 1) ** -0.5 for pair in sorted(kept)])
+    )

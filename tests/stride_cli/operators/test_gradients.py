@@ -10,9 +10,9 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import LAYER_SPACES, label_uniforms, layer_widths
 from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.spaces import PairLogitSpace, initial_space
 
-SPACES = ("residual", "residual-matrix", "logit", "token-logit", "mlp-matrix", "linear-matrix")
+SPACES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
 LAYER = 2
 
 
@@ -24,6 +24,12 @@ def make_space(model, name: str, buckets: int = 4096):
         V = [torch.randn(4, read, generator=generator) / read**0.5 for read, _ in widths]
         U = [torch.randn(given, 3, generator=generator) for _, given in widths]
         return cls.from_bases(V, U).requires_grad_(False)
+    if name == "pair-logit":  # half of all pairs
+        V = model.vocab_size
+        generator = torch.Generator().manual_seed(3)
+        pairs = torch.nonzero(torch.rand(V * V, generator=generator) < 0.5).flatten()
+        start = torch.searchsorted(pairs, torch.arange(V + 1) * V)
+        return PairLogitSpace(start, pairs % V, 0.5 + torch.rand(len(pairs), generator=generator))
     return initial_space(
         name, d_model=model.d_model, vocab_size=model.vocab_size, rank=5, n_buckets=buckets, seed=3
     ).requires_grad_(False)
@@ -55,7 +61,7 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
         handle.remove()
     logits = model.head(final)
     if space.site == "logit":
-        logits = logits + space(final if space.source == "final" else model.hidden(batch.ids, 0), gates)
+        logits = logits + space(space.reads(final, model.hidden(batch.ids, 0), batch.ids), gates)
     logits = 15 * torch.tanh(logits / 15)  # NanoChat's soft cap, behind the operators
     log_p = logits[:, :-1].double().log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
     return -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
@@ -95,6 +101,28 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(
     losses.sum().backward()
     torch.testing.assert_close(gradient, -gates.grad, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_pairs_are_looked_up_in_parts_of_any_size(
+    model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = make_space(model, "pair-logit")
+    batch = chunks.batch(np.arange(4))
+    (whole,), _, _ = gate_gradients(model, [space], LAYER, batch)
+    gates = torch.randn(4, space.gate_size, generator=torch.Generator().manual_seed(1))
+    shift = space(batch.ids, gates)
+    for entries in (1, 37, 1000):
+        monkeypatch.setattr("stride_cli.operators.spaces._ENTRIES", entries)
+        (parts,), _, _ = gate_gradients(model, [space], LAYER, batch)
+        torch.testing.assert_close(parts, whole)
+        torch.testing.assert_close(space(batch.ids, gates), shift)
+    row, position = 2, 1
+    x = int(batch.ids[row, position])
+    own = range(int(space.start[x]), int(space.start[x + 1]))
+    expected = torch.zeros(model.vocab_size)
+    for gate in own:
+        expected[space.second[gate]] = gates[row, gate] * space.factor[gate]
+    torch.testing.assert_close(shift[row, position], expected)
 
 
 @pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
