@@ -13,7 +13,16 @@ from pathlib import Path
 Completer = Callable[[str], list[str]]
 
 FITS = ("closed", "sgd")
-SPACES = ("residual", "residual-matrix", "mlp-matrix", "linear-matrix", "logit", "token-logit", "head-matrix")
+SPACES = (
+    "residual",
+    "residual-matrix",
+    "mlp-matrix",
+    "linear-matrix",
+    "logit",
+    "token-logit",
+    "pair-logit",
+    "head-matrix",
+)
 CURVATURES = ("kronecker", "fisher", "exact")
 STABILITY_LOSSES = ("kl", "logit", "norm")
 MEASURES = ("auto", "linear", "exact")
