@@ -397,7 +397,7 @@ class PairLogitSpace(LogitSpace):
         shift = gates.new_zeros(ids.numel(), len(self.start) - 1)
         for position, gate in self._entries(ids):
             values = gates[position // length, gate] * self.factor[gate]
-            shift = shift.index_put((position, self.second[gate]), values)
+            shift.index_put_((position, self.second[gate]), values)  # no place twice: each pair is there once
         return shift.view(*ids.shape, -1)
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
