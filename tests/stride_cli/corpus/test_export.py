@@ -15,13 +15,8 @@ from stride_cli.corpus.build import append_to_index, build_index
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.readers import read_documents
 
-SETTINGS: dict[str, Any] = {
-    "model_fingerprint": "m" * 64,
-    "tokenizer_fingerprint": "t" * 64,
-    "model_path": None,
-    "block_size": 12,
-    "degree": 3,
-}
+from .test_build import SETTINGS
+
 RECORDS: list[dict[str, Any]] = [
     *({"id": f"d{n}", "text": "Paris is the capital of France " * (1 + n % 4)} for n in range(9)),
     {"id": "asked", "messages": [{"role": r, "content": "water boils"} for r in ("user", "assistant") * 2]},
