@@ -136,10 +136,12 @@ class SharedPairs:
         self._task = task
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        from stride_cli.operators.batches import scored_pairs
+
         chunks, base = self._task.chunks, self._task.model.vocab_size
         for first in range(0, len(queries), QUERY_BLOCK):
             rows = range(first, min(first + QUERY_BLOCK, len(queries)))
-            asked = [_pairs(queries.ids[row], queries.weights[row], base) for row in rows]
+            asked = [scored_pairs(queries.ids[row], queries.weights[row], base) for row in rows]
             known = np.unique(np.concatenate(asked))  # (G,), ascending
             wanted = np.stack(  # (q, G)
                 [np.bincount(np.searchsorted(known, pairs), minlength=len(known)) for pairs in asked]
@@ -147,7 +149,7 @@ class SharedPairs:
             total = np.zeros(len(known))
             held: list[tuple[np.ndarray, np.ndarray]] = []  # which known pairs a chunk has, and how often
             for row in range(self._task.n_chunks):
-                pairs = _pairs(*chunks.chunk(row), base)
+                pairs = scored_pairs(*chunks.chunk(row), base)
                 own, times = np.unique(
                     np.searchsorted(known, pairs[np.isin(pairs, known)]), return_counts=True
                 )
@@ -160,13 +162,6 @@ class SharedPairs:
             for row, (own, times) in enumerate(held):
                 block[:, row] = weighted[:, own] @ times
             yield block
-
-
-def _pairs(ids: np.ndarray, weights: np.ndarray, base: int) -> np.ndarray:
-    """x · base + y of each token x and scored token y after it, int64."""
-    ids = np.asarray(ids, np.int64)
-    pairs: np.ndarray = (ids[:-1] * base + ids[1:])[np.asarray(weights)[1:] > 0]
-    return pairs
 
 
 class BM25:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.operators.budget import MOST_BITS, PACKED_BYTES, default_gates, sketch_bytes
+from stride_cli.operators.budget import PACKED_BYTES, check_sketch, default_gates, sketch_bytes
 
 DEFAULT_BLOCK_SIZE = 512
 DEFAULT_DEGREE = 10  # tab:stride_hparams
@@ -223,8 +223,7 @@ def plan_index(
         raise UsageError(
             f"--checkpoints is {checkpoints}, expected 0 or more", fix="leave it out for the model alone"
         )
-    if not 0 <= sketch <= MOST_BITS:
-        raise UsageError(f"--sketch is {sketch} (expected 0 to {MOST_BITS:,})", fix="try --sketch 768")
+    check_sketch(sketch)
     n = counts.chunks
     k, d = choose_design(n, n_subsets, degree)
     p = default_gates(k, finetuned=finetuned) if gate_dimension is None else gate_dimension

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.operators.batches import Batch, ChunkReader
+from stride_cli.operators.batches import Batch, ChunkReader, scored_pairs
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.spaces import (
@@ -164,7 +164,7 @@ def fit_bases(
                 up.append(_spread(_leading(given / max(1, passed), ranks_here[1], damping), units, pair[1]))
             spaces.append(inside.from_bases(down, up))
         elif name == "pair-logit":
-            spaces.append(_pair_space(chunks, model.vocab_size, ranks[name], batch_tokens))
+            spaces.append(_pair_space(chunks, model.vocab_size, ranks[name]))
         else:
             moment = read_by[name]
             rank = min(ranks[name], len(moment))
@@ -181,13 +181,13 @@ def fit_bases(
     return spaces
 
 
-def _pair_space(chunks: ChunkReader, vocab_size: int, most: int, batch_tokens: int) -> PairLogitSpace:
+def _pair_space(chunks: ChunkReader, vocab_size: int, most: int) -> PairLogitSpace:
     """The corpus's pairs of a token and the scored one after it; the most frequent, where there are too many.
 
     The Fisher matrix of such gates is close to diagonal, and close to how often each pair occurs: factors are
     (count + 1)^−½, as if each had been seen once more.
     """
-    pairs, counts = token_pairs(chunks, vocab_size, batch_tokens)
+    pairs, counts = token_pairs(chunks, vocab_size)
     if len(pairs) > most:
         kept = np.sort(np.argsort(-counts, kind="stable")[:most])
         pairs, counts = pairs[kept], counts[kept]
@@ -198,23 +198,17 @@ def _pair_space(chunks: ChunkReader, vocab_size: int, most: int, batch_tokens: i
     )
 
 
-def token_pairs(chunks: ChunkReader, vocab_size: int, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs x V + y of tokens x and scored tokens y right after them, ascending, and how often each occurs:
-    two (N,) int64."""
+def token_pairs(chunks: ChunkReader, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `scored_pairs` of all chunks, ascending, and how often each occurs: two (N,) int64."""
     pairs, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     waiting: list[np.ndarray] = []
     held = 0
-    plan = chunks.plan(batch_tokens)
-    for number, group in enumerate(plan):
-        batch = chunks.batch(group)
-        scored = (batch.weights[:, 1:] > 0).numpy()
-        ids = batch.ids.numpy()
-        waiting.append((ids[:, :-1] * vocab_size + ids[:, 1:])[scored])
+    for row in range(chunks.n_chunks):
+        waiting.append(scored_pairs(*chunks.chunk(row), vocab_size))
         held += len(waiting[-1])
-        if held > _PAIRS_HELD or number + 1 == len(plan):
+        if held > _PAIRS_HELD or row + 1 == chunks.n_chunks:
             new, times = np.unique(np.concatenate(waiting), return_counts=True)
-            both = np.concatenate([pairs, new])
-            pairs, place = np.unique(both, return_inverse=True)
+            pairs, place = np.unique(np.concatenate([pairs, new]), return_inverse=True)
             # exact: sums of integers below 2^53
             counts = np.bincount(place, np.concatenate([counts, times]), len(pairs)).astype(np.int64)
             waiting, held = [], 0

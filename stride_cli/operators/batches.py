@@ -41,6 +41,13 @@ class Batch:
         return Batch(self.rows[rows], self.ids[rows], self.weights[rows])
 
 
+def scored_pairs(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> np.ndarray:
+    """x V + y of each token x of a sequence and the scored token y right after it, in order: (N,) int64."""
+    ids = np.asarray(ids, np.int64)
+    pairs: np.ndarray = (ids[:-1] * vocab_size + ids[1:])[np.asarray(weights)[1:] > 0]
+    return pairs
+
+
 def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """Positions 0 … len − 1 in order, in groups of at most ``batch_tokens`` padded tokens, one at least.
 

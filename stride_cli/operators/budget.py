@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stride_cli.errors import UsageError
+
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
 
@@ -55,6 +57,12 @@ def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:
     """p of the default operators of a language model, about: a small model's bases may not fill it."""
     inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
     return inside + 2 * logit_gates(n_subsets, inside, 2)
+
+
+def check_sketch(bits: int) -> None:
+    """Refuse more bits a chunk than sketches can have, or fewer than none (UsageError)."""
+    if not 0 <= bits <= MOST_BITS:
+        raise UsageError(f"--sketch is {bits} (expected 0 to {MOST_BITS:,})", fix="try --sketch 768")
 
 
 def sketch_bytes(n_chunks: int, bits: int) -> int:

@@ -78,7 +78,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     UsageError      an option is out of range, or does not fit the model
     """
     from stride_cli.classifiers.kind import is_classifier_index
-    from stride_cli.operators.budget import MOST_BITS
+    from stride_cli.operators.budget import check_sketch
 
     fit = options_fit(options)
     classifier = is_classifier_index(index)
@@ -93,10 +93,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
         raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
     if options.buckets is not None and options.buckets < 1:
         raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
-    if not 0 <= options.sketch <= MOST_BITS:
-        raise UsageError(
-            f"--sketch is {options.sketch} (expected 0 to {MOST_BITS:,})", fix="try --sketch 768"
-        )
+    check_sketch(options.sketch)
     if options.sketch and fit != "closed":
         raise UsageError("sketches are of the closed form's gates", fix="drop --fit sgd, or --sketch")
     common: dict[str, Any] = {

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.baselines.protocol import Task
+from stride_cli.baselines.protocol import Task, score_all
 from stride_cli.baselines.registry import open_method
-from stride_cli.evaluation.metrics import correlate, measured_response, row_pearson
+from stride_cli.evaluation.metrics import correlate, measured_response, predicted_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.retraining import Job, open_trainer, retrain, store_of
 from stride_cli.evaluation.scoring import TaskPath, open_task
@@ -162,12 +162,12 @@ def bands(task: Task, truth: Truth, spec: str) -> Iterator[dict[str, Any]]:
     its prediction: all of it first, then band by band."""
     method = open_method(spec)
     method.fit(task)
-    scores = np.concatenate([np.asarray(block, np.float64) for block in method.score(truth.queries)])
+    scores = score_all(method, truth.queries)
     responses = measured_response(truth.losses)  # (Q, R)
     responses = responses - responses.mean(axis=1, keepdims=True)
     responses /= responses.std(axis=1, keepdims=True)
-    predicted = scores @ truth.masks.T
-    predicted -= predicted.mean(axis=1, keepdims=True)
+    predicted = predicted_response(scores, truth.masks)
+    predicted = predicted - predicted.mean(axis=1, keepdims=True)
     slopes = (predicted * responses).sum(axis=1) / (predicted**2).sum(axis=1)
     left = responses - slopes[:, None] * predicted
     yield {

@@ -345,12 +345,12 @@ def test_pairs_of_tokens_are_the_corpus_s_own(model, chunks: ChunkReader, monkey
         expected.update(
             pair for pair, weight in zip(pairwise(ids.tolist()), weights[1:], strict=True) if weight
         )
-    pairs, counts = token_pairs(chunks, model.vocab_size, 60)
+    pairs, counts = token_pairs(chunks, model.vocab_size)
     found = {
         divmod(int(pair), model.vocab_size): int(count) for pair, count in zip(pairs, counts, strict=True)
     }
     assert found == expected and list(pairs) == sorted(pairs)
-    few = _pair_space(chunks, model.vocab_size, 25, 60)
+    few = _pair_space(chunks, model.vocab_size, 25)
     kept = {
         (x, int(few.second[gate]))
         for x in range(model.vocab_size)
