@@ -61,7 +61,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         ),
         "prior": (
             "string or null",
-            '"tfidf": hits are ranked by influence and word overlap together; null: by influence',
+            '"tfidf" or "pairs": hits are ranked by influence and overlap together; null: by influence',
             "optional",
         ),
         "recovery": {

@@ -39,11 +39,12 @@ class QueryOptions:
     check : compare a linear measurement with the exact one on a random few subsets
     shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
         Lasso as they are
-    refine : read the influences of so many chunks, those that the recovery makes most likely, from their own
-        gradients
+    refine : read the influences of so many chunks, those that the recovery and shared pairs of tokens make
+        most likely, from their own gradients
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
-    prior : "tfidf": rank by influence and word overlap together; each hit keeps the two apart
+    prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
+        query together; each hit keeps the two apart
     batch_size : steered continuations at once (exact)
     """
 
@@ -419,19 +420,22 @@ class Session:
             return solution
         import numpy as np
 
-        from stride_cli.measurement.direct import chunk_influences, sketched_influences
+        from stride_cli.measurement.direct import chunk_influences, second_estimates
+        from stride_cli.measurement.query_set import QuerySet
         from stride_cli.operators.batches import ChunkReader
         from stride_cli.recovery.refinement import candidates, with_weights
 
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
         asked = [query.batch()]
-        sketched = sketched_influences(self.pairs, asked, self.index.n_chunks)
-        second = None if sketched is None else sketched[0]
+        reader = ChunkReader(self.index)
+        second = second_estimates(
+            self.pairs, QuerySet.from_queries([query]), asked, reader, self.model.vocab_size
+        )[0]
         chunks, others = candidates(self.designs.each, solution, options.refine, second)
         found = chunk_influences(
             self.pairs,
             asked,
-            ChunkReader(self.index),
+            reader,
             chunks,
             np.asarray(responses)[None],
             self.designs.row_sizes,
@@ -497,7 +501,8 @@ class Session:
             self.priors[name] = found
         weights = np.zeros(solution.n_chunks)
         weights[solution.indices] = solution.values
-        return prior_parts(weights, self.priors[name].similarity(QuerySet.from_queries([query]))[0])
+        similarity = self.priors[name].similarity(QuerySet.from_queries([query]))[0]
+        return prior_parts(weights, similarity, self.defaults["priors"][name])
 
     def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
         """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are

@@ -107,12 +107,8 @@ class TfIdf:
 
 
 class SharedPairs:
-    """Pairs of neighbouring tokens that a chunk shares with the query, each by how rare it is:
-
-        score_i = Σ_g  count_g(query) · count_g(i) / (count_g(corpus) + smoothing),
-
-    with scored tokens only as second ones. What a model that learnt nothing but bigram counts would answer
-    when a chunk is taken away, to first order; no model takes part.
+    """Pairs of neighbouring tokens that a chunk shares with the query, each by how rare it is: see
+    `stride_cli.measurement.shared_pairs`. No model takes part.
 
     Parameters
     ----------
@@ -136,32 +132,12 @@ class SharedPairs:
         self._task = task
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        from stride_cli.operators.batches import scored_pairs
+        from stride_cli.measurement.shared_pairs import shared_pairs
 
-        chunks, base = self._task.chunks, self._task.model.vocab_size
+        base = self._task.model.vocab_size
         for first in range(0, len(queries), QUERY_BLOCK):
-            rows = range(first, min(first + QUERY_BLOCK, len(queries)))
-            asked = [scored_pairs(queries.ids[row], queries.weights[row], base) for row in rows]
-            known = np.unique(np.concatenate(asked))  # (G,), ascending
-            wanted = np.stack(  # (q, G)
-                [np.bincount(np.searchsorted(known, pairs), minlength=len(known)) for pairs in asked]
-            )
-            total = np.zeros(len(known))
-            held: list[tuple[np.ndarray, np.ndarray]] = []  # which known pairs a chunk has, and how often
-            for row in range(self._task.n_chunks):
-                pairs = scored_pairs(*chunks.chunk(row), base)
-                own, times = np.unique(
-                    np.searchsorted(known, pairs[np.isin(pairs, known)]), return_counts=True
-                )
-                total[own] += times
-                held.append((own, times))
-            weighted = wanted * np.divide(
-                1.0, total + self.smoothing, out=np.zeros_like(total), where=total > 0
-            )
-            block = np.zeros((len(rows), self._task.n_chunks), np.float32)
-            for row, (own, times) in enumerate(held):
-                block[:, row] = weighted[:, own] @ times
-            yield block
+            asked = queries.take(range(first, min(first + QUERY_BLOCK, len(queries))))
+            yield shared_pairs(asked, self._task.chunks, base, smoothing=self.smoothing)
 
 
 class BM25:

@@ -1,4 +1,4 @@
-"""An honest combination: influence from the subsets, plus what word overlap alone would say, kept apart."""
+"""An honest combination: influence from the subsets, plus what overlap alone would say, kept apart."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from stride_cli.baselines.protocol import Task
     from stride_cli.measurement.query_set import QuerySet
 
-PRIORS = ("tfidf",)
-SPEC = "tfidf:top=100"  # the paper's settings; a query's 100 best chunks, as weak overlap is no evidence
-WEIGHT = 0.25
-"""Spread of the prior over chunks as a share of the influences' spread.
-
-Chosen on queries and retrained models that no reported number uses: LDS without a prior, with weights 0.25,
-0.5, 1 and 2: pre-training .430, .441, .440, .415, .367; fine-tuning .677, .685, .663, .593, .479. Penalties
-of the Lasso lowered by the similarity did about as well, but leave no influence that is the subsets' alone.
-"""
+PRIORS = {
+    # the paper's settings; a query's 100 best chunks, as weak overlap is no evidence
+    "tfidf": "tfidf:top=100",
+    "pairs": "pairs",
+}
+"""Names, and the baseline that each adds; with what weight: `stride_cli.recovery.defaults`."""
 
 
 def check_prior(name: str) -> None:
@@ -32,22 +29,22 @@ def check_prior(name: str) -> None:
 
 
 class LexicalPrior:
-    """TF-IDF similarity of the chunks with a query, on the scale of the query's influences.
+    """What the chunks share with a query: words by TF-IDF, or pairs of neighbouring tokens.
 
     Parameters
     ----------
-    name : str      "tfidf"
+    name : str      one of `PRIORS`
 
     Raises
     ------
     UsageError            another name
-    MissingExtraError     scikit-learn is not installed (from `fit`)
+    MissingExtraError     tfidf: scikit-learn is not installed (from `fit`)
     """
 
     def __init__(self, name: str) -> None:
         check_prior(name)
         self.name = name
-        self._method = open_method(SPEC)
+        self._method = open_method(PRIORS[name])
 
     def fit(self, task: Task) -> None:
         """Read every chunk once.
@@ -59,18 +56,19 @@ class LexicalPrior:
         self._method.fit(task)
 
     def similarity(self, queries: QuerySet) -> np.ndarray:
-        """(Q, n) float32 ≥ 0, zero outside each query's best chunks."""
+        """(Q, n) float32 ≥ 0."""
         return score_all(self._method, queries)
 
 
-def prior_parts(weights: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+def prior_parts(weights: np.ndarray, similarity: np.ndarray, share: float) -> np.ndarray:
     """What the prior adds to each chunk's influence, in the unit of the weights.
 
-        part_i = ¼ sd(w) / sd(s) · s_i,     0 where w_i < 0: what opposes is left as the subsets say
+        part_i = share · sd(w) / sd(s) · s_i,     0 where w_i < 0: what opposes is left as the subsets say
 
     Parameters
     ----------
     weights, similarity : (..., n)      of the same queries
+    share : float                       spread of the prior over chunks as a share of the influences' spread
 
     Returns
     -------
@@ -80,6 +78,6 @@ def prior_parts(weights: np.ndarray, similarity: np.ndarray) -> np.ndarray:
     similarity = np.asarray(similarity, np.float64)
     spread = similarity.std(axis=-1, keepdims=True)
     scale = np.divide(
-        WEIGHT * weights.std(axis=-1, keepdims=True), spread, out=np.zeros_like(spread), where=spread > 0
+        share * weights.std(axis=-1, keepdims=True), spread, out=np.zeros_like(spread), where=spread > 0
     )
     return np.where(weights < 0.0, 0.0, scale * similarity)

@@ -41,7 +41,8 @@ class StrideMethod:
                                         `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
-    prior : str, optional               "tfidf": word overlap is added, see `stride_cli.baselines.prior`
+    prior : str, optional               "tfidf" or "pairs": what is shared with the query is added, see
+                                        `stride_cli.baselines.prior`
     shrink : bool                       make small influences smaller, as `stride query` does; False: the
                                         Lasso's weights as they are
     refine : int                        so many chunks of each query are read from their own gradients
@@ -243,7 +244,9 @@ class StrideMethod:
                     row[shrunk.indices] = shrunk.values
                 if self._prior is not None:
                     asked = queries.take(rows[first : first + QUERY_BLOCK])
-                    scores += prior_parts(scores, self._prior.similarity(asked)).astype(np.float32)
+                    share = self._defaults["priors"][self._prior.name]
+                    similarity = self._prior.similarity(asked)
+                    scores += prior_parts(scores, similarity, share).astype(np.float32)
                 yield scores
         self.reliability = None
         if self._halves:
@@ -260,12 +263,17 @@ class StrideMethod:
         self, solutions: Sequence[Solution], queries: QuerySet, rows: range, responses: np.ndarray
     ) -> list[Solution]:
         """The solutions of these queries with what their candidates' own gradients say, in one pass."""
-        from stride_cli.measurement.direct import chunk_influences, sketched_influences
+        from stride_cli.measurement.direct import chunk_influences, second_estimates
         from stride_cli.recovery.refinement import candidates, with_weights
 
         batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))]
-        sketched = sketched_influences(self._pairs(sketched=True), batches, self._task.n_chunks)
-        seconds = [None] * len(solutions) if sketched is None else sketched
+        seconds = second_estimates(
+            self._pairs(sketched=True),
+            queries.take(rows),
+            batches,
+            self._task.chunks,
+            self._task.model.vocab_size,
+        )
         wanted = [
             candidates(self._designs.each, solution, self._refine, second)
             for solution, second in zip(solutions, seconds, strict=True)

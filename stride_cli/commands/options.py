@@ -65,8 +65,9 @@ Prior = Annotated[
     str | None,
     typer.Option(
         "--prior",
-        help="tfidf: rank by influence and word overlap together; the answer keeps the two apart.",
-        autocompletion=one_of("tfidf"),
+        help="Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
+        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
+        autocompletion=one_of("tfidf", "pairs"),
     ),
 ]
 Refine = Annotated[
@@ -74,8 +75,8 @@ Refine = Annotated[
     typer.Option(
         "--refine",
         metavar="<int>",
-        help="Read the influence of so many chunks, the likeliest, from their own gradients: more exact, a "
-        "forward and a backward pass for each. [0]",
+        help="Read the influence of so many chunks, the likeliest by the recovery and by shared pairs of "
+        "tokens, from their own gradients: more exact, a forward and a backward pass for each. [0]",
     ),
 ]
 

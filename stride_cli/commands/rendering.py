@@ -87,7 +87,7 @@ def render_answer(
 def _supporting(record: dict[str, Any]) -> str:
     if record["prior"] is None:
         return "documents that support this"
-    return "documents that support this, ranked by influence and word overlap together"
+    return "documents that support this, ranked by influence and overlap together"
 
 
 def _list(title: str, hits: Sequence[dict[str, Any]], query: str, largest: float) -> list[RenderableType]:

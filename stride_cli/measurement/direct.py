@@ -18,6 +18,7 @@ from stride_cli.operators.gradients import gate_gradients, gradient_products
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
+    from stride_cli.measurement.query_set import QuerySet
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.batches import Batch, ChunkReader
     from stride_cli.operators.spaces import OperatorSpace
@@ -66,6 +67,39 @@ def sketched_influences(
     if total is not None:
         total /= np.maximum(total.std(axis=1, keepdims=True), np.finfo(float).tiny)
     return total
+
+
+def second_estimates(
+    pairs: Iterable[tuple[CausalLM, Operators]],
+    queries: QuerySet,
+    batches: Sequence[Batch],
+    chunks: ChunkReader,
+    vocab_size: int,
+) -> np.ndarray:
+    """What says, beside the recovery, which chunks are worth a direct look: sketches, where the operators
+    have them, else the pairs of tokens that a chunk shares with the query.
+
+    Parameters
+    ----------
+    pairs : models with their operators
+    queries : Q queries
+    batches : the same, in order
+    chunks : the n chunks
+    vocab_size : V
+
+    Returns
+    -------
+    ndarray (Q, n) float64          of each query at mean 0 and variance 1 (0 where all are equal)
+    """
+    from stride_cli.measurement.shared_pairs import shared_pairs
+
+    sketched = sketched_influences(pairs, batches, chunks.n_chunks)
+    if sketched is not None:
+        return sketched
+    found = shared_pairs(queries, chunks, vocab_size).astype(np.float64)
+    found -= found.mean(axis=1, keepdims=True)
+    found /= np.maximum(found.std(axis=1, keepdims=True), np.finfo(float).tiny)
+    return found
 
 
 def chunk_influences(

@@ -20,11 +20,17 @@ _SMALL_LAMBDA_RATIO = 0.01
 # and factors of 0 to .5 do about as well; .576 instead of .549 on the Factbook, which had no part in the
 # choice. In fine-tuning, influences that oppose are real, and nothing is gained
 SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.3)
+# spread of a prior over chunks as a share of the influences', by LDS on queries and retrained models of their
+# own. TF-IDF without, with ¼, ½, 1 and 2: pre-training .430, .441, .440, .415, .367; fine-tuning .677, .685,
+# .663, .593, .479. Pairs with ¼, ½, 1, 2 and 4 in pre-training: .591, .622, .651, .665, .667 (without .540).
+# In fine-tuning a model answers by more than the pairs it saw: as for TF-IDF
+PRETRAINING_PRIORS = {"tfidf": 0.25, "pairs": 1.0}
+FINETUNING_PRIORS = {"tfidf": 0.25, "pairs": 0.25}
 
 
 def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | None) -> dict[str, Any]:
-    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure, and
-    shrinkage (None: weights stay what the Lasso made them)."""
+    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure,
+    shrinkage (None: weights stay what the Lasso made them), and priors (the share that each has)."""
     from stride_cli.classifiers.kind import is_classifier_index
     from stride_cli.models.recipe import was_finetuned
 
@@ -38,4 +44,5 @@ def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | Non
         "intercept": not paper,
         "measure": "linear" if fit == "closed" else "exact",
         "shrinkage": SHRINKAGE if fit == "closed" and pretrained else None,
+        "priors": PRETRAINING_PRIORS if pretrained else FINETUNING_PRIORS,
     }

@@ -17,33 +17,34 @@ _FREE = 0.3  # least share of a design's degrees of freedom that is taken to be 
 
 
 def candidates(
-    columns: Sequence[Any], solution: Solution, count: int, sketched: np.ndarray | None = None
+    columns: Sequence[Any], solution: Solution, count: int, second: np.ndarray | None = None
 ) -> tuple[np.ndarray, float]:
-    """The chunks whose influence is most likely to be large, by the debiased Lasso and by sketches.
+    """The chunks whose influence is most likely to be large, by the debiased Lasso and a second estimate.
 
     Where subsets are few the Lasso can give only K chunks a weight; what it leaves unexplained ranks the
-    others. Of two estimates each is taken in units of its own noise: nearly all of a sketch's spread is. Then
-    the recovery is not all there is, and what it says of other chunks counts as far as it can be trusted: by
-    the share of the debiased estimate's variance over chunks that is not its error's.
+    others. Of two estimates each is taken in units of its own noise: nearly all of the second's spread is.
+    Then the recovery is not all there is, and what it says of other chunks counts as far as it can be
+    trusted: by the share of the debiased estimate's variance over chunks that is not its error's.
 
     Parameters
     ----------
     columns : C designs (n, d), of all models that measured
     solution : Solution                  of one query, residual (C K,)
     count : int
-    sketched : (n,) float64, optional    `stride_cli.measurement.direct.sketched_influences`
+    second : (n,) float64, optional      `stride_cli.measurement.direct.second_estimates`
 
     Returns
     -------
     chunks : (min(count, n),) int64, ascending
-    others : float      what the weights of other chunks are to be multiplied by, 0 … 1; 1 without sketches
+    others : float      what the weights of other chunks are to be multiplied by, 0 … 1; 1 without a second
+                  estimate
     """
     estimate, noise = debiased(columns, solution)
     others = 1.0
-    if sketched is not None:
+    if second is not None:
         variance = float(estimate.var())
         others = max(0.0, 1.0 - noise**2 / variance) if variance > 0 else 0.0
-        estimate = estimate / max(noise, np.finfo(float).tiny) + sketched
+        estimate = estimate / max(noise, np.finfo(float).tiny) + second
     strength = np.where(estimate > 0.0, estimate, -_OPPOSING * estimate)
     count = min(count, len(strength))
     chosen = np.argpartition(-strength, count - 1)[:count] if count else np.zeros(0, np.int64)

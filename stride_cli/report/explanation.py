@@ -105,7 +105,7 @@ def flags(hit: Mapping[str, Any]) -> list[str]:
     if hit["neighbours"]:
         found.append(_count(hit["neighbours"], "indistinguishable chunk"))
     if hit.get("prior") and not hit["influence"] and not hit["backfilled"]:
-        found.append("by word overlap only")
+        found.append("by overlap only")
     return found
 
 

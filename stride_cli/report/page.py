@@ -187,7 +187,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
         about = f"{_text(str(record['id']))}: {about}"
     caveats = "".join(f"<li>{_text(caveat)}</li>" for caveat in answer.caveats)
     hits = [*answer.supporters, *answer.opposers]
-    ranked = ", ranked by influence and word overlap together" if record.get("prior") else ""
+    ranked = ", ranked by influence and overlap together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
@@ -218,7 +218,7 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
         numbers.append(f'<span class="faint">{hit.influence:+.4g} nats</span>')
     if hit.prior:
-        numbers.append(f'<span class="faint">{hit.prior:+.4g} by word overlap</span>')
+        numbers.append(f'<span class="faint">{hit.prior:+.4g} by overlap</span>')
     if hit.stability is not None:
         numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:

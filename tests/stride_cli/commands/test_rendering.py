@@ -133,9 +133,9 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
         hit(2, 0.0, backfilled=False, prior=0.1),
     ]
     text = " ".join(shown(160, replace(plain, supporters=hits, prior="tfidf", reliability=0.71)).split())
-    assert "documents that support this, ranked by influence and word overlap together" in text
+    assert "documents that support this, ranked by influence and overlap together" in text
     assert "+0.8 +0.25 by overlap in 85% of halves history/one" in text
-    assert "by word overlap only" in text and "reliability 0.71" in text
+    assert "by overlap only" in text and "reliability 0.71" in text
     assert "overlap" not in shown(160) and "reliability" not in shown(160)
 
 

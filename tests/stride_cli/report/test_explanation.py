@@ -103,5 +103,5 @@ def test_second_opinions_are_one_more_clause(record) -> None:
 
 def test_a_document_known_by_its_words_alone_says_so(record) -> None:
     hit = record([0.0])["hits"][0] | {"backfilled": False, "prior": 0.1}
-    assert flags(hit) == ["by word overlap only"]
+    assert flags(hit) == ["by overlap only"]
     assert flags(hit | {"influence": 0.2}) == []
