@@ -303,6 +303,7 @@ class Session:
         QueryError, NumericalError
         """
         from stride_cli.recovery.ranking import rank_documents
+        from stride_cli.recovery.refinement import trust
         from stride_cli.recovery.shrinkage import shrink_solution
 
         options = options or QueryOptions()
@@ -314,6 +315,7 @@ class Session:
         solution = self.recover(responses, options)
         recovered = clock()
         refined = self.refine(query, responses, solution, options)
+        trusted = 1.0 if options.refine or not options.prior else trust(self.designs.each, solution)
         shrinkage = self._shrinkage(options)
         influences = shrink_solution(refined, shrinkage)
         looked = clock()
@@ -324,7 +326,7 @@ class Session:
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-            prior=None if options.prior is None else self._prior(query, influences, options.prior),
+            prior=None if options.prior is None else self._prior(query, influences, options.prior, trusted),
         )
         ranked, reliability = clock(), None
         if options.halves:
@@ -486,7 +488,7 @@ class Session:
         ]
         return lists[0], lists[1], halves.reliability
 
-    def _prior(self, query: Query, solution: Solution, name: str) -> Any:
+    def _prior(self, query: Query, solution: Solution, name: str, trusted: float) -> Any:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
         import numpy as np
 
@@ -502,7 +504,7 @@ class Session:
         weights = np.zeros(solution.n_chunks)
         weights[solution.indices] = solution.values
         similarity = self.priors[name].similarity(QuerySet.from_queries([query]))[0]
-        return prior_parts(weights, similarity, self.defaults["priors"][name])
+        return prior_parts(weights, similarity, self.defaults["priors"][name], trusted)
 
     def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
         """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are

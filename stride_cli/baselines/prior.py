@@ -22,6 +22,9 @@ PRIORS = {
 """Names, and the baseline that each adds; with what weight: `stride_cli.recovery.defaults`."""
 
 
+LEAST_TRUST = 0.05  # below, influences do not take part in the ranking to speak of
+
+
 def check_prior(name: str) -> None:
     """Raise UsageError where there is no prior of that name."""
     if name not in PRIORS:
@@ -60,15 +63,19 @@ class LexicalPrior:
         return score_all(self._method, queries)
 
 
-def prior_parts(weights: np.ndarray, similarity: np.ndarray, share: float) -> np.ndarray:
+def prior_parts(
+    weights: np.ndarray, similarity: np.ndarray, share: float, trust: np.ndarray | float = 1.0
+) -> np.ndarray:
     """What the prior adds to each chunk's influence, in the unit of the weights.
 
-        part_i = share · sd(w) / sd(s) · s_i,     0 where w_i < 0: what opposes is left as the subsets say
+        part_i = share / trust · sd(w) / sd(s) · s_i,     0 where w_i < 0: what opposes is left as it is
 
     Parameters
     ----------
     weights, similarity : (..., n)      of the same queries
     share : float                       spread of the prior over chunks as a share of the influences' spread
+    trust : (...,) or float             `stride_cli.recovery.refinement.trust`: where the subsets are too few
+                                        to tell much, the prior decides
 
     Returns
     -------
@@ -77,7 +84,8 @@ def prior_parts(weights: np.ndarray, similarity: np.ndarray, share: float) -> np
     weights = np.asarray(weights, np.float64)
     similarity = np.asarray(similarity, np.float64)
     spread = similarity.std(axis=-1, keepdims=True)
+    wanted = share / np.maximum(np.asarray(trust, np.float64)[..., None], LEAST_TRUST)
     scale = np.divide(
-        share * weights.std(axis=-1, keepdims=True), spread, out=np.zeros_like(spread), where=spread > 0
+        wanted * weights.std(axis=-1, keepdims=True), spread, out=np.zeros_like(spread), where=spread > 0
     )
     return np.where(weights < 0.0, 0.0, scale * similarity)

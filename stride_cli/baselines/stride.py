@@ -210,6 +210,7 @@ class StrideMethod:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
         from stride_cli.measurement.additive import additive_measurement
+        from stride_cli.recovery.refinement import trust
         from stride_cli.recovery.several import solve_models
         from stride_cli.recovery.shrinkage import shrink_solution
         from stride_cli.recovery.stability import solve_halves
@@ -246,7 +247,8 @@ class StrideMethod:
                     asked = queries.take(rows[first : first + QUERY_BLOCK])
                     share = self._defaults["priors"][self._prior.name]
                     similarity = self._prior.similarity(asked)
-                    scores += prior_parts(scores, similarity, share).astype(np.float32)
+                    trusted = 1.0 if self._refine else [trust(self._designs.each, one) for one in part]
+                    scores += prior_parts(scores, similarity, share, np.array(trusted)).astype(np.float32)
                 yield scores
         self.reliability = None
         if self._halves:

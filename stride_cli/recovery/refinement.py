@@ -42,13 +42,23 @@ def candidates(
     estimate, noise = debiased(columns, solution)
     others = 1.0
     if second is not None:
-        variance = float(estimate.var())
-        others = max(0.0, 1.0 - noise**2 / variance) if variance > 0 else 0.0
+        others = _share_of_signal(estimate, noise)
         estimate = estimate / max(noise, np.finfo(float).tiny) + second
     strength = np.where(estimate > 0.0, estimate, -_OPPOSING * estimate)
     count = min(count, len(strength))
     chosen = np.argpartition(-strength, count - 1)[:count] if count else np.zeros(0, np.int64)
     return np.sort(chosen), others
+
+
+def trust(columns: Sequence[Any], solution: Solution) -> float:
+    """How far a recovery can be trusted, 0 … 1: the share of the debiased estimate's variance over chunks
+    that is not its error's. Parameters as for `candidates`."""
+    return _share_of_signal(*debiased(columns, solution))
+
+
+def _share_of_signal(estimate: np.ndarray, noise: float) -> float:
+    variance = float(estimate.var())
+    return max(0.0, 1.0 - noise**2 / variance) if variance > 0 else 0.0
 
 
 def debiased(columns: Sequence[Any], solution: Solution) -> tuple[np.ndarray, float]:

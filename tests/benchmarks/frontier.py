@@ -9,9 +9,10 @@ retrained models in the index's ``truth/``, with the joint bootstrap standard er
 that neighbours share theirs. `debiased`: least squares on what the Lasso chose. `two-level`: half of the
 subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
 half points at; their gates would have to be fitted for each query. `read`: recovery, then so many of its
-likeliest chunks read from their own gradients (``--refine``), chosen by the recovery alone (no bits), or by
-sketches of so many bits of every chunk too (``--sketch``). `lds_shrunk`: the same scores, small ones made
-smaller as `stride query` does in pre-training. `bytes_per_chunk`: of gates in int8, the design and sketches;
+likeliest chunks read from their own gradients (``--refine``), chosen by the recovery alone, or by the pairs
+of tokens that chunks share with the query too, by sketches of so many bits of every chunk (``--sketch``), or
+by pairs and sketches. `lds_shrunk`: the same scores, small ones made smaller as `stride query` does in
+pre-training. `bytes_per_chunk`: of gates in int8, the design and sketches;
 `sketch_bytes` of the latter alone.
 """
 
@@ -31,7 +32,7 @@ from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
-from stride_cli.measurement.direct import query_gradients, sketched_influences
+from stride_cli.measurement.direct import query_gradients, second_estimates, sketched_influences
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
@@ -47,7 +48,7 @@ from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
 READ, READ_PER_SUBSET = (50, 100, 200, 400, 800), (100, 30, 10, 3)
-BITS = (0, 256, 768)
+BITS = (256, 768)
 _QUERY_TOKENS = 4096
 
 
@@ -58,7 +59,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
     degree = task.index.degree
     note("a pass over the corpus for each number of bits, and one")
-    direct, sketched, size = readouts(task, truth.queries, settings)
+    direct, seconds, size = readouts(task, truth.queries, settings)
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
         "benchmark": "frontier",
@@ -90,9 +91,10 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
         columns = columns_of(task, n_subsets, degree, "random")
         solutions = solve(direct, columns, n_subsets, defaults["lambda_ratio"])
-        for bits, second in sketched.items():
+        for (by, bits), second in seconds.items():
             held = -(-bits // 8) + 4.0 if bits else 0.0
-            same = {"what": "read", "bits": bits, "sketch_bytes": held, **cost(columns, n_subsets, held)}
+            about_it = {"what": "read", "by": by, "bits": bits, "sketch_bytes": held}
+            same = {**about_it, **cost(columns, n_subsets, held)}
             for count in READ:
                 scores = read(direct, columns, solutions, n_subsets, count, second)
                 yield {**same, "read": count, **quality(scores)} | about
@@ -112,24 +114,29 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {**same, **quality(scores)} | about
 
 
-def readouts(task: Any, queries: Any, settings: Any) -> tuple[np.ndarray, dict[int, np.ndarray | None], int]:
-    """Direct readout (Q, n), what sketches of several sizes say, and p."""
+def readouts(
+    task: Any, queries: Any, settings: Any
+) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray | None], int]:
+    """Direct readout (Q, n), second estimates by kind and bits, and p."""
     spaces = fit_spaces(task.model, task.chunks, settings)
     batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS)]
     asked = query_gradients(task.model, spaces, settings.layer, batches)
     tokens = settings.batch_tokens
     products = gradient_products(task.model, spaces, settings.layer, asked, task.chunks, batch_tokens=tokens)
-    sketched: dict[int, np.ndarray | None] = {}
+    pairs = second_estimates([], queries, batches, task.chunks, task.model.vocab_size)
+    seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for bits in BITS:
-        sketched[bits] = None
-        if bits:
-            sketches = fit_sketches(
-                task.model, spaces, settings.layer, task.chunks, bits, seed=settings.seed, batch_tokens=tokens
-            )
-            seen = np.ones(task.n_chunks, np.uint8)
-            kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
-            sketched[bits] = sketched_influences([(task.model, kept)], batches, task.n_chunks)
-    return products.sum(axis=0).astype(np.float32), sketched, sum(space.gate_size for space in spaces)
+        sketches = fit_sketches(
+            task.model, spaces, settings.layer, task.chunks, bits, seed=settings.seed, batch_tokens=tokens
+        )
+        seen = np.ones(task.n_chunks, np.uint8)
+        kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
+        found = sketched_influences([(task.model, kept)], batches, task.n_chunks)
+        assert found is not None
+        both = found + pairs
+        seconds["sketches", bits] = found
+        seconds["pairs and sketches", bits] = both / both.std(axis=1, keepdims=True)
+    return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in spaces)
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:

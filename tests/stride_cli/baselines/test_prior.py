@@ -18,6 +18,13 @@ def test_the_prior_has_its_share_of_the_influences_spread():
                                similarity / similarity.max(axis=1, keepdims=True))  # fmt: skip
 
 
+def test_the_less_the_subsets_tell_the_more_the_prior_says():
+    weights, similarity = np.array([[0.0, 1.0, 2.0]] * 3), np.array([[0.5, 0.0, 0.2]] * 3)
+    full, half, none = prior_parts(weights, similarity, 1.0, np.array([1.0, 0.5, 0.0]))
+    np.testing.assert_allclose(half, 2 * full)
+    assert np.isfinite(none).all() and none[0] > 10 * full[0]
+
+
 def test_what_opposes_is_left_alone():
     parts = prior_parts(np.array([1.0, -1.0, 0.0]), np.array([0.5, 0.5, 0.2]), 1.0)
     assert parts[1] == 0.0 and parts[0] > parts[2] > 0.0

@@ -152,16 +152,23 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
 @pytest.mark.parametrize(("prior", "alone"), [("tfidf", "tfidf:top=100"), ("pairs", "pairs")])
 def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) -> None:
     from stride_cli.baselines.prior import prior_parts
+    from stride_cli.measurement.additive import additive_measurement
     from stride_cli.recovery.defaults import PRETRAINING_PRIORS
+    from stride_cli.recovery.refinement import trust
+    from stride_cli.recovery.several import solve_models
 
     task, queries = task_and_queries
     plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3"), queries)
     method = fitted(task, f"stride:space=logit,subsets=16,degree=3,prior={prior}")
     overlap = score_all(fitted(task, alone), queries)
     found = score_all(method, queries)
-    np.testing.assert_allclose(
-        found, plain + prior_parts(plain, overlap, PRETRAINING_PRIORS[prior]), rtol=1e-5
-    )
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
+    ratio = method._defaults["lambda_ratio"]
+    solutions = solve_models(method._designs.each, y, n_subsets=16, lambda_ratio=ratio)
+    trusted = np.array([trust(method._designs.each, solution) for solution in solutions])
+    assert (trusted < 1).all()
+    parts = prior_parts(plain, overlap, PRETRAINING_PRIORS[prior], trusted)
+    np.testing.assert_allclose(found, plain + parts, rtol=1e-5)
     np.testing.assert_array_equal(found[plain < 0], plain[plain < 0])
     assert (found > plain).any()
     with pytest.raises(UsageError, match="prior"):

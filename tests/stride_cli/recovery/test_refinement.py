@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from index_format.design import build_columns
+from stride_cli.recovery import refinement
 from stride_cli.recovery.refinement import candidates, debiased, with_weights
 from stride_cli.recovery.several import solve_models
 
@@ -77,7 +78,9 @@ def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
 def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
     def trust(designs, _truth, _large, found) -> float:
         assert candidates(designs, found, 9)[1] == 1.0  # without a second estimate
-        return candidates(designs, found, 9, np.zeros(N))[1]
+        trusted = candidates(designs, found, 9, np.zeros(N))[1]
+        assert trusted == refinement.trust(designs, found)
+        return trusted
 
     few, many = (trust(*planted(n_subsets, 12)) for n_subsets in (20, 400))
     assert 0 <= few < 0.5 < many < 1
