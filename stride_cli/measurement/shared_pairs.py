@@ -63,8 +63,9 @@ def _occurrences(chunks: ChunkReader, known: np.ndarray, vocab_size: int) -> spa
     from scipy import sparse
 
     offsets = np.asarray(chunks.offsets, np.int64)
-    begins = np.zeros(vocab_size, bool)  # whether a token begins any pair: most do not
+    begins, ends = np.zeros((2, vocab_size), bool)  # whether a token begins or ends any pair: most do not
     begins[known // vocab_size] = True
+    ends[known % vocab_size] = True
     parts = []
     first = 0
     while first < chunks.n_chunks:
@@ -72,7 +73,7 @@ def _occurrences(chunks: ChunkReader, known: np.ndarray, vocab_size: int) -> spa
         stop = min(max(stop, first + 1), chunks.n_chunks)
         start, end = int(offsets[first]), int(offsets[stop])
         tokens = np.asarray(chunks.tokens[start:end])
-        places = np.flatnonzero(begins[tokens[:-1]])
+        places = np.flatnonzero(begins[tokens[:-1]] & ends[tokens[1:]])
         pairs = tokens[places].astype(np.int64) * vocab_size + tokens[places + 1]
         at = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
         found = known[at] == pairs
