@@ -58,12 +58,9 @@ def sketched_influences(
         spaces = [space.to(model.device) for space in operators.spaces]
         asked = query_gradients(model, spaces, operators.layer, batches)
         found = operators.sketches.products(asked).astype(np.float64)
-        found -= found.mean(axis=1, keepdims=True)
-        spread = found.std(axis=1, keepdims=True)
-        np.divide(found, spread, out=found, where=spread > 0)
         if total is None:
             total = np.zeros((len(found), n_chunks))
-        total[:, : found.shape[1]] += found
+        total[:, : found.shape[1]] += _standardised(found)
     if total is not None:
         total /= np.maximum(total.std(axis=1, keepdims=True), np.finfo(float).tiny)
     return total
@@ -76,8 +73,8 @@ def second_estimates(
     chunks: ChunkReader,
     vocab_size: int,
 ) -> np.ndarray:
-    """What says, beside the recovery, which chunks are worth a direct look: sketches, where the operators
-    have them, else the pairs of tokens that a chunk shares with the query.
+    """What says, beside the recovery, which chunks are worth a direct look: the pairs of tokens that a chunk
+    shares with the query, and sketches, where the operators have them.
 
     Parameters
     ----------
@@ -93,13 +90,17 @@ def second_estimates(
     """
     from stride_cli.measurement.shared_pairs import shared_pairs
 
+    found = _standardised(shared_pairs(queries, chunks, vocab_size).astype(np.float64))
     sketched = sketched_influences(pairs, batches, chunks.n_chunks)
-    if sketched is not None:
-        return sketched
-    found = shared_pairs(queries, chunks, vocab_size).astype(np.float64)
-    found -= found.mean(axis=1, keepdims=True)
-    found /= np.maximum(found.std(axis=1, keepdims=True), np.finfo(float).tiny)
-    return found
+    return found if sketched is None else _standardised(found + sketched)
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """Each row at mean 0 and variance 1 (0 where all are equal), in place."""
+    values -= values.mean(axis=1, keepdims=True)
+    spread = values.std(axis=1, keepdims=True)
+    np.divide(values, spread, out=values, where=spread > 0)
+    return values
 
 
 def chunk_influences(

@@ -33,6 +33,7 @@ from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.evaluation.truth import Truth
 from stride_cli.measurement.additive import additive_measurement
 from stride_cli.measurement.direct import query_gradients, second_estimates, sketched_influences
+from stride_cli.models.recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
@@ -63,6 +64,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
         "benchmark": "frontier",
+        "training": "fine-tuning" if was_finetuned(task.model.path) else "pre-training",
         "chunks": task.n_chunks,
         "space": "+".join(settings.spaces),
         "gates": size,
@@ -133,9 +135,9 @@ def readouts(
         kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
         found = sketched_influences([(task.model, kept)], batches, task.n_chunks)
         assert found is not None
-        both = found + pairs
         seconds["sketches", bits] = found
-        seconds["pairs and sketches", bits] = both / both.std(axis=1, keepdims=True)
+        both = second_estimates([(task.model, kept)], queries, batches, task.chunks, task.model.vocab_size)
+        seconds["pairs and sketches", bits] = both
     return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in spaces)
 
 

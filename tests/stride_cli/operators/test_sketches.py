@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.measurement.direct import chunk_influences, sketched_influences
+from stride_cli.measurement.direct import chunk_influences, second_estimates, sketched_influences
 from stride_cli.measurement.linear import measure_linear
+from stride_cli.measurement.query_set import QuerySet
+from stride_cli.measurement.shared_pairs import shared_pairs
 from stride_cli.operators import sketches as module
 from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.budget import sketch_bytes
@@ -126,6 +128,26 @@ def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted
     assert one is not None and mixed is not None
     assert not one[:, 40:].any() and one[:, :40].any()
     np.testing.assert_allclose(mixed, one, atol=1e-9)
+
+
+def test_shared_pairs_say_what_to_read_and_sketches_too(model, chunks, fitted, asked) -> None:
+    rows = [3, 17, 30]
+    ids, weights = zip(*(chunks.chunk(row) for row in rows), strict=True)
+    queries = QuerySet(ids, weights, [str(row) for row in rows])
+
+    def estimates(operators: Operators) -> np.ndarray:
+        return second_estimates([(model, operators)], queries, [asked], chunks, model.vocab_size)
+
+    pairs, both = estimates(replace(fitted, sketches=None)), estimates(fitted)
+    counted = shared_pairs(queries, chunks, model.vocab_size)
+    sketched = sketched_influences([(model, fitted)], [asked], chunks.n_chunks)
+    for number, row in enumerate(rows):
+        assert np.corrcoef(pairs[number], counted[number])[0, 1] == pytest.approx(1.0)
+        assert np.corrcoef(both[number], pairs[number] + sketched[number])[0, 1] == pytest.approx(1.0)
+        assert pairs[number].argmax() == both[number].argmax() == row
+    for found in (pairs, both):
+        np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-9)
+        np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
 
 
 def test_they_survive_their_arrays(fitted: Operators) -> None:
