@@ -422,11 +422,13 @@ class Session:
             return solution
         import numpy as np
 
-        from stride_cli.measurement.direct import chunk_influences, second_estimates
+        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
         from stride_cli.measurement.query_set import QuerySet
         from stride_cli.operators.batches import ChunkReader
         from stride_cli.recovery.refinement import candidates, with_weights
 
+        for _, operators in self.pairs:
+            direct_scale(operators)  # or an error, before anything is read
         intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
         asked = [query.batch()]
         reader = ChunkReader(self.index)

@@ -265,9 +265,11 @@ class StrideMethod:
         self, solutions: Sequence[Solution], queries: QuerySet, rows: range, responses: np.ndarray
     ) -> list[Solution]:
         """The solutions of these queries with what their candidates' own gradients say, in one pass."""
-        from stride_cli.measurement.direct import chunk_influences, second_estimates
+        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
         from stride_cli.recovery.refinement import candidates, with_weights
 
+        for _, operators in self._fitted:
+            direct_scale(operators)  # or an error, before anything is read
         batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))]
         seconds = second_estimates(
             self._pairs(sketched=True),

@@ -36,6 +36,22 @@ def query_gradients(
     return [torch.cat(parts) for parts in kept]
 
 
+def direct_scale(operators: Operators) -> float:
+    """Factor of a chunk's gate gradient in the unit of the gates.
+
+    Raises
+    ------
+    UsageError      the operators' gates are not what single chunks' gradients add up to
+    """
+    if operators.direct_scale is None:
+        raise UsageError(
+            "--refine reads single chunks in the gates' own units, which these operators do not have",
+            fix="fit a language model's operators by the default, in closed form with Kronecker factors "
+            "(stride train --overwrite), or leave --refine out",
+        )
+    return operators.direct_scale
+
+
 def sketched_influences(
     pairs: Iterable[tuple[CausalLM, Operators]], batches: Sequence[Batch], n_chunks: int
 ) -> np.ndarray | None:
@@ -140,13 +156,7 @@ def chunk_influences(
     total = np.zeros((len(responses), len(rows)))
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
     for number, (model, operators) in enumerate(pairs):
-        scale = operators.direct_scale
-        if scale is None:
-            raise UsageError(
-                "--refine reads single chunks in the gates' own units, which these operators do not have",
-                fix="fit a language model's operators by the default, in closed form with Kronecker factors "
-                "(stride train --overwrite), or leave --refine out",
-            )
+        scale = direct_scale(operators)
         spaces = [space.to(model.device) for space in operators.spaces]
         asked = query_gradients(model, spaces, operators.layer, batches)
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
