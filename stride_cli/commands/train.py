@@ -39,9 +39,9 @@ def train(
         typer.Option(
             "--space",
             help="residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, pair-logit, or a "
-            "sum such as the default, mlp-matrix+logit+token-logit (linear-matrix for a model of stride "
-            "model finetune, residual-matrix where there is no plain MLP; sgd: residual). Classifiers: "
-            "head-matrix+linear-matrix, their own weights, or logit.",
+            "sum such as the default, mlp-matrix+logit+token-logit+pair-logit (linear-matrix for a model of "
+            "stride model finetune, residual-matrix where there is no plain MLP; sgd: residual). "
+            "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
             autocompletion=complete_spaces,
         ),
     ] = None,

@@ -226,7 +226,7 @@ def plan_index(
     check_sketch(sketch)
     n = counts.chunks
     k, d = choose_design(n, n_subsets, degree)
-    p = default_gates(k, finetuned=finetuned) if gate_dimension is None else gate_dimension
+    p = default_gates(k, counts.tokens, finetuned=finetuned) if gate_dimension is None else gate_dimension
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),

@@ -20,7 +20,8 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, of which the same is true
 _INSIDE = {"mlp-matrix": (1 << 16, 1 << 17, 1 << 28), "linear-matrix": (1 << 16, 1 << 20, 1 << 29)}
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
-_PAIR_GATES = (1 << 14, 1 << 18, 1 << 28)  # p at least and at most, K × p
+_PAIR_GATES = (1 << 12, 1 << 18, 1 << 28)  # p at least and at most, K × p
+_PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
 MOST_BITS = 4096  # of a chunk's sketch: see `sketches`
 FOLDED = 8192  # numbers that a chunk's gates are folded into for it
@@ -53,10 +54,14 @@ def pair_gates(n_subsets: int) -> int:
     return min(max(all_subsets // max(1, n_subsets), least), most)
 
 
-def default_gates(n_subsets: int, *, finetuned: bool = False) -> int:
-    """p of the default operators of a language model, about: a small model's bases may not fill it."""
+def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
+    """p of the default operators of a language model, about: a small model's bases may not fill it. Of an
+    unknown number of tokens (0), as of many."""
     inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
-    return inside + 2 * logit_gates(n_subsets, inside, 2)
+    pairs = pair_gates(n_subsets)
+    if n_tokens:
+        pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
+    return inside + 2 * logit_gates(n_subsets, inside, 2) + pairs
 
 
 def check_sketch(bits: int) -> None:

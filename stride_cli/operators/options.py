@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.adapter import CausalLM
 
-DEFAULT_SPACE = "mlp-matrix+logit+token-logit"
+DEFAULT_SPACE = "mlp-matrix+logit+token-logit+pair-logit"
 _CLASSIFIER_RANK = 512
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
@@ -126,12 +126,14 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
         default = default.replace("mlp-matrix", "residual-matrix")
     elif was_finetuned(model.path):
         default = default.replace("mlp-matrix", "linear-matrix")
+    if options.curvature not in (None, "kronecker"):  # pairs bring a Fisher matrix of their own
+        default = default.removesuffix("+pair-logit")
     names = parse_space(options.space or default)
     inside = next((name for name in names if name in LAYER_SPACES), None)
     if inside is not None and not model.linear_layers(LAYER_SPACES[inside].which):
         raise UsageError(
             f"space {inside} steers linear layers, of which {model.name} has none that can be told",
-            fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit'}",
+            fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit+pair-logit'}",
         )
     if "pair-logit" in names and classifier:
         raise UsageError("space pair-logit is of tokens that follow each other", fix="use --space logit")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.operators.budget import default_gates, inside_gates, logit_gates, tokens_at_once
+from stride_cli.operators.budget import default_gates, inside_gates, logit_gates, pair_gates, tokens_at_once
 
 
 @given(n_subsets=st.integers(1, 65_535))
@@ -19,12 +19,16 @@ def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
         logit = logit_gates(n_subsets, inside, 2)
         assert inside >= 4096 and logit >= 4096
         assert n_subsets * (inside + 2 * logit) <= 1 << 30
+    assert 4096 <= pair_gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
 
 
-@given(fewer=st.integers(1, 65_534), more=st.integers(1, 65_535))
-def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int) -> None:
+@given(
+    fewer=st.integers(1, 65_534), more=st.integers(1, 65_535), tokens=st.sampled_from([0, 9000, 10**6, 10**9])
+)
+def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int, tokens: int) -> None:
     fewer, more = sorted((fewer, more))
-    assert default_gates(fewer) >= default_gates(more)
+    assert default_gates(fewer, tokens) >= default_gates(more, tokens)
+    assert default_gates(fewer, 0) >= default_gates(fewer, tokens)  # an unknown corpus may be large
 
 
 def test_the_sizes_that_the_suites_use() -> None:
