@@ -20,8 +20,6 @@ PRIORS = {
     "pairs": "pairs",
 }
 """Names, and the baseline that each adds; with what weight: `stride_cli.recovery.defaults`."""
-
-
 LEAST_TRUST = 0.05  # below, influences do not take part in the ranking to speak of
 
 
