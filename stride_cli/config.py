@@ -109,6 +109,15 @@ def settings(section: str | None = None) -> list[Setting]:
     return result
 
 
+def kernel_cache_setting() -> Setting:
+    """Where compiled kernels are kept: no setting of stride.yaml, but a place that users look for."""
+    from stride_cli.startup import kernel_cache
+
+    place = kernel_cache()
+    source = "NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "default"
+    return Setting("kernels.directory", None if place is None else str(place), source)
+
+
 def with_settings(text: str, updates: Mapping[str, Any]) -> str:
     """The text of a stride.yaml with some settings changed or added; comments and all else stay.
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -38,10 +43,13 @@ def keep_imported() -> None:
     """Take all objects there are out of the collector's sight, where the process is `own_process`.
 
     It would walk over all that was imported when it is switched on again, once for each generation. To be
-    called right after imports: a cycle that is garbage by then stays.
+    called right after imports: a cycle that is garbage by then stays until the process ends. Then all of them
+    are in its sight again: libraries (triton, by nanobind) report what outlives the interpreter as leaked.
     """
     if _own_process:
         gc.freeze()
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)
 
 
 def share_cores() -> None:
@@ -53,26 +61,72 @@ def share_cores() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def choose_kernel_cache() -> None:
-    """Give numba a directory of the user's own under the system's temporary one, where it would find none.
+@cache
+def kernel_cache() -> Path | None:
+    """The directory that holds compiled kernels, made where it is missing; None where none can be.
 
-    numba keeps compiled kernels beside the source, else in the user's cache directory. Where neither can be
-    written (a read-only installation run by an account without a home) it refuses to import them at all.
+    In the user's cache directory, never beside the source: pip removes what it has installed and nothing
+    else, and a directory that stays behind in site-packages hides the next installation. Each version of this
+    package, Python and numba has its own, and so has each processor that shares a home. An account without a
+    home gets one under the system's temporary directory. ``NUMBA_CACHE_DIR`` goes before all of that.
     """
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: no error)
-    places = [Path(__file__).parent, Path(home)]
-    if any(_writable(place) for place in places):
-        return
-    import tempfile
+    import hashlib
+    import platform
+    from importlib.metadata import version
 
+    import platformdirs
+    from llvmlite import binding
+
+    from stride_cli import __version__
+
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(chosen)
+    features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
+    name = "-".join(
+        [
+            __version__,
+            f"python{platform.python_version()}",
+            f"numba{version('numba')}",
+            f"{binding.get_host_cpu_name()}.{features}",
+        ]
+    )
+    home = Path(platformdirs.user_cache_dir("stride", appauthor=False), "kernels")
+    if home.is_absolute() and _own_directory(home / name):  # "~/…" where there is no home
+        return home / name
     owner = os.getuid() if hasattr(os, "getuid") else "user"
-    os.environ["NUMBA_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"stride-kernels-{owner}"))
+    shared = Path(tempfile.gettempdir(), f"stride-kernels-{owner}")
+    return shared / name if _own_directory(shared) and _own_directory(shared / name) else None
 
 
-def _writable(place: Path) -> bool:
-    """Whether a file can be made in the directory, or the directory itself where it is missing."""
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return os.access(place, os.W_OK)
+def _own_directory(path: Path) -> bool:
+    """Make a directory of this user's alone, parents too; whether it is one now that can be written.
+
+    What is loaded from it is run: nobody else may have put it there.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError:
+        return False
+    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    return stat.S_ISDIR(found.st_mode) and ours and os.access(path, os.W_OK)
+
+
+def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """`numba.njit` that leaves the interpreter to others meanwhile; compiled once, kept in `kernel_cache`.
+
+    Parameters
+    ----------
+    options :       of `numba.njit`, such as ``parallel=True``
+    """
+    if function is None:
+        return partial(compiled, **options)
+    import numba
+
+    place = kernel_cache()
+    elsewhere = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(place or "")  # read while a function is decorated, and never again
+    try:
+        return numba.njit(nogil=True, cache=place is not None, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = elsewhere

@@ -68,7 +68,7 @@ def main() -> None:
 
     chosen.out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("corpus", [p for i, p in enumerate(pieces) if i not in held]), ("queries", queries)):
-        if name == "queries":  # one chunk each, also where words are long
+        if name == "queries":
             rows = [(key, " ".join(text.split()[: chosen.query_words])) for key, text in rows]
         lines = [json.dumps({"id": key, "text": text}, ensure_ascii=False) for key, text in rows]
         (chosen.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -18,6 +18,7 @@ here=$(cd "$(dirname "$0")" && pwd)
     --layers "${LAYERS:-4}" --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" \
     --context "${CONTEXT:-128}" --epochs "${EPOCHS:-4}" --checkpoints 3
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
+python "$here/one_chunk.py" "$work/queries.jsonl" --index "$work/run.stride" --model "$work/model"
 stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
     --subsets "$subsets" --seeds "${SEEDS:-1}" --alpha 0.5 --keep "$work/retrained"
 stride evaluate compare --index "$work/run.stride" --alpha 0.5 --html "$work/comparison.html" --methods \

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from stride_cli.startup import compiled
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -113,7 +114,7 @@ def _chunks(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         first = stop
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _postings_kernel(tokens, bounds, number, n_terms):
     """(offsets (n_terms + 1,), rows, counts): for each term the chunks that hold it, ascending, how often."""
     n_rows = len(bounds) - 1
@@ -144,7 +145,7 @@ def _postings_kernel(tokens, bounds, number, n_terms):
     return offsets, rows, counts
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _score_kernel(terms, weights, offsets, rows, counts, norm, total):
     """Add each term's part to `total` (n_rows,)."""
     for position in range(len(terms)):

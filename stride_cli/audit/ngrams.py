@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from stride_cli.startup import compiled
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -104,7 +105,7 @@ def _documents(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         document = stop
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _table_kernel(words, grams, n):
     """Hashes of the n-grams; a table of their numbers by hash (open addressing); chains of equal hashes."""
     base = np.uint64(0x9E3779B97F4A7C15)
@@ -127,7 +128,7 @@ def _table_kernel(words, grams, n):
     return hashes, table, following
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _scan_kernel(
     tokens, bounds, first, words, grams, begin, end, owner, n, hashes, table, following, seen, longest, place
 ):

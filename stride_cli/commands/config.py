@@ -22,13 +22,17 @@ def _group() -> None:
 
 @app.command(epilog=EXAMPLE)
 def show(json: Json = False) -> None:
-    """Every setting, its value, and where the value comes from."""
+    """Every setting, its value, and where the value comes from; and where compiled kernels are kept.
+
+    Kernels can be kept elsewhere (NUMBA_CACHE_DIR), and their directory can be removed at any time: they are
+    compiled again when they are needed.
+    """
     from dataclasses import asdict
 
-    from stride_cli.config import settings
+    from stride_cli.config import kernel_cache_setting, settings
     from stride_cli.output import emit, wants_json
 
-    found = settings()
+    found = [*settings(), kernel_cache_setting()]
     if wants_json(json):
         for setting in found:
             emit({"schema": "stride.setting/1", **asdict(setting)})

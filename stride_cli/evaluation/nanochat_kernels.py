@@ -7,8 +7,10 @@ float32. Sums may be reordered by the compiler, always in the same way.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
+
+from stride_cli.startup import compiled
 
 _FAST = {"contract", "reassoc", "nsz", "arcp"}
 _LOG2E = np.float32(1.4426950408889634)
@@ -60,7 +62,7 @@ def _put(array, at, value):
     return same
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def norm_kernel(x, eps, normed, low, inverse):
     """normed (N, d) = x / rms(x), also as low; inverse (N,) = 1 / rms(x)."""
     n, d = x.shape
@@ -77,7 +79,7 @@ def norm_kernel(x, eps, normed, low, inverse):
             put(out_low, j, value)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def norm_back_kernel(upstream, normed, inverse, dx, dx_low):
     """dx (N, d) += the slope before a norm whose output has slope `upstream` (low); dx also as low."""
     n, d = normed.shape
@@ -94,7 +96,7 @@ def norm_back_kernel(upstream, normed, inverse, dx, dx_low):
             put(out_low, j, value)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def turn_kernel(qkv, length, cos, sin, eps, turned, inverse, qk, v):
     """Queries and keys rotated and normed, heads first.
 
@@ -130,7 +132,7 @@ def turn_kernel(qkv, length, cos, sin, eps, turned, inverse, qk, v):
                 low[j] = source[j]
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def turn_back_kernel(dq, dk, dv, length, cos, sin, scale, turned, inverse, dqkv):
     """The slope of qkv (N, 3, H, h) from those of scaled queries and keys, and values, (B, H, T, h) low."""
     n, _, heads, h = dqkv.shape
@@ -161,7 +163,7 @@ def turn_back_kernel(dq, dk, dv, length, cos, sin, scale, turned, inverse, dqkv)
                 out[j] = up[j]
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def add_kernel(x, change):
     """x (N, d) += change (N, d), low."""
     n, d = x.shape
@@ -171,7 +173,7 @@ def add_kernel(x, change):
             row[j] += widen(other[j])
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def square_kernel(active, square):
     """active (N, f) = relu of itself, square = active², low."""
     n, f = active.shape
@@ -183,7 +185,7 @@ def square_kernel(active, square):
             put(out, j, value * value)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def square_back_kernel(upstream, active):
     """upstream (N, f) = the slope before relu², in place, low."""
     n, f = active.shape
@@ -193,7 +195,7 @@ def square_back_kernel(upstream, active):
             put(row, j, _TWO * widen(value[j]) * widen(row[j]))
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def _exp(x):
     """exp of |x| < 80, to a relative 2e-7; written out so that loops around it become vector code."""
     y = x * _LOG2E
@@ -203,7 +205,7 @@ def _exp(x):
     return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy", boundscheck=False)
+@compiled(fastmath=_FAST, error_model="numpy", boundscheck=False)
 def loss_kernel(z, targets, cap, weight):
     """Σ over rows of the cross entropy under a soft cap; z (R, V) low becomes its slope times `weight`.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from stride_cli.startup import compiled
+
 _TOGETHER = 4  # rows read at once: as many streams from memory, for each load of a gradient
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def packed_product(values, scale, gradients, steps, out):
     """``out[k, q] = Σ_j values[k, j] · scale[k, j // 256] · gradients[q, j] · steps[q, j // 256]``.
 
@@ -51,7 +53,7 @@ def _product(part, numbers, length):
     return total
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
     """``out[k, j] = values[k, j] · scale[k, j // 256]``, (k, p) float32."""
     count, size = values.shape
@@ -64,7 +66,7 @@ def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
                 target[j] = np.float32(part[j]) * factor
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def table_sums(codes: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
     """``out[i] = Σ_j table[j, codes[i, j]]``: (n, b) uint8, (b, 256) float32 → (n,) float32."""
     for i in range(codes.shape[0]):

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from numba import config, njit, prange
+from numba import config, prange
+
+from stride_cli.startup import compiled
 
 # not OpenMP, whose thread count belongs to the whole process: after a first query torch would compute with
 # other threads, and to other bits, than before it
@@ -31,7 +33,7 @@ _SUM = 32_767  # the largest sum in 16 bits that leaves the top bit free
 _TOPS = np.uint64(0x8000_8000_8000_8000)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def keep_largest_kernel(ids, values, count, keep, signed):
     """Move the `keep` largest of the first `count` entries to the front, in their order; equal ones by age.
 
@@ -58,7 +60,7 @@ def keep_largest_kernel(ids, values, count, keep, signed):
 
 @lru_cache(maxsize=2)
 def _scan_kernel(known: int) -> Callable[..., None]:
-    @njit(cache=True, parallel=True, nogil=True)
+    @compiled(parallel=True)
     def kernel(columns, residual, floor, signed, bounds, ids, values, counts, dropped, largest):
         capacity = ids.shape[1]
         for lane in prange(counts.shape[0]):
@@ -114,7 +116,7 @@ def scan_kernel(degree: int) -> Callable[..., None]:
     return _scan_kernel(USUAL if degree == USUAL else 0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rounded_kernel(residuals, degree, table, steps):
     """Residuals in 16 bits, four to a word, so that one addition of words adds four of them.
 
@@ -143,7 +145,7 @@ def rounded_kernel(residuals, degree, table, steps):
             table[k, q // 4] |= entry << shift
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def limit_kernel(q, threshold, step, degree, signed, above, below):
     """Set the limits of residual q for rounded sums, so that none is missed whose score reaches `threshold`.
 
@@ -160,7 +162,7 @@ def limit_kernel(q, threshold, step, degree, signed, above, below):
     below[q // 4] = (below[q // 4] & others) | (np.uint64(_SUM + 1 + low) << shift)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def collect_kernel(
     columns, residuals, table, steps, signed, i, lane, start, totals, above, below, threshold, count, best,
     ids, values, dropped,
@@ -212,7 +214,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     are added up exactly, in the order of `scan_kernel`, so that what is collected has the same bits.
     """
 
-    @njit(cache=True, parallel=True, nogil=True)
+    @compiled(parallel=True)
     def kernel(
         columns, residuals, table, steps, floor, signed, bounds, ids, values, counts, dropped, largest
     ):  # fmt: skip
@@ -252,7 +254,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     return kernel
 
 
-@njit(cache=True, parallel=True, nogil=True)
+@compiled(parallel=True)
 def correlate_kernel(columns, vector, out):
     """out[i] = m_i · vector for columns (n, d) and vector (P,) float64, in parallel."""
     degree = columns.shape[1]
@@ -263,7 +265,7 @@ def correlate_kernel(columns, vector, out):
         out[i] = value
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def inner_products_kernel(rows, vector, out):
     """out[i] = m_i · vector for a small set of columns, in one thread (many queries may run at once)."""
     degree = rows.shape[1]
@@ -274,7 +276,7 @@ def inner_products_kernel(rows, vector, out):
         out[i] = value
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def subtract_columns_kernel(rows, weights, vector):
     """vector -= M w in place, for the columns `rows` (W, d) and their weights (W,)."""
     for i in range(rows.shape[0]):
@@ -283,7 +285,7 @@ def subtract_columns_kernel(rows, weights, vector):
                 vector[rows[i, j]] -= weights[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, order, n_epochs, threshold):
     """Cyclic coordinate descent over the columns in `order`; changes `weights` and `residual` in place.
 
@@ -345,7 +347,7 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
     return epochs
 
 
-@njit(cache=True, parallel=True, nogil=True)
+@compiled(parallel=True)
 def neighbours_kernel(columns, masks, counts, bounds):
     """How many columns share at least d − 1 subsets with each of up to 64 wanted ones (each itself included).
 
@@ -378,7 +380,7 @@ def neighbours_kernel(columns, masks, counts, bounds):
                 t += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def hash_rows_kernel(rows, out):
     """64-bit mix (splitmix64) of every row of (N, d) into out (N,) uint64; equal rows have equal hashes."""
     for i in range(rows.shape[0]):

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from stride_cli.recovery import kernels
+from stride_cli.startup import compiled
 
 _START, _GROWTH = 3.0, 3.0  # of σ, in units of 1 / ‖m_i‖²
 _QUICK, _RETREAT = (
@@ -124,7 +124,7 @@ def newton_steps(
             sigma = min(sigma * _GROWTH, _LARGEST / norm)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def conjugate_gradient_kernel(rows, scaled, right, relative, n_steps, centred, solution):
     """Solve (I + M_c diag(scaled) M_cᵀ) x = right to ‖error‖ ≤ relative · ‖right‖; x in `solution` (zero on
     entry).

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from stride_cli.recovery.pool import Penalty, Pool
+from stride_cli.startup import compiled
 
 
 class PartPool(Pool):
@@ -65,7 +65,7 @@ class PartPool(Pool):
         return -np.inf  # coordinate rounds only
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def descend_part_kernel(
     rows, sizes, weights, residual, penalty, ridge, kept, centred, nonneg, order, n_epochs, threshold
 ):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import stride_cli
 from stride_cli import startup
 
 
@@ -36,22 +43,80 @@ def test_what_was_imported_is_kept_only_in_a_process_of_our_own(monkeypatch: pyt
     assert calls == [1]
 
 
-@pytest.mark.parametrize(
-    "source, home, chosen", [(True, True, False), (False, True, False), (False, False, True)]
-)
-def test_kernels_have_a_place_where_nothing_else_can_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: bool, home: bool, chosen: bool
+def test_what_was_kept_is_collected_before_the_interpreter_ends() -> None:
+    """Libraries report what outlives it as leaked, after all that a command has said."""
+    code = (
+        "import gc\n"
+        "from stride_cli import startup\n"
+        "import atexit\n"
+        "atexit.register(lambda: print(gc.get_freeze_count()))\n"  # runs after what is registered later
+        "startup.own_process()\n"
+        "startup.keep_imported()\n"
+        "print(gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "0"]
+
+
+@pytest.fixture
+def fresh_kernel_cache() -> Iterator[None]:
+    """Where kernels go is found out once a process; here, again."""
+    startup.kernel_cache.cache_clear()
+    yield
+    startup.kernel_cache.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_kernel_cache")
+def test_kernels_are_kept_in_the_users_cache_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "kept")
-    startup.choose_kernel_cache()
-    assert os.environ["NUMBA_CACHE_DIR"] == "kept"
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    allowed = {Path(startup.__file__).parent: source, tmp_path: home}
-    monkeypatch.setattr(startup, "_writable", allowed.__getitem__)
-    startup.choose_kernel_cache()
-    assert ("NUMBA_CACHE_DIR" in os.environ) == chosen
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # so that what was chosen does not outlive the test
+    """One for each version, Python, numba and processor; never beside the source."""
+    import numba
+    from llvmlite import binding
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, appauthor: str(tmp_path / name))
+    found = startup.kernel_cache()
+    assert found is not None and found.is_dir() and found.parent == tmp_path / "stride" / "kernels"
+    for part in (stride_cli.__version__, numba.__version__, "python3.", binding.get_host_cpu_name()):
+        assert part in found.name
+    before = numba.config.CACHE_DIR
+    kernel = startup.compiled(_twice)
+    assert (
+        kernel(21) == 42 and before == numba.config.CACHE_DIR
+    )  # other people's kernels stay where they were
+    assert list(found.rglob("*.nbi")) and kernel.stats.cache_path.startswith(str(found))
+    assert not list(Path(__file__).parent.glob("__pycache__/*_twice*"))
+
+
+def _twice(value):
+    return 2 * value
+
+
+@pytest.mark.usefixtures("fresh_kernel_cache")
+def test_where_the_user_wants_kernels_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert startup.kernel_cache() == tmp_path
+
+
+@pytest.mark.usefixtures("fresh_kernel_cache")
+def test_kernels_of_an_account_without_a_home_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under the temporary directory, which all share: not in one that somebody else may write to."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, appauthor: f"~/.cache/{name}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = startup.kernel_cache()
+    assert found is not None and found.is_relative_to(tmp_path)
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    shutil.rmtree(found.parent)
+    (tmp_path / "theirs").mkdir()
+    found.parent.symlink_to(tmp_path / "theirs")
+    startup.kernel_cache.cache_clear()
+    assert startup.kernel_cache() is None
+    kernel = startup.compiled(_twice)
+    assert kernel(21) == 42 and not list(tmp_path.rglob("*.nbi"))
 
 
 @pytest.mark.parametrize("given, found", [(None, "passive"), ("active", "active")])

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from .conftest import run_stride
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")]
@@ -156,6 +158,32 @@ def test_the_pretraining_suite(script: Runs, documents: list[dict], tmp_path: Pa
     again = script(*line, **SMALL)  # everything is there: nothing is trained again
     assert '"trained": 0' in again.stdout
     assert (tmp_path / "work/model/model.safetensors").stat().st_mtime_ns == kept
+
+
+def test_queries_are_cut_to_a_chunk(
+    workspace: Path, script: Runs, documents: list[dict], tmp_path: Path
+) -> None:
+    """As few characters as it takes; words that one chunk holds many or few tokens of."""
+    from stride_cli.corpus.chunking import DocumentTokenizer
+    from stride_cli.corpus.documents import Document
+    from stride_cli.models.loading import load_tokenizer
+
+    line = f"index build {workspace}/corpus.jsonl --model {workspace}/model --out {tmp_path}/short.stride"
+    assert run_stride(f"{line} --block-size 16").code == 0
+    texts = [documents[0]["text"], "Paris.", "1789 " * 50, "ΩЖ漢字" * 40, "word" * 200]
+    queries = write(tmp_path / "queries.jsonl", [{"id": f"q{n}", "text": t} for n, t in enumerate(texts)])
+    line = f"one_chunk.py {queries} --index short.stride --model {workspace}/model"
+    done = script("python", *f"{EXAMPLES}/suites/{line}".split())
+    assert done.stderr == "4 of 5 queries cut to 16 tokens\n"
+    cutter = DocumentTokenizer(load_tokenizer(workspace / "model"), block_size=16)
+    for row, text in zip(read(queries.read_text(encoding="utf-8")), texts, strict=True):
+        assert text.startswith(row["text"]) and (row["text"] == text) == (text == "Paris.")
+        assert len(cutter.encode_batch([Document("q", text=row["text"])])[0].tokens) <= 16
+        longer = text[: len(row["text"]) + 8]
+        assert row["text"] == text or len(cutter.encode_batch([Document("q", text=longer)])[0].tokens) > 16
+    written = queries.stat().st_mtime_ns
+    assert script("python", *f"{EXAMPLES}/suites/{line}".split()).stderr == ""
+    assert queries.stat().st_mtime_ns == written
 
 
 def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:

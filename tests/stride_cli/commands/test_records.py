@@ -1,8 +1,12 @@
-"""Every command in turn, from a corpus to a selection: what each prints, `stride schema` describes."""
+"""Every command in turn: what it prints, `stride schema` describes; what it says on stderr is ours."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,8 @@ from stride_cli.schema import json_schema
 from .test_app import commands
 
 pytestmark = pytest.mark.slow
-DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "stride_cli" / "demo" / "corpus.jsonl"
 TINY = "--layers 2 --width 32 --heads 2 --vocab 512 --context 128 --epochs 2 --batch-tokens 512 --device cpu"
 ASKED = "--index run.stride --queries queries.jsonl"
 SELECTED = "--model model --queries queries.jsonl --seeds 1 --batch-tokens 256 --max-new-tokens 2"
@@ -64,27 +69,73 @@ def test_no_command_is_left_out() -> None:
     assert {command for command, _, _ in LINES} | ELSEWHERE == set(commands())
 
 
-def test_every_record_is_as_described(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# runs command lines one after the other, then ends as a command does; what our own code writes to stderr, by
+# itself or through rich, is put between \x02 and \x03
+ALL = r"""
+import contextlib, io, json, os, shlex, sys
+from stride_cli.__main__ import main
+
+def package(frame):
+    return frame.f_globals["__name__"].partition(".")[0]
+
+class Marked(io.TextIOBase):
+    def write(self, text):
+        frame = sys._getframe(1)
+        while frame.f_back and package(frame) in ("rich", "typer", "contextlib"):
+            frame = frame.f_back
+        ours = package(frame) in ("stride_cli", "index_format")
+        os.write(2, (f"\x02{text}\x03" if ours else text).encode())
+        return len(text)
+
+sys.stderr = Marked()
+for line in json.loads(sys.stdin.read()):
+    sys.argv, out, code = ["stride", *shlex.split(line)], io.StringIO(), 0
+    with contextlib.redirect_stdout(out):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps({"line": line, "code": code, "out": out.getvalue()}), flush=True)
+    os.write(2, f"\x04{line}\n".encode())
+"""
+
+
+def test_every_record_is_as_described(run, tmp_path: Path) -> None:
+    """And no library's warning, leak report or progress bar is among what commands say on stderr."""
     import numpy as np
     from jsonschema import Draft202012Validator
 
-    monkeypatch.chdir(tmp_path)
     documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:33]]
     for name, chosen in (("corpus", documents[:30]), ("queries", documents[:3]), ("more", documents[30:])):
         rows = [{"id": document["id"], "text": document["text"][:160]} for document in chosen]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     random = np.random.default_rng(0)
-    np.savez(
-        "digits.npz", images=random.integers(0, 17, (24, 8, 8)).astype(np.uint8), labels=np.arange(24) % 3
+    images = random.integers(0, 17, (24, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "digits.npz", images=images, labels=np.arange(24) % 3)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALL],
+        input=json.dumps([f"{command} {line}" for command, line, _ in LINES]),
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and len(results) == len(LINES), done.stderr
     described = {schema["title"]: schema for schema in run("schema").records}
-    for command, line, expected in LINES:
-        result = run(f"{command} {line}")
-        assert result.code == 0, f"stride {command} {line}\n{result.err}"
-        found = [record["schema"] for record in result.records]
+    for (command, _, expected), result in zip(LINES, results, strict=True):
+        assert not result["code"], f"stride {result['line']}\n{done.stderr}"
+        records = [json.loads(line) for line in result["out"].splitlines()]
+        found = [record["schema"] for record in records]
         assert found[: len(expected)] == expected and set(found) == set(expected), command
-        for record in result.records:
+        for record in records:
             Draft202012Validator(described[record["schema"]]).validate(record)
+    assert "\x02" in done.stderr  # ours are marked
+    foreign = [re.sub("\x02[^\x03]*\x03", "", part) for part in done.stderr.split("\x04")]
+    said = {part.partition("\n")[2].strip() for part in ["\n" + foreign[0], *foreign[1:]]}
+    assert said == {""}
 
 
 def test_a_record_with_another_key_would_be_found() -> None:
