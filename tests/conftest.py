@@ -1,4 +1,4 @@
-"""Shared by all tests: tiny models, a corpus of chunks in memory, and a quiet environment."""
+"""Shared by all tests: a quiet environment, commands that start at once, and what is made once a session."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.prepared import Prepared
+
+# processes side by side share the cores: torch's threads, and those of all commands that tests start. Threads
+# that spin while they wait for one that has no core make minutes of seconds
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
+
+# what takes longest goes first, so that neither of two processes ends long after the other
+_FIRST = (
+    "test_readme.py",
+    "test_installation.py",
+    "commands/test_examples.py",
+    "test_truth.py",
+    "test_records.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order of `_FIRST`, then as collected."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((number for number, name in enumerate(_FIRST) if path.endswith(name)), len(_FIRST))
+
+    items.sort(key=place)
 
 
 @cache
@@ -41,3 +68,17 @@ def records_keep_to_their_schema() -> Iterator[None]:
     output.emit = checked
     yield
     output.emit = written
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    """Starts commands that need not import torch again; see tests/prepared.py."""
+    made = Prepared(tmp_path_factory.mktemp("tools"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def kept_home(pytestconfig: pytest.Config) -> Path:
+    """Where `tests.kept.kept` keeps things: in pytest's own cache, which --cache-clear empties."""
+    return pytestconfig.cache.mkdir("kept")

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from stride_cli.schema import json_schema
+from tests.prepared import Prepared
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,15 +23,12 @@ INSTALL, TESTS, WALK, CHECKPOINTS, EVALUATE = BLOCKS
 
 
 @pytest.fixture
-def shell(tmp_path: Path):
+def shell(tmp_path: Path, prepared: Prepared):
     """Runs a block in bash, in an empty directory, with this environment's `stride`; stdout comes back."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "stride").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
+    tools = prepared.tools()
     if shutil.which("jq") is None:  # the walk pipes through it; this reads one JSON value as `jq .` does
         (tools / "jq").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m json.tool --json-lines\n')
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
+        (tools / "jq").chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from stride_cli.errors import NumericalError
 from stride_cli.evaluation import nanochat_kernels as kernels
 from stride_cli.models.batches import Batch, make_batch
+from stride_cli.models.muon import orthogonalised
 from stride_cli.models.recipe import Architecture, Recipe
 from stride_cli.models.training import initial_model, planned_steps
 
@@ -31,9 +32,6 @@ _ROWS = 256  # of logits at once: they stay in cache
 _BETAS = (0.9, 0.95)  # of AdamW, as in `train`
 _ADAM_EPS = 1e-8
 _MOMENTUM = 0.95  # of Muon
-_NS = (3.4445, -4.7750, 2.0315)  # torch.optim.Muon's coefficients, steps and floor
-_NS_STEPS = 5
-_NS_EPS = 1e-7
 _LAYER = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj"), "up": ("fc1",), "down": ("fc2",)}
 
 
@@ -121,14 +119,14 @@ class _Stack:
         for name in self.muon:
             gradient, momentum = self.gradients[name][:active], self.first[name][:active]
             momentum.lerp_(gradient, 1 - _MOMENTUM)
-            directions[name] = gradient.lerp(momentum, _MOMENTUM).bfloat16()
+            directions[name] = gradient.lerp(momentum, _MOMENTUM)
         # model by model: the same products in the same order, whatever it is trained beside
         for place in range(active):
             square = directions["attention"][place]
-            square.copy_(_orthogonal(square.flatten(0, 1)).view_as(square))
+            square.copy_(orthogonalised(square.flatten(0, 1)).view_as(square))
             # the up matrices lie across: their transposes go together with the down matrices
             up, down = directions["up"][place], directions["down"][place]
-            flat = _orthogonal(torch.cat([up.transpose(1, 2), down]))
+            flat = orthogonalised(torch.cat([up.transpose(1, 2), down]))
             up.copy_(flat[: len(up)].transpose(1, 2))
             down.copy_(flat[len(up) :])
         for name, direction in directions.items():
@@ -137,7 +135,7 @@ class _Stack:
             by_model = _expand(rates, value)
             if self.recipe.weight_decay:
                 value.mul_(1 - by_model * self.recipe.weight_decay)
-            value.addcmul_(direction.float(), by_model * -ratio)
+            value.addcmul_(direction, by_model * -ratio)
 
     def _update_adam(self, rates: Tensor, number: int) -> None:
         active = len(rates)
@@ -191,16 +189,6 @@ def _layer_matrices(layer: Any) -> dict[str, list[Tensor]]:
 
 def _expand(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
-
-
-def _orthogonal(matrices: Tensor) -> Tensor:
-    """Newton–Schulz of a stack (S, a, b), a ≤ b, bf16: as torch.optim.Muon does to each matrix."""
-    a, b, c = _NS
-    x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=_NS_EPS)[:, None, None]
-    for _ in range(_NS_STEPS):
-        gram = torch.bmm(x, x.transpose(1, 2))
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
 
 
 @dataclass

@@ -17,6 +17,7 @@ import torch
 from index_format.durable import write_file
 from stride_cli.errors import CorpusError, ModelError, NumericalError
 from stride_cli.models.batches import make_batch, plan_epoch
+from stride_cli.models.muon import Muon, multiplies_bf16
 from stride_cli.models.objective import next_token_loss
 from stride_cli.models.recipe import Recipe
 from stride_cli.output import Ticker
@@ -203,16 +204,12 @@ def mean_loss(model: Any, chunks: Sequence[Any], recipe: Recipe, *, limit: int =
 
 
 def choose_dtype(dtype: str, device: torch.device) -> str:
-    """Resolve "auto": bf16 where the device multiplies it faster (CUDA; CPUs with AMX tiles), else fp32."""
+    """Resolve "auto": bf16 where the device multiplies it faster, else fp32."""
     if dtype != "auto":
         if dtype not in ("fp32", "bf16"):
             raise ModelError(f"dtype '{dtype}' is unknown for training", fix="one of auto, fp32, bf16")
         return dtype
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    # measured on a Sapphire Rapids core: 1.5 (width 128) to 1.8 (width 256) times the steps of fp32
-    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return "bf16" if device.type == "cpu" and has_tiles() else "fp32"
+    return "bf16" if multiplies_bf16(device) else "fp32"
 
 
 def _passes(
@@ -320,7 +317,7 @@ def _make_optimizers(model: Any, parameters: dict[str, Any], recipe: Recipe) -> 
     if recipe.optimizer == "muon+adamw":
         made: list[torch.optim.Optimizer] = []
         if matrices:
-            made.append(torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=recipe.weight_decay))
+            made.append(Muon(matrices, lr=recipe.lr, weight_decay=recipe.weight_decay))
         if rest:
             made.append(torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=betas, weight_decay=0.0))
     elif recipe.optimizer == "adamw":

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from stride_cli.errors import NumericalError
+from stride_cli.models.muon import Muon
 from stride_cli.operators.base_states import BaseStates, Entered
 from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
@@ -125,7 +126,7 @@ def fit_sgd(
         torch.zeros(n_subsets, space.gate_size, device=model.device, requires_grad=True) for space in spaces
     ]
     bases = [parameter for space in spaces for parameter in space.parameters()]
-    muon = torch.optim.Muon(bases, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    muon = Muon(bases, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(gates, lr=settings.lr, weight_decay=0.0)
     sketches = _sketch(row_offsets, row_members, chunks.n_chunks, settings)
     seen = np.zeros(chunks.n_chunks, dtype=np.uint8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,15 @@ import pytest
 
 from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
 from stride_cli.classifiers.loading import load_classifier
+from tests.prepared import Prepared
 
 ROOT = Path(__file__).parents[3]
 VISION = ROOT / "examples/vision"
 
 
-def run(folder: Path, script: str, *arguments: str, **settings: str) -> list[dict]:
+def run(prepared: Prepared, script: str, *arguments: str, **settings: str) -> list[dict]:
     """The records of a script, with `stride` and `python` of this environment."""
-    for name, line in (("stride", f'"{sys.executable}" -W ignore -m stride_cli'), ("python", sys.executable)):
-        (folder / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
-        (folder / name).chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **settings}
+    environment = {"PATH": f"{prepared.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **settings}
     done = subprocess.run(
         ["bash", str(VISION / script), *arguments],
         env={**os.environ, **environment},
@@ -36,7 +33,7 @@ def run(folder: Path, script: str, *arguments: str, **settings: str) -> list[dic
 
 
 @pytest.mark.slow
-def test_digits(tmp_path: Path) -> None:
+def test_digits(tmp_path: Path, prepared: Prepared) -> None:
     settings = {
         "TRAIN": "--network mlp --width 8 --rows 80 --holdout 6 --epochs 5",
         "SUBSETS": "4",
@@ -45,7 +42,7 @@ def test_digits(tmp_path: Path) -> None:
         "METHODS": "stride,chance",
         "RESPONSES": "margin",
     }
-    records = run(tmp_path, "digits.sh", str(tmp_path / "digits.npz"), str(tmp_path / "out"), **settings)
+    records = run(prepared, "digits.sh", str(tmp_path / "digits.npz"), str(tmp_path / "out"), **settings)
     assert [record["method"] for record in records] == ["stride", "chance"]
     assert all(-1 <= record["spearman"]["mean"] <= 1 for record in records)
     assert (tmp_path / "out/compare-margin-0.5.html").is_file()
@@ -53,7 +50,7 @@ def test_digits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["mnist.sh", "parkinsons.sh"])
-def test_suites_with_data_of_ones_own(script: str, tmp_path: Path) -> None:
+def test_suites_with_data_of_ones_own(script: str, tmp_path: Path, prepared: Prepared) -> None:
     noise = np.random.default_rng(0)
     labels = np.arange(80) % 2
     network = "--network mlp --width 8 --holdout 6 --epochs 5"
@@ -66,7 +63,7 @@ def test_suites_with_data_of_ones_own(script: str, tmp_path: Path) -> None:
         rows = [f"r{n},{noise.normal() + label:.3f},{label}" for n, label in enumerate(labels)]
         data.write_text("\n".join(["name,pitch,status", *rows]) + "\n")
     small = {"SUBSETS": "4", "SEEDS": "1", "ALPHAS": "0.5", "METHODS": "stride,chance", "RESPONSES": "loss"}
-    records = run(tmp_path, script, str(data), str(tmp_path / "out"), TRAIN=train, **small)
+    records = run(prepared, script, str(data), str(tmp_path / "out"), TRAIN=train, **small)
     assert [record["method"] for record in records] == ["stride", "chance"]
     assert (tmp_path / "out/compare-loss-0.5.html").is_file()
 

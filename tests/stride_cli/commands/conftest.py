@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+
+from tests.kept import kept
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo"
 
@@ -52,10 +55,8 @@ def run() -> Callable[..., Outcome]:
     return run_stride
 
 
-@pytest.fixture(scope="session")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with corpus.jsonl (60 documents of the demo corpus), model, run.stride with operators."""
-    folder = tmp_path_factory.mktemp("workspace")
+def trained_workspace(folder: Path) -> None:
+    """Fill it with corpus.jsonl (60 documents of the demo corpus), model, run.stride with operators."""
     lines = (DEMO / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = [line for line in lines if json.loads(line)["id"].startswith("history/")][:60]
     if not any('"history/french-revolution"' in line for line in wanted):
@@ -69,4 +70,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in commands:
         result = run_stride(command)
         assert result.code == 0, result.err
-    return folder
+
+
+@pytest.fixture(scope="session")
+def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `trained_workspace` of one's own; the model that the index names is everybody's."""
+    return Path(
+        shutil.copytree(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
+    )

@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.prepared import Prepared
 
 from .conftest import run_stride
 
@@ -23,13 +24,9 @@ Runs = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Runs:
+def script(tmp_path: Path, prepared: Prepared) -> Runs:
     """Runs a program in `tmp_path`, with this environment's `stride` and `python`, on one thread."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, line in (("stride", f'"{sys.executable}" -m stride_cli'), ("python", f'"{sys.executable}"')):
-        (tools / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
-        (tools / name).chmod(0o755)
+    tools = prepared.tools()
 
     def run(
         *command: str, code: int = 0, stdin: str = "", **settings: str

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.prepared import Prepared
+
 WORDS = ["Water", "boils", "at", "one", "hundred", "degrees", "and", "Paris", "is", "in", "France", "now"]
 
 
@@ -420,42 +422,37 @@ def test_a_full_disk(here: Path, stride: Callable[..., Result]) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path) -> None:
+def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path, prepared: Prepared) -> None:
     Path("corpus.jsonl").write_text(corpus(20_000))
     line = "index build corpus.jsonl --model model --commit-seconds 0"
-    command = [sys.executable, "-m", "stride_cli", *line.split()]
+    command = ["stride", *line.split()]
     journal = Path("run.stride.partial/journal.jsonl")
     for _ in range(6):  # on a busy machine the signal may come too late, or while a library swallows it
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # a test run in the background of a script ignores interrupts, and so would its children
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        with Path("out").open("wb") as out, Path("err").open("wb") as err:
+            process = prepared.start(command, stdout=out, stderr=err)
+            while process.poll() is None and not (journal.exists() and b"commit" in journal.read_bytes()):
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            process.wait()
         if process.returncode == 130 and journal.exists():  # else: it was published just before
             break
         shutil.rmtree("run.stride", ignore_errors=True)
-    assert (process.returncode, out) == (130, b"")
-    assert err in (b"", b"interrupted\n")  # no traceback, no half-finished message
+    assert (process.returncode, Path("out").read_bytes()) == (130, b"")
+    assert Path("err").read_bytes() in (b"", b"interrupted\n")  # no traceback, no half-finished message
     assert journal.exists() and not Path("run.stride").exists()
-    subprocess.run(command, check=True, capture_output=True)
+    prepared.run(command, check=True)
     assert not journal.exists() and Path("run.stride").is_dir()
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> None:
+def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepared: Prepared) -> None:
     """kill -9, eight times, wherever the build happens to be; each time the same command goes on."""
     Path("corpus.jsonl").write_text(corpus(6000))
     # commits as often as it can, so that kills fall between, in and after commits
     line = "index build corpus.jsonl --model model --commit-seconds 0 --out"
-    command = [sys.executable, "-m", "stride_cli", *line.split()]
+    command = ["stride", *line.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "whole"], check=True, capture_output=True, env=environment)
+    prepared.run([*command, "whole"], check=True, env=environment)
     whole = contents(here / "whole")
     killed, journal = Path("killed"), Path("killed.partial/journal.jsonl")
     rng = random.Random(0)
@@ -463,19 +460,20 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path) -> Non
     for _ in range(8):
         before = journal.stat().st_mtime_ns if journal.exists() else None
         resumed += before is not None
-        process = subprocess.Popen([*command, "killed"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        # most of a short run is imports: wait until this one writes, and then for any part of a second
-        while process.poll() is None and not (journal.exists() and journal.stat().st_mtime_ns != before):
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        _, err = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), err.decode()
+        with Path("err").open("wb") as err:
+            process = prepared.start([*command, "killed"], stderr=err)
+            # wait until this one writes, and then for any part of a second
+            while process.poll() is None and not (journal.exists() and journal.stat().st_mtime_ns != before):
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.4))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
         if killed.exists():  # there, hence whole; begin anew
             assert contents(killed) == whole
             shutil.rmtree(killed)
             shutil.rmtree(journal.parent, ignore_errors=True)
     assert resumed >= 4
-    subprocess.run([*command, "killed"], check=True, capture_output=True, env=environment)
+    prepared.run([*command, "killed"], check=True, env=environment)
     assert contents(killed) == whole
     assert not journal.parent.exists()

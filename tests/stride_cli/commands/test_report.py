@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
 import pytest
+
+from tests.prepared import Prepared
 
 PROMPT = '"The French Revolution began in"'
 pytestmark = pytest.mark.slow
@@ -148,20 +149,17 @@ def test_bad_input_leaves_nothing_behind(
     assert result.out == "" and list(tmp_path.iterdir()) == []
 
 
-def test_the_example_script(run, workspace: Path, tmp_path: Path) -> None:
+def test_the_example_script(run, workspace: Path, tmp_path: Path, prepared: Prepared) -> None:
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
     root = Path(__file__).parents[3]
-    stride = tmp_path / "stride"
-    stride.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stride_cli "$@"\n')
-    stride.chmod(0o755)
     (tmp_path / "prompts.txt").write_text("The French Revolution began in\n")
     asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 2")
     (tmp_path / "answers.jsonl").write_text(asked.out)
     done = subprocess.run(
         ["bash", str(root / "examples/report.sh"), f"{workspace}/run.stride", "prompts.txt", "answers.jsonl"],
         cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(root)},
+        env={**os.environ, "PATH": f"{prepared.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         check=False,

@@ -8,11 +8,12 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.prepared import Prepared
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +39,16 @@ def bare(workspace: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("fit", FITS)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(
-    run, workspace: Path, tmp_path: Path, fit: str
+    run, workspace: Path, tmp_path: Path, fit: str, prepared: Prepared
 ) -> None:
     whole = bare(workspace, tmp_path / "whole.stride")
     assert run(f"train --index {whole} {FITS[fit]}").code == 0
     killed = bare(workspace, tmp_path / "killed.stride")
-    command = [sys.executable, "-m", "stride_cli", "train", "--index", str(killed), *FITS[fit].split()]
+    command = ["stride", "train", "--index", str(killed), *FITS[fit].split()]
     moments = random.Random(fit)
     kills = 0
     while kills < 6 and not (killed / "operators").exists():
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = prepared.start(command)
         # from the moment the fit has begun: importing torch is not what is tested
         while process.poll() is None and not (killed / "operators.partial").exists():
             time.sleep(0.02)

@@ -163,56 +163,14 @@ def test_one_thread_is_given_back():
     assert torch.get_num_threads() == before
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A Ray cluster of two nodes with a processor each, on this machine."""
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        nodes.add_node(num_cpus=1)
-        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
-        yield nodes
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
-
-
 @pytest.mark.slow
-def test_ray_trains_what_processes_train(task_and_queries, tmp_path, cluster, capsys):
+def test_ray_trains_what_processes_train(trained, open_task, tmp_path, prepared):
     """On two nodes: the same outcomes; then a worker process is killed, then a whole node is lost."""
-    task, queries = task_and_queries
-    trainer = _one_by_one(task, queries)
-    jobs = _jobs(trainer.n_chunks, 8)
-    alone = retrain(trainer, jobs, store=tmp_path / "alone", workers=1)
-    node = next(iter(cluster.worker_nodes))
-    store = tmp_path / "ray"
-    killed: list[str] = []
-
-    def disturb() -> None:
-        while len(list(store.glob("*.outcome"))) < 2:
-            time.sleep(0.005)
-        found = subprocess.run(["pgrep", "-f", "^ray::_run_on_ray"], capture_output=True, text=True)
-        os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
-        killed.append("worker")
-        while len(list(store.glob("*.outcome"))) < 4:
-            time.sleep(0.005)
-        cluster.remove_node(node, allow_graceful=False)
-        killed.append("node")
-
-    disturber = threading.Thread(target=disturb)
-    disturber.start()
-    found = retrain(trainer, jobs, store=store, engine="ray")
-    disturber.join()
-    assert killed == ["worker", "node"]
-    assert _bytes(found) == _bytes(alone)
-    written = {path.name: path.stat().st_mtime_ns for path in store.glob("*.outcome")}
-    assert len(written) == 8
-    again = retrain(trainer, jobs, store=store, engine="ray")
-    assert _bytes(again) == _bytes(alone)
-    assert {path.name: path.stat().st_mtime_ns for path in store.glob("*.outcome")} == written
-    nothing = [Job(np.zeros(trainer.n_chunks, bool), 0)]
-    with pytest.raises(CorpusError, match="no token to train on"):
-        retrain(trainer, nothing, store=store, engine="ray")
-    assert capsys.readouterr().out == ""
+    pytest.importorskip("ray")
+    task, _ = open_task()
+    places = [task.index.path, trained / "model", trained / "queries.jsonl", tmp_path]
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        script = Path(__file__).with_name("ray_cluster.py")
+        process = prepared.start([script, *places], stdout=out, stderr=err, new_session=True)
+        assert process.wait() == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == ""

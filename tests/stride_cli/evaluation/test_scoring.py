@@ -171,8 +171,7 @@ def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypat
 
     def kill() -> None:
         while not multiprocessing.active_children():
-            time.sleep(0.01)
-        time.sleep(0.2)
+            time.sleep(0.001)
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -256,20 +255,14 @@ build_truth(Task(index, model, ChunkReader(index), index.seed), queries, n_subse
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how):
+def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how, prepared):
     task, queries = open_task()
-    line = [sys.executable, "-c", RUN, str(task.index.path), str(trained / "queries.jsonl")]
-    process = subprocess.Popen(
-        line,
-        start_new_session=True,
-        stderr=subprocess.DEVNULL,
-        # a test run in the background of a script ignores interrupts, and so would its children
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    line = ["-c", RUN, str(task.index.path), str(trained / "queries.jsonl")]
+    process = prepared.start(line, new_session=True)
     deadline = time.monotonic() + 300
     while len(_outcomes(task.index)) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    os.kill(process.pid, how)
+    process.send_signal(how)
     process.wait()
     time.sleep(0.5)
     left = {name.removesuffix(".outcome") for name in _outcomes(task.index)}

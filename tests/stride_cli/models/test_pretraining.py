@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from stride_cli.models.pretraining import (
 )
 from stride_cli.models.recipe import FILE_NAME, read_recipe
 from stride_cli.models.training import initial_model, train
+from tests.prepared import Prepared
 
 TINY = TrainOptions(layers=2, width=32, heads=2, vocab=300, context=64, epochs=4, dtype="fp32", device="cpu")
 
@@ -214,19 +213,19 @@ def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(tmp_path: Path, corpus: str) -> None:
+def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepared) -> None:
     options = dataclasses.replace(TINY, epochs=40)
     train_model([corpus], tmp_path / "whole", options)
     program = (
         "import sys; from stride_cli.models.pretraining import *\n"
         f"train_model([{corpus!r}], sys.argv[1], {options!r}, save_seconds=0)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "cut")]
+    command = ["-c", program, str(tmp_path / "cut")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     chooser = random.Random(0)
     kills = 0
     for _ in range(40):
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        process = prepared.start(command, env=environment)
         state = tmp_path / "cut.partial" / "state.pt"
         begun = state.stat().st_mtime_ns if state.exists() else 0
         # wait for this process to have got somewhere, then some more

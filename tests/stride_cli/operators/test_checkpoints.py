@@ -7,8 +7,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from pathlib import Path
@@ -30,6 +28,7 @@ from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
+from tests.prepared import Prepared
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
@@ -277,17 +276,19 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
 
 
 @pytest.mark.slow
-def test_killed_between_checkpoints_it_ends_with_the_same_bits(run_folder: Path, bare: Path) -> None:
-    command = [sys.executable, "-m", "stride_cli", "train", "--index", str(bare), "--device", "cpu"]
+def test_killed_between_checkpoints_it_ends_with_the_same_bits(
+    run_folder: Path, bare: Path, prepared: Prepared
+) -> None:
+    command = ["stride", "train", "--index", str(bare), "--device", "cpu"]
     command += ["--space", QUICK["space"], "--rank", "8", "--checkpoints", *map(str, kept(run_folder)[:2])]
     journal = bare / "operators.partial" / "journal.jsonl"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = prepared.start(command)
     while process.poll() is None and not (journal.exists() and '"fitted"' in journal.read_text()):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (bare / "operators").exists()
-    subprocess.run(command, check=True, capture_output=True)
+    prepared.run(command, check=True)
     assert contents(bare / "operators") == contents(run_folder / "run.stride" / "operators")
 
 
