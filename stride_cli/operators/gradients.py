@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stride_cli.errors import NumericalError
+from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.operators.batches import Batch
 from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.spaces import (
@@ -26,8 +26,6 @@ from stride_cli.operators.spaces import (
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.batches import ChunkReader
-
-_HEAD_BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
 
 
 @dataclass(frozen=True)
@@ -133,63 +131,43 @@ def signals(
         final = model.continue_from(hidden, layer)
     uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
 
-    n_rows, length = ids.shape
-    rows_at_once = max(1, _HEAD_BYTES // (4 * model.vocab_size * max(1, length)))
     d_final = torch.zeros_like(final)
     d_final_drawn = torch.zeros_like(final) if uniform is not None else None
     logit: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
     logit_drawn: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
     losses: list[torch.Tensor] = []
     losses_drawn: list[torch.Tensor] = []
-    for start in range(0, n_rows, rows_at_once):
-        rows = slice(start, min(start + rows_at_once, n_rows))
-        # position t predicts token t + 1; only the stretch with scored tokens goes through the head
-        columns = torch.nonzero(share[rows, 1:].sum(dim=0)).flatten()
-        if len(columns) == 0:
-            columns = torch.zeros(1, dtype=torch.int64, device=ids.device)
-        stretch = slice(int(columns[0]), int(columns[-1]) + 1)
-        after = slice(stretch.start + 1, stretch.stop + 1)
-        state = final.detach()[rows, stretch].requires_grad_(tracked)
-        with torch.set_grad_enabled(tracked):
-            raw = model.logits(state)
-        weight = share[rows, after]  # (b, s)
-        values = raw.detach().float()  # (b, s, V)
-        normaliser = values.logsumexp(dim=-1)
-        # ω p in one pass over the logits; exp(−inf) = 0 where ω = 0
-        expected = torch.sub(values, (normaliser - weight.log())[..., None]).exp_()
-        slope = model.cap_slope(values) if logit_spaces else None
-        labels = [ids[rows, after]]
+    for block in head_blocks(model, final, ids, share, tracked=tracked):
+        rows, stretch = block.rows, block.stretch
+        slope = model.cap_slope(block.values) if logit_spaces else None
+        labels = [ids[rows, block.after]]
         if uniform is not None:
-            labels.append(_draw(expected, uniform[rows, after]))
+            labels.append(block.draw(uniform[rows, block.after]))
         if with_prediction:
-            prediction += torch.einsum("bsv,b->v", expected, scored[rows]).double()
-        # −∂loss/∂logits = ω (onehot − p), label by label in the same memory. A label's own entry is taken as
-        # the sum of the others: 1 − p in float32 would be lost where the model is sure
-        error = expected.neg_()
+            prediction += block.expected(scored[rows])
         for number, label in enumerate(labels):
-            own = error.gather(-1, label[..., None])
-            doubt = -error.scatter_(-1, label[..., None], 0).sum(dim=-1)  # (b, s), ω (1 − p)
-            error.scatter_(-1, label[..., None], doubt[..., None])
-            picked = values.gather(-1, label[..., None])[..., 0] - normaliser
-            # logit spaces act before the model's soft cap, where it has one
-            before_cap = error if slope is None else error * slope
-            surprise = _surprise(picked.double(), doubt.double(), weight.double())
-            (losses_drawn if number else losses).append((surprise * weight).sum(dim=1))
-            for position, space in enumerate(logit_spaces):
-                given_inputs = None if inputs is None else inputs[rows, stretch]
-                read = space.reads(state.detach(), given_inputs, ids[rows, stretch])
-                (logit_drawn if number else logit)[position].append(space.gate_gradient(read, before_cap))
-            if tracked:
-                (d_state,) = torch.autograd.grad(
-                    raw, state, error.to(raw.dtype), retain_graph=number + 1 < len(labels)
-                )
-                target = d_final_drawn if number else d_final
-                assert target is not None
-                target[rows, stretch] = d_state
-            error.scatter_(-1, label[..., None], own)
+            with block.labelled(label) as found:
+                (losses_drawn if number else losses).append((found.surprise * block.weight).sum(dim=1))
+                # logit spaces act before the model's soft cap, where it has one
+                before_cap = found.error if slope is None else found.error * slope
+                for position, space in enumerate(logit_spaces):
+                    given_inputs = None if inputs is None else inputs[rows, stretch]
+                    read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
+                    gradient = space.gate_gradient(read, before_cap)
+                    (logit_drawn if number else logit)[position].append(gradient)
+                if tracked:
+                    (d_state,) = torch.autograd.grad(
+                        block.raw,
+                        block.state,
+                        found.error.to(block.raw.dtype),
+                        retain_graph=number + 1 < len(labels),
+                    )
+                    target = d_final_drawn if number else d_final
+                    assert target is not None
+                    target[rows, stretch] = d_state
 
     loss = torch.cat(losses)
-    _check_finite(loss, batch)
+    check_finite(loss, batch)
     pull_hidden = pull_drawn = None
     given: list[torch.Tensor] = []
     given_drawn: list[torch.Tensor] = []
@@ -299,27 +277,3 @@ def gradient_products(
         if advance is not None:
             advance(len(batch.rows))
     return found
-
-
-def _draw(probability: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Labels drawn by inverse CDF: (b, s, V) probabilities up to a factor, (b, s) uniforms → (b, s) int64."""
-    cumulative = probability.cumsum(dim=-1)
-    threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
-    labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]
-    return labels.clamp_max(probability.shape[-1] - 1)
-
-
-def _surprise(log_p: torch.Tensor, doubt: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """−log p of the labels, also where it is smaller than a float32 next to 1; 0 where ω = 0."""
-    share = doubt / torch.where(weight > 0, weight, 1)
-    return torch.where(share < 0.5, -torch.log1p(-share.clamp_max(0.5)), -log_p)
-
-
-def _check_finite(loss: torch.Tensor, batch: Batch) -> None:
-    bad = torch.nonzero(~torch.isfinite(loss)).flatten()
-    if len(bad):
-        raise NumericalError(
-            f"the model's loss on row {int(batch.rows[int(bad[0])])} is not finite "
-            f"(expected a number, found {float(loss[bad[0]])})",
-            fix="check the checkpoint (stride model info MODEL), or run with --dtype fp32",
-        )

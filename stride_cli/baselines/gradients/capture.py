@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stride_cli.errors import ModelError, NumericalError, UsageError
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.head import HeadBlock, check_finite, head_blocks
 
 if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.batches import Batch
 
-_HEAD_BYTES = 256 << 20  # logits held at once, float32
 _CHOICES = "all, body, mlp, last, head, or a regular expression of module names"
 
 
@@ -198,55 +198,41 @@ class Capture:
         output: str,
     ) -> tuple[Tensor, Outcome]:
         """Gradient in ``final`` (B, T, d), head in row blocks so that (B, T, V) is never whole."""
-        n_rows, length = ids.shape
-        wants_head = any(layer.is_head for layer in self.layers)
         wants_final = final.requires_grad
-        at_once = max(1, _HEAD_BYTES // (4 * self.model.vocab_size * max(1, length)))
+        wants_head = any(layer.is_head for layer in self.layers)
         pull_final = torch.zeros_like(final, requires_grad=False)
         losses, doubts = [], []
         body_calls, self._calls = self._calls, {}
-        for start in range(0, n_rows, at_once):
-            rows = slice(start, min(start + at_once, n_rows))
-            columns = torch.nonzero(weights[rows, 1:].sum(dim=0)).flatten()
-            first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
-            after = slice(first + 1, last + 1)  # position t predicts token t + 1
-            weight = weights[rows, after]
-            state = final.detach()[rows, first:last].requires_grad_(wants_final)
-            self._rows, self._active = rows, weight > 0
+
+        @contextmanager
+        def watched(rows: slice, after: slice) -> Iterator[None]:
+            self._rows, self._active = rows, weights[rows, after] > 0
             self._calls, self._arrived = {}, {}
             with self._hooks(head=True), torch.set_grad_enabled(wants_head or wants_final):
-                raw = self.model.logits(state)
-            values = raw.detach().float()  # (b, s, V)
-            labels = ids[rows, after]
-            normaliser = values.logsumexp(dim=-1)
-            log_p = values.gather(-1, labels[..., None])[..., 0] - normaliser
-            each = weight.double() / weight.sum(dim=1).clamp_min(1)[:, None]
-            losses.append(-(log_p.double() * each).sum(dim=1))
-            doubts.append((-torch.expm1(log_p.double()) * each).sum(dim=1))
-            if uniform is not None:
-                labels = _draw(values.softmax(-1), uniform[rows, after].to(values.device))
-            chosen = labels[..., None]
-            if output == "margin":  # ∇ log(p / (1 − p)) = onehot − the softmax of the other labels
-                pull = values.scatter(-1, chosen, float("-inf")).softmax(-1).neg_()
-                pull.scatter_(-1, chosen, 1.0)
-            else:
-                pull = values.softmax(-1)
-                pull.scatter_add_(-1, chosen, torch.full_like(pull[..., :1], -1.0))
-            pull.mul_(share[rows, after][..., None])
-            if raw.requires_grad:
-                torch.autograd.backward(raw, pull.to(raw.dtype))
+                yield
+
+        for block in head_blocks(self.model, final, ids, share, tracked=wants_final, around=watched):
+            rows, after = block.rows, block.after
+            weight = weights[rows, after].double()
+            each = weight / weight.sum(dim=1).clamp_min(1)[:, None]
+            true = ids[rows, after]
+            drawn = None if uniform is None else block.draw(uniform[rows, after].to(true.device))
+            for labels in (true,) if drawn is None else (true, drawn):
+                with block.labelled(labels) as found:
+                    if labels is true:
+                        losses.append((found.surprise * each).sum(dim=1))
+                        doubts.append((found.doubt * each).sum(dim=1))
+                    if labels is drawn or drawn is None:
+                        pull = -found.error if output == "loss" else _margin(block, labels)
+            if block.raw.requires_grad:
+                torch.autograd.backward(block.raw, pull.to(block.raw.dtype))
                 if wants_final:
-                    assert state.grad is not None
-                    pull_final[rows, first:last] = state.grad
+                    assert block.state.grad is not None
+                    pull_final[rows, block.stretch] = block.state.grad
                 self._flush()
         self._calls = body_calls
         outcome = Outcome(torch.cat(losses), torch.cat(doubts))
-        bad = torch.nonzero(~torch.isfinite(outcome.loss)).flatten()
-        if len(bad):
-            raise NumericalError(
-                f"the model's loss on row {int(batch.rows[int(bad[0])])} is not finite",
-                fix="check the checkpoint (stride model info MODEL), or run with --dtype fp32",
-            )
+        check_finite(outcome.loss, batch)
         return pull_final, outcome
 
     @contextmanager
@@ -403,9 +389,8 @@ def _choose(layers: Sequence[Layer], choice: str) -> list[Layer]:
     return chosen
 
 
-def _draw(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Labels drawn by inverse CDF: (b, s, V) probabilities, (b, s) uniforms → (b, s) int64."""
-    cumulative = probability.cumsum(dim=-1)
-    threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
-    labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]
-    return labels.clamp_max(probability.shape[-1] - 1)
+def _margin(block: HeadBlock, labels: Tensor) -> Tensor:
+    """ω ∂ log(p / (1 − p)) / ∂logits = ω (onehot − the softmax of the other labels), (b, s, V) float32."""
+    chosen = labels[..., None]
+    pull = block.values.scatter(-1, chosen, float("-inf")).softmax(-1).neg_()
+    return pull.scatter_(-1, chosen, 1.0).mul_(block.weight[..., None])

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stride_cli.baselines.gradients import capture as module
 from stride_cli.baselines.gradients.capture import Capture, Factors
 from stride_cli.baselines.gradients.passes import label_uniforms
 from stride_cli.errors import ModelError, NumericalError, UsageError
+from stride_cli.models import head
 from stride_cli.operators.batches import pad_batch
 
 
@@ -68,11 +68,11 @@ def test_equals_autograd_whatever_the_batch(nanochat_task, autograd, lengths, se
     weights = [(random.random(length) < 0.7).astype(np.float32) for length in lengths]
     batch = _batch(lengths, seed=seed, weights=weights)
     capture = Capture(nanochat_task.model, batch)
-    kept, module._HEAD_BYTES = module._HEAD_BYTES, head_bytes
+    kept, head._BYTES = head._BYTES, head_bytes
     try:
         found, outcome = _matrices(capture, batch, power=power)
     finally:
-        module._HEAD_BYTES = kept
+        head._BYTES = kept
     rows = [(batch.ids[row, :length].numpy(), weights[row]) for row, length in enumerate(lengths)]
     expected = autograd(
         nanochat_task, rows, [f"{layer.name}.weight" for layer in capture.layers], power=power

@@ -1,0 +1,149 @@
+"""The one pass through the output head: blocks of logits, labels true or drawn, what the loss says to them.
+
+Logits are as large as everything else of a batch together, so rows go through the head in blocks, and of each
+block only the stretch of positions that a scored token follows. A label's probability is next to 1 where the
+model is sure, and 1 − p in float32 would be 0 there: gradients and losses are taken from the sum of all other
+labels' probabilities instead, which keeps its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stride_cli.errors import NumericalError
+
+if TYPE_CHECKING:
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import Batch
+
+_BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What the loss says about the labels of a block.
+
+    Attributes
+    ----------
+    labels : (b, s) int64
+    error : (b, s, V) float32     −∂(Σ ω loss)/∂logits = ω (onehot − p); lent until the context ends
+    doubt : (b, s) float64        1 − p of the label; 0 where ω = 0
+    surprise : (b, s) float64     −log p of the label; 0 where ω = 0
+    """
+
+    labels: Tensor
+    error: Tensor
+    doubt: Tensor
+    surprise: Tensor
+
+
+@dataclass(frozen=True)
+class HeadBlock:
+    """Some rows of a batch on their way through the head.
+
+    Attributes
+    ----------
+    rows : slice                  of the batch
+    stretch : slice               positions whose states go through the head
+    after : slice                 the positions that they predict, one further on
+    state : (b, s, d)             a leaf of the graph where `head_blocks` tracks
+    raw : (b, s, V)               logits, in the model's dtype; with their graph where it tracks
+    values : (b, s, V) float32    the same, without
+    weight : (b, s) float32       ω, what each predicted token counts
+    """
+
+    rows: slice
+    stretch: slice
+    after: slice
+    state: Tensor
+    raw: Tensor
+    values: Tensor
+    weight: Tensor
+    _normaliser: Tensor  # (b, s) log Σ exp
+    _error: Tensor  # (b, s, V) −ω p; lent to `labelled`
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Labels from the model's own distribution, by inverse CDF: (b, s) in [0, 1) → (b, s) int64."""
+        cumulative = self._error.cumsum(dim=-1).neg_()  # up to the factor ω
+        threshold = uniform.to(cumulative.dtype) * cumulative[..., -1]
+        labels = torch.searchsorted(cumulative, threshold[..., None], right=True)[..., 0]
+        return labels.clamp_max(self.values.shape[-1] - 1)
+
+    def expected(self, factor: Tensor) -> Tensor:
+        """Σ over positions of factor ω p: factor (b, 1) → (V,) float64."""
+        return -torch.einsum("bsv,b->v", self._error, factor[:, 0].to(self._error.dtype)).double()
+
+    @contextmanager
+    def labelled(self, labels: Tensor) -> Iterator[Labelled]:
+        """What the loss of these labels (b, s) says; they take turns in the same memory."""
+        error, where = self._error, labels[..., None]
+        own = error.gather(-1, where)
+        # a label's own entry is the sum of the others
+        doubt = -error.scatter_(-1, where, 0).sum(dim=-1)  # (b, s), ω (1 − p)
+        error.scatter_(-1, where, doubt[..., None])
+        log_p = (self.values.gather(-1, where)[..., 0] - self._normaliser).double()
+        share = doubt.double() / torch.where(self.weight > 0, self.weight, 1).double()
+        exact = torch.where(share < 0.5, -torch.log1p(-share.clamp_max(0.5)), -log_p)
+        try:
+            yield Labelled(labels, error, share, exact)
+        finally:
+            error.scatter_(-1, where, own)
+
+
+def head_blocks(
+    model: CausalLM,
+    final: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    *,
+    tracked: bool,
+    around: Callable[[slice, slice], AbstractContextManager[object]] = lambda rows, after: nullcontext(),
+) -> Iterator[HeadBlock]:
+    """Send a batch through the head, block after block.
+
+    Parameters
+    ----------
+    final : (B, T, d)             normed states before the head; their graph is not entered
+    ids : (B, T) int64
+    weights : (B, T) float32      ω: what each token counts as a label; a row's first is nothing's label
+    tracked : bool                whether `raw` is to have a graph that begins at `state`
+    around : callable, optional   (rows, after) → a context to be in while the head runs
+    """
+    n_rows, length = ids.shape
+    at_once = max(1, _BYTES // (4 * model.vocab_size * max(1, length)))
+    for start in range(0, n_rows, at_once):
+        rows = slice(start, min(start + at_once, n_rows))
+        columns = torch.nonzero(weights[rows, 1:].sum(dim=0)).flatten()
+        first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
+        stretch, after = slice(first, last), slice(first + 1, last + 1)
+        state = final.detach()[rows, stretch].requires_grad_(tracked)
+        with torch.set_grad_enabled(tracked), around(rows, after):
+            raw = model.logits(state)
+        values = raw.detach().float()
+        normaliser = values.logsumexp(dim=-1)
+        weight = weights[rows, after]
+        # ω p in one pass over the logits; exp(−inf) = 0 where ω = 0
+        error = torch.sub(values, (normaliser - weight.log())[..., None]).exp_().neg_()
+        yield HeadBlock(rows, stretch, after, state, raw, values, weight, normaliser, error)
+
+
+def check_finite(loss: Tensor, batch: Batch) -> None:
+    """Of every row of a batch, (B,).
+
+    Raises
+    ------
+    NumericalError      names the first row whose loss is not finite
+    """
+    bad = torch.nonzero(~torch.isfinite(loss)).flatten()
+    if len(bad):
+        raise NumericalError(
+            f"the model's loss on row {int(batch.rows[int(bad[0])])} is not finite "
+            f"(expected a number, found {float(loss[bad[0]])})",
+            fix="check the checkpoint (stride model info MODEL), or run with --dtype fp32",
+        )
