@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.errors import ModelError, NumericalError, UsageError
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.errors import ModelError
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.attribution.attributor import Attribution, Attributor
     from stride_cli.measurement.queries import Query
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.designs import Designs
@@ -25,44 +27,29 @@ _SPOT_CHECK = 16
 
 
 @dataclass(frozen=True)
-class QueryOptions:
-    """How a query is answered; None means "as the operators' fit asks for".
+class QueryOptions(RecoveryOptions):
+    """How a query is answered; beside how influences are found:
 
     Attributes
     ----------
     top, bottom : supporters and opposers to show
-    lambda_ratio : λ / λ_max
-    measure : "auto", "linear" or "exact"
-    intercept, nonneg : of the Lasso
     max_new_tokens : length of a generated continuation
     chat : format prompts with the chat template
     check : compare a linear measurement with the exact one on a random few subsets
-    shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
-        Lasso as they are
-    refine : read the influences of so many chunks, those that the recovery and shared pairs of tokens make
-        most likely, from their own gradients
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
     prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
         query together; each hit keeps the two apart
-    batch_size : steered continuations at once (exact)
     """
 
     top: int = 10
     bottom: int = 0
-    lambda_ratio: float | None = None
-    measure: str = "auto"
-    intercept: bool | None = None
-    nonneg: bool = False
     max_new_tokens: int = 16
     chat: bool = False
     check: bool = False
-    shrink: bool = True
-    refine: int = 0
     halves: int = 0
     stability: bool = True
     prior: str | None = None
-    batch_size: int = 8
 
 
 @dataclass(frozen=True)
@@ -302,22 +289,24 @@ class Session:
         ------
         QueryError, NumericalError
         """
+        from stride_cli.measurement.query_set import QuerySet
         from stride_cli.recovery.ranking import rank_documents
-        from stride_cli.recovery.refinement import trust
-        from stride_cli.recovery.shrinkage import shrink_solution
 
         options = options or QueryOptions()
+        attributor = self.attributor(options)
         start = clock()
         query = as_query(self.index, self.model, prompt, options, response=response, span=span)
         generated = clock()
-        responses, loss, method, agreement = self.measure(query, options)
-        measured = clock()
-        solution = self.recover(responses, options)
-        recovered = clock()
-        refined = self.refine(query, responses, solution, options)
-        trusted = 1.0 if options.refine or not options.prior else trust(self.designs.each, solution)
-        shrinkage = self._shrinkage(options)
-        influences = shrink_solution(refined, shrinkage)
+        batches = [query.batch()]
+        measured = attributor.measure(batches, check=self._spot_check() if options.check else None)
+        reached = {"measure": clock()}
+        (found,) = attributor.influences(
+            QuerySet.from_queries([query]),
+            batches,
+            measured.responses,
+            reached=lambda stage: reached.__setitem__(stage, clock()),
+        )
+        influences, responses = found.influences, measured.responses[0]
         looked = clock()
         supporters, opposers = rank_documents(
             influences,
@@ -326,12 +315,12 @@ class Session:
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-            prior=None if options.prior is None else self._prior(query, influences, options.prior, trusted),
+            prior=None if options.prior is None else self._prior(attributor, query, found, options.prior),
         )
         ranked, reliability = clock(), None
         if options.halves:
             supporters, opposers, reliability = self._second_opinions(
-                responses, options, supporters, opposers
+                attributor, responses, options, supporters, opposers
             )
         judged = clock()
         shown = [*supporters, *opposers]
@@ -345,19 +334,19 @@ class Session:
         ended = clock()
         return Answer(
             query=query,
-            loss=loss,
+            loss=float(measured.losses[0]),
             supporters=supporters,
             opposers=opposers,
             passages=passages,
-            solution=solution,
+            solution=found.solution,
             influences=influences,
-            method=method,
-            agreement=agreement,
+            method=measured.method,
+            agreement=measured.agreement,
             seconds={
                 "generate": generated - start,
-                "measure": measured - generated,
-                "recover": recovered - measured,
-                **({"refine": looked - recovered} if options.refine else {}),
+                "measure": reached["measure"] - generated,
+                "recover": reached["recover"] - reached["measure"],
+                **({"refine": looked - reached["recover"]} if options.refine else {}),
                 "rank": ranked - looked + ended - judged,
                 **({"stability": judged - ranked} if options.halves else {}),
             },
@@ -366,155 +355,73 @@ class Session:
             models=len(self.pairs),
             labels=labels,
             responses=responses,
-            measured=self.explained_responses(responses, options),
+            measured=attributor.explained(responses),
             reliability=reliability,
             prior=options.prior,
             refined=min(options.refine, self.index.n_chunks),
-            shrinkage=shrinkage,
+            shrinkage=attributor.shrinkage,
         )
 
-    def measure(self, query: Query, options: QueryOptions) -> tuple[Any, float, str, float | None]:
-        """Responses (K,) in nats, the query's own loss, the method used and its spot check; of C models
-        (C K,), as `stride_cli.measurement.checkpoints.stack_checkpoints` puts them on one scale."""
+    def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
+        """The pipeline from queries to influences, asked in this way."""
+        from stride_cli.attribution.attributor import Attributor
+        from stride_cli.operators.batches import ChunkReader
+
+        pairs = self.pairs
+        return Attributor(
+            operators=[operators for _, operators in pairs],
+            load=lambda number: pairs[number][0],
+            designs=self.designs,
+            chunks=ChunkReader(self.index),
+            vocab_size=self.model.vocab_size,
+            seed=self.index.seed,
+            defaults=self.defaults,
+            options=options or RecoveryOptions(),
+        )
+
+    def _spot_check(self) -> Any:
         import numpy as np
 
-        from stride_cli.measurement.checkpoints import measure_checkpoints
         from stride_cli.randomness import stream
 
-        method = self.defaults["measure"] if options.measure == "auto" else options.measure
-        if method not in ("linear", "exact"):
-            raise UsageError(f"unknown measurement '{method}'", fix="use auto, linear or exact")
-        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        check = None
-        if options.check:
-            order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
-            check = np.sort(order[:_SPOT_CHECK])
-        responses, losses, agreement = measure_checkpoints(
-            self.pairs,
-            query.batch(),
-            method=method,
-            row_sizes=self.designs.row_sizes if intercept else None,
-            batch_size=options.batch_size,
-            check=check,
-        )
-        if not np.isfinite(responses).all():
-            raise NumericalError(
-                "the measured responses are not finite",
-                fix="run with --dtype fp32, or fit the operators anew",
-            )
-        return responses[0], float(losses[0]), method, agreement
-
-    def recover(self, responses: Any, options: QueryOptions) -> Solution:
-        """Per-chunk influences from the responses of all subsets."""
-        from stride_cli.recovery.several import solve_models
-
-        y = self.explained_responses(responses, options)
-        return solve_models(self.designs.each, y[None], **self._recovery(options))[0]
-
-    def refine(self, query: Query, responses: Any, solution: Solution, options: QueryOptions) -> Solution:
-        """The solution with the influences of its best candidates read from their own gradients.
-
-        Raises
-        ------
-        UsageError      the operators do not allow it (`stride_cli.measurement.direct.chunk_influences`)
-        """
-        if not options.refine:
-            return solution
-        import numpy as np
-
-        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
-        from stride_cli.measurement.query_set import QuerySet
-        from stride_cli.operators.batches import ChunkReader
-        from stride_cli.recovery.refinement import candidates, with_weights
-
-        for _, operators in self.pairs:
-            direct_scale(operators)  # or an error, before anything is read
-        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        asked = [query.batch()]
-        reader = ChunkReader(self.index)
-        second = second_estimates(
-            self.pairs, QuerySet.from_queries([query]), asked, reader, self.model.vocab_size
-        )[0]
-        chunks, others = candidates(self.designs.each, solution, options.refine, second)
-        found = chunk_influences(
-            self.pairs,
-            asked,
-            reader,
-            chunks,
-            np.asarray(responses)[None],
-            self.designs.row_sizes,
-            intercept=intercept,
-        )[0]
-        found = np.maximum(found, 0.0) if options.nonneg else found
-        return with_weights(solution, chunks, found, others=others)
-
-    def _shrinkage(self, options: QueryOptions) -> Shrinkage | None:
-        """How influences are shrunk; None: not at all."""
-        shrinkage: Shrinkage | None = self.defaults["shrinkage"] if options.shrink else None
-        if shrinkage is None or options.refine:
-            return shrinkage
-        return shrinkage.averaged(len(self.pairs))
-
-    def _recovery(self, options: QueryOptions) -> dict[str, Any]:
-        """How the Lasso is set."""
-        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        ratio = self.defaults["lambda_ratio"] if options.lambda_ratio is None else options.lambda_ratio
-        if not 0 < ratio <= 1:
-            raise UsageError(
-                f"λ is {ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
-            )
-        return {
-            "n_subsets": self.operators.n_subsets,
-            "lambda_ratio": ratio,
-            "intercept": intercept,
-            "nonneg": options.nonneg,
-        }
+        order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+        return np.sort(order[:_SPOT_CHECK])
 
     def _second_opinions(
-        self, responses: Any, options: QueryOptions, supporters: list[Hit], opposers: list[Hit]
+        self,
+        attributor: Attributor,
+        responses: Any,
+        options: QueryOptions,
+        supporters: list[Hit],
+        opposers: list[Hit],
     ) -> tuple[list[Hit], list[Hit], float]:
         """The hits with their stability, and the answer's reliability."""
         from stride_cli.recovery.shrinkage import shrink_solution
-        from stride_cli.recovery.stability import solve_halves, with_stability
+        from stride_cli.recovery.stability import with_stability
 
-        y = self.explained_responses(responses, options)
-        settings = self._recovery(options)
-        halves = solve_halves(self.designs.each, y, seed=self.index.seed, draws=options.halves, **settings)
+        halves = attributor.halves(responses, options.halves)
         if not options.stability:
             return supporters, opposers, halves.reliability
-        shrinkage = self._shrinkage(options)
-        halves = replace(halves, solutions=[shrink_solution(each, shrinkage) for each in halves.solutions])
+        shrunk = [shrink_solution(each, attributor.shrinkage) for each in halves.solutions]
+        halves = replace(halves, solutions=shrunk)
         lists = [
             with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
         ]
         return lists[0], lists[1], halves.reliability
 
-    def _prior(self, query: Query, solution: Solution, name: str, trusted: float) -> Any:
+    def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
-        import numpy as np
-
-        from stride_cli.baselines.prior import LexicalPrior, prior_parts
+        from stride_cli.baselines.prior import LexicalPrior
         from stride_cli.baselines.protocol import Task
         from stride_cli.measurement.query_set import QuerySet
-        from stride_cli.operators.batches import ChunkReader
 
         if name not in self.priors:
-            found = LexicalPrior(name)
-            found.fit(Task(self.index, self.model, ChunkReader(self.index), self.index.seed))
-            self.priors[name] = found
-        weights = np.zeros(solution.n_chunks)
-        weights[solution.indices] = solution.values
-        similarity = self.priors[name].similarity(QuerySet.from_queries([query]))[0]
-        return prior_parts(weights, similarity, self.defaults["priors"][name], trusted)
-
-    def explained_responses(self, responses: Any, options: QueryOptions) -> Any:
-        """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are
-        where no intercept is fitted."""
-        from stride_cli.measurement.additive import additive_measurement
-
-        intercept = self.defaults["intercept"] if options.intercept is None else options.intercept
-        return additive_measurement(responses, self.designs.row_sizes) if intercept else responses
+            prior = LexicalPrior(name)
+            prior.fit(Task(self.index, self.model, attributor.chunks, self.index.seed))
+            self.priors[name] = prior
+        similarity = self.priors[name].similarity(QuerySet.from_queries([query]))
+        return attributor.with_prior([found], similarity, name)[1][0]
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
         """Labels of a classifier's rows."""

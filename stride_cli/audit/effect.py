@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.errors import NumericalError
-
 if TYPE_CHECKING:
+    from stride_cli.attribution.attributor import Attributor
     from stride_cli.audit.samples import Sample
     from stride_cli.recovery.lasso import Solution
     from stride_cli.session import Session
@@ -66,7 +65,7 @@ def measure_effects(
     *,
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
-    """Loss, measurement of all K subsets and sparse recovery of each sample, as `Session.query` has them.
+    """Loss and influences of each sample, as `Session.query` has them: by the same `Attributor`.
 
     A text of several chunks counts as one query: its responses are those of its chunks, weighted by scored
     tokens.
@@ -80,55 +79,36 @@ def measure_effects(
     ------
     Effect, one a sample, in order
     """
-    from stride_cli.measurement.additive import additive_measurement
-    from stride_cli.recovery.several import solve_models
+    from stride_cli.attribution.options import RecoveryOptions
 
-    intercept = session.defaults["intercept"]
-    ratio = session.defaults["lambda_ratio"] if lambda_ratio is None else lambda_ratio
+    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio))
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]
-        responses, losses = _measure(session, block)
-        y = additive_measurement(responses, session.designs.row_sizes) if intercept else responses
-        solutions = solve_models(
-            session.designs.each,
-            y,
-            n_subsets=session.operators.n_subsets,
-            lambda_ratio=ratio,
-            intercept=intercept,
-        )
-        for row, solution in enumerate(solutions):
-            yield _effect(float(losses[row]), solution, candidates[start + row])
+        responses, losses = _measure(attributor, block)
+        found = attributor.influences(None, [], responses)
+        for row, each in enumerate(found):
+            yield _effect(float(losses[row]), each.influences, candidates[start + row])
 
 
-def _measure(session: Session, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
+def _measure(attributor: Attributor, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
     """Responses (q, C K) of C models and losses (q,) float64 of the samples."""
-    from stride_cli.measurement.checkpoints import stack_checkpoints
-    from stride_cli.measurement.exact import measure_exact
-    from stride_cli.measurement.linear import measure_linear_with_loss
     from stride_cli.operators.batches import pad_batch
 
     rows = [(number, ids, weights) for number, s in enumerate(samples) for ids, weights in _rows(s)]
-    responses = np.zeros((len(session.pairs), len(samples), session.operators.n_subsets))
-    losses = np.zeros(len(samples))
-    for group in _of_bounded_tokens([len(ids) for _, ids, _ in rows]):
-        batch = pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group])
-        for place, (model, operators) in enumerate(session.pairs):
-            found, loss = measure_linear_with_loss(model, operators, batch)
-            if session.defaults["measure"] == "exact":
-                found = measure_exact(model, operators, batch)
-            for position, i in enumerate(group):
-                share = rows[i][2].sum() / samples[rows[i][0]].scored
-                responses[place, rows[i][0]] += share * found[position]
-                if place == 0:  # of the index's own model
-                    losses[rows[i][0]] += share * loss[position]
-    sizes = session.designs.row_sizes if session.defaults["intercept"] else None
-    combined = stack_checkpoints(list(responses), sizes)
-    if not (np.isfinite(combined).all() and np.isfinite(losses).all()):
-        raise NumericalError(
-            "a measured response or loss is not finite",
-            fix="run with --dtype fp32, or fit the operators anew",
-        )
-    return combined, losses
+    groups = _of_bounded_tokens([len(ids) for _, ids, _ in rows])
+    batches = [pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group]) for group in groups]
+    order = np.concatenate(groups)
+
+    def of_samples(found: np.ndarray) -> np.ndarray:
+        """What is measured of the parts, added up by their scored tokens."""
+        total = np.zeros((len(samples), *found.shape[1:]))
+        for i, part in zip(order, found, strict=True):
+            number, _, weights = rows[i]
+            total[number] += weights.sum() / samples[number].scored * part
+        return total
+
+    measured = attributor.measure(batches, gather=of_samples)
+    return measured.responses, measured.losses
 
 
 def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.baselines.prior import LexicalPrior, prior_parts
+from stride_cli.attribution.attributor import Attributor
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.baselines.prior import LexicalPrior
 from stride_cli.baselines.protocol import QUERY_BLOCK, Task
 from stride_cli.errors import UsageError
 from stride_cli.output import progress
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from stride_cli.models.adapter import CausalLM
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.problem import Solution
 
 _DIRECT_BYTES = 4 << 30
 QUERIES_REFINED = 128  # whose candidates are read in one pass
@@ -101,17 +103,12 @@ class StrideMethod:
             recipe=recipe,
         )
         self._subsets, self._degree = subsets, degree
-        self._lambda_ratio = lambda_ratio
-        if measure not in ("auto", "linear", "exact"):
-            raise UsageError(f"unknown measurement '{measure}'", fix="use auto, linear or exact")
-        self._measure = measure
-        self._nonneg = nonneg
+        self._recovery = RecoveryOptions(
+            lambda_ratio=lambda_ratio, measure=measure, nonneg=nonneg, shrink=shrink, refine=refine
+        )
         self._checkpoints = checkpoints
         self._stored = stored
         self._prior = None if prior is None else LexicalPrior(prior)
-        if refine < 0:
-            raise UsageError(f"refine is {refine} (expected 0 or more)", fix="try refine=200")
-        self._shrink, self._refine = shrink, refine
         self._halves = halves
         self.reliability: list[float] | None = None
         # which model (see `_open`), and its operators
@@ -148,7 +145,7 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
-        alone = self._prior is None and not self._refine
+        alone = self._prior is None and not self._recovery.refine
         self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
             self._prior.fit(task)
@@ -204,129 +201,54 @@ class StrideMethod:
     def at_lambda(self, ratio: float) -> StrideMethod:
         """The same operators, recovered at another λ / λ_max."""
         other = copy.copy(self)
-        other._lambda_ratio = ratio
+        other._recovery = replace(self._recovery, lambda_ratio=ratio)
         return other
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
-        from stride_cli.measurement.additive import additive_measurement
-        from stride_cli.recovery.refinement import trust
-        from stride_cli.recovery.several import solve_models
-        from stride_cli.recovery.shrinkage import shrink_solution
-        from stride_cli.recovery.stability import solve_halves
-
-        intercept = self._defaults["intercept"]
-        ratio = self._defaults["lambda_ratio"] if self._lambda_ratio is None else self._lambda_ratio
-        measured = responses = self._responses(queries)
-        if intercept:
-            responses = additive_measurement(responses, self._designs.row_sizes)
-        shrinkage = self._defaults["shrinkage"] if self._shrink else None
-        if shrinkage is not None and not self._refine:
-            shrinkage = shrinkage.averaged(len(self._fitted))
-        each = self._fitted[0][1].n_subsets
-        block = QUERIES_REFINED if self._refine else QUERY_BLOCK  # refining, a block reads the corpus once
+        attributor = self._attributor()
+        responses = self._responses(attributor, queries)
+        # chunks that are read are read for a block of queries in one pass
+        block = QUERIES_REFINED if self._recovery.refine else QUERY_BLOCK
         for start in range(0, len(responses), block):
-            rows = range(start, min(start + block, len(responses)))
-            solutions = solve_models(
-                self._designs.each,
-                responses[rows.start : rows.stop],
-                n_subsets=each,
-                lambda_ratio=ratio,
-                intercept=intercept,
-                nonneg=self._nonneg,
-            )
-            if self._refine:
-                solutions = self._refined(solutions, queries, rows, measured[rows.start : rows.stop])
-            for first in range(0, len(solutions), QUERY_BLOCK):
-                part = solutions[first : first + QUERY_BLOCK]
-                scores = np.zeros((len(part), len(self._designs.columns)), np.float32)
-                for row, solution in zip(scores, part, strict=True):
-                    shrunk = shrink_solution(solution, shrinkage)
-                    row[shrunk.indices] = shrunk.values
-                if self._prior is not None:
-                    asked = queries.take(rows[first : first + QUERY_BLOCK])
-                    share = self._defaults["priors"][self._prior.name]
-                    similarity = self._prior.similarity(asked)
-                    trusted = 1.0 if self._refine else [trust(self._designs.each, one) for one in part]
-                    scores += prior_parts(scores, similarity, share, np.array(trusted)).astype(np.float32)
+            rows = np.arange(start, min(start + block, len(responses)))
+            batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, rows)]
+            found = attributor.influences(queries.take(rows), batches, responses[rows])
+            for first in range(0, len(found), QUERY_BLOCK):
+                part = found[first : first + QUERY_BLOCK]
+                if self._prior is None:
+                    scores = np.zeros((len(part), len(self._designs.columns)), np.float32)
+                    for row, each in zip(scores, part, strict=True):
+                        row[each.influences.indices] = each.influences.values
+                else:
+                    similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
+                    weights, added = attributor.with_prior(part, similarity, self._prior.name)
+                    scores = (weights + added).astype(np.float32)
                 yield scores
         self.reliability = None
         if self._halves:
-            found = [
-                solve_halves(
-                    self._designs.each, y, n_subsets=each, seed=self._task.index.seed,
-                    draws=self._halves, lambda_ratio=ratio, intercept=intercept, nonneg=self._nonneg,
-                )
-                for y in responses
-            ]  # fmt: skip
-            self.reliability = [halves.reliability for halves in found]
+            self.reliability = [attributor.halves(y, self._halves).reliability for y in responses]
 
-    def _refined(
-        self, solutions: Sequence[Solution], queries: QuerySet, rows: range, responses: np.ndarray
-    ) -> list[Solution]:
-        """The solutions of these queries with what their candidates' own gradients say, in one pass."""
-        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
-        from stride_cli.recovery.refinement import candidates, with_weights
-
-        for _, operators in self._fitted:
-            direct_scale(operators)  # or an error, before anything is read
-        batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, np.asarray(rows))]
-        seconds = second_estimates(
-            self._pairs(sketched=True),
-            queries.take(rows),
-            batches,
-            self._task.chunks,
-            self._task.model.vocab_size,
-        )
-        wanted = [
-            candidates(self._designs.each, solution, self._refine, second)
-            for solution, second in zip(solutions, seconds, strict=True)
-        ]
-        chunks = np.unique(np.concatenate([own for own, _ in wanted]))
-        found = chunk_influences(
-            self._pairs(),
-            batches,
-            self._task.chunks,
-            chunks,
-            responses,
-            self._designs.row_sizes,
-            intercept=self._defaults["intercept"],
-        )
-        if self._nonneg:
-            found = np.maximum(found, 0.0)
-        return [
-            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=others)
-            for solution, (own, others), values in zip(solutions, wanted, found, strict=True)
-        ]
-
-    def _pairs(self, *, sketched: bool = False) -> Iterator[tuple[CausalLM, Operators]]:
-        """Every model (or those with sketches) with its operators; one model at a time is loaded."""
-        return (
-            (self._open(which), operators)
-            for which, operators in self._fitted
-            if operators.sketches is not None or not sketched
+    def _attributor(self) -> Attributor:
+        """The pipeline, with one model at a time loaded."""
+        return Attributor(
+            operators=[operators for _, operators in self._fitted],
+            load=lambda number: self._open(self._fitted[number][0]),
+            designs=self._designs,
+            chunks=self._task.chunks,
+            vocab_size=self._task.model.vocab_size,
+            seed=self._task.index.seed,
+            defaults=self._defaults,
+            options=self._recovery,
         )
 
-    def _responses(self, queries: QuerySet) -> np.ndarray:
-        """Responses (Q, C K) float64 of all queries; measured once, with one checkpoint after the other."""
-        from stride_cli.measurement.checkpoints import stack_checkpoints
-        from stride_cli.measurement.exact import measure_exact
-        from stride_cli.measurement.linear import measure_linear
-
+    def _responses(self, attributor: Attributor, queries: QuerySet) -> np.ndarray:
+        """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
         key = queries.fingerprint()
-        if key in self._measured:
-            return self._measured[key]
-        method = self._defaults["measure"] if self._measure == "auto" else self._measure
-        measure = measure_linear if method == "linear" else measure_exact
-        found = []
-        for which, operators in self._fitted:
-            model = self._open(which)
-            groups = queries.groups(_QUERY_TOKENS)
-            found.append(np.concatenate([measure(model, operators, queries.batch(rows)) for rows in groups]))
-            del model
-        self._measured.clear()
-        sizes = self._designs.row_sizes if self._defaults["intercept"] else None
-        self._measured[key] = stack_checkpoints(found, sizes)
+        if key not in self._measured:
+            batches = [queries.batch(rows) for rows in queries.groups(_QUERY_TOKENS)]
+            self._measured.clear()
+            self._measured[key] = attributor.measure(batches).responses
         return self._measured[key]
 
 

@@ -55,50 +55,43 @@ def _spread(responses: np.ndarray, row_sizes: np.ndarray | None) -> np.ndarray:
     return spread
 
 
-def measure_checkpoints(
-    pairs: Sequence[tuple[CausalLM, Operators]],
+def measure_batch(
+    model: CausalLM,
+    operators: Operators,
     batch: Batch,
     *,
     method: str,
-    row_sizes: np.ndarray | None,
     batch_size: int = 8,
     check: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, float | None]:
-    """Measure queries with every checkpoint, one after the other.
+    """Measure queries with one model.
 
     Parameters
     ----------
-    pairs : models with their operators; the index's own first
     batch : Batch                    Q queries
     method : "linear" or "exact"
-    row_sizes : see `stack_checkpoints`
     batch_size : int                 steered continuations at once (exact)
     check : (S,) int64, optional     subsets on which a linear measurement is compared with the exact one
 
     Returns
     -------
-    responses : (Q, C K) float64     nats per scored token of the first model
-    losses : (Q,) float64            of the first model
-    agreement : float or None        Pearson correlation of linear and exact responses of the first query, of
-                                     the checkpoint where it is lowest; None where only one was measured
+    responses : (Q, K) float64       nats per scored token
+    losses : (Q,) float64            mean nats per scored token
+    agreement : float or None        Pearson correlation of linear and exact responses of the first query;
+                                     None where only one was measured
 
     Raises
     ------
-    QueryError      a query is longer than a checkpoint's context
+    QueryError      a query is longer than the model's context
     """
     from stride_cli.measurement.exact import measure_exact, pearson
     from stride_cli.measurement.linear import measure_linear_with_loss
 
-    found, losses, agreements = [], [], []
-    for model, operators in pairs:
-        responses, loss = measure_linear_with_loss(model, operators, batch)
-        if method == "exact":
-            exact = measure_exact(model, operators, batch, batch_size=batch_size)
-            agreements.append(pearson(exact[0], responses[0]))
-            responses = exact
-        elif check is not None:
-            exact = measure_exact(model, operators, batch, subsets=check, batch_size=batch_size)
-            agreements.append(pearson(exact[0], responses[0, check]))
-        found.append(responses)
-        losses.append(loss)
-    return stack_checkpoints(found, row_sizes), losses[0], min(agreements, default=None)
+    responses, losses = measure_linear_with_loss(model, operators, batch)
+    if method == "exact":
+        exact = measure_exact(model, operators, batch, batch_size=batch_size)
+        return exact, losses, pearson(exact[0], responses[0])
+    if check is None:
+        return responses, losses, None
+    exact = measure_exact(model, operators, batch, subsets=check, batch_size=batch_size)
+    return responses, losses, pearson(exact[0], responses[0, check])

@@ -76,8 +76,8 @@ class HeadBlock:
         return labels.clamp_max(self.values.shape[-1] - 1)
 
     def expected(self, factor: Tensor) -> Tensor:
-        """Σ over positions of factor ω p: factor (b, 1) → (V,) float64."""
-        return -torch.einsum("bsv,b->v", self._error, factor[:, 0].to(self._error.dtype)).double()
+        """Σ over positions of factor ω p: factor (b,) → (V,) float64."""
+        return -torch.einsum("bsv,b->v", self._error, factor.to(self._error.dtype)).double()
 
     @contextmanager
     def labelled(self, labels: Tensor) -> Iterator[Labelled]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from stride_cli.api import QueryOptions, Session
+from stride_cli.api import Session
 from stride_cli.measurement.exact import measure_exact, pearson
 from stride_cli.measurement.linear import measure_linear
 from stride_cli.measurement.query_set import QuerySet, read_query_set
@@ -89,13 +89,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarray]) -> dict[str, Any]:
-    options = QueryOptions()
+    attributor = session.attributor()
     correlation = [pearson(a, b) for a, b in zip(exact, linear, strict=True)]
     ranks, top = [], []
     for pair in zip(exact, linear, strict=True):
         dense = np.zeros((2, session.index.n_chunks))
         for row, responses in zip(dense, pair, strict=True):
-            solution = session.recover(responses, options)
+            solution = attributor.influences(None, [], responses[None])[0].solution
             row[solution.indices] = solution.values
         either = np.flatnonzero(dense.any(axis=0))
         ranks.append(float(spearmanr(dense[0, either], dense[1, either]).statistic))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.baselines.prior import LexicalPrior, prior_parts
+from stride_cli.baselines.prior import LexicalPrior
 from stride_cli.errors import UsageError
+from stride_cli.recovery.priors import prior_parts
 
 
 def test_the_prior_has_its_share_of_the_influences_spread():

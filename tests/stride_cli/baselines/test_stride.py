@@ -151,9 +151,9 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
 
 @pytest.mark.parametrize(("prior", "alone"), [("tfidf", "tfidf:top=100"), ("pairs", "pairs")])
 def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) -> None:
-    from stride_cli.baselines.prior import prior_parts
     from stride_cli.measurement.additive import additive_measurement
     from stride_cli.recovery.defaults import PRETRAINING_PRIORS
+    from stride_cli.recovery.priors import prior_parts
     from stride_cli.recovery.refinement import trust
     from stride_cli.recovery.several import solve_models
 

@@ -115,7 +115,7 @@ def test_labels_are_drawn_as_the_model_predicts() -> None:
     shares = torch.bincount(drawn, minlength=11) / 4000
     expected = model.logits(final)[0, 0].softmax(-1)
     torch.testing.assert_close(shares, expected, atol=3e-4, rtol=0)
-    torch.testing.assert_close(block.expected(torch.tensor([[4.0]])), expected.double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(block.expected(torch.tensor([4.0])), expected.double(), atol=1e-6, rtol=0)
 
 
 def test_the_row_that_is_not_finite_is_named() -> None:

@@ -155,7 +155,7 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
 
     document = Document(id="q", text=PROMPT + " began in 1789.", source="benchmark", line=1)
     (sample,) = tokenize_samples(session.model.tokenizer, [document], block_size=64)
-    responses, losses = _measure(session, [sample])
+    responses, losses = _measure(session.attributor(), [sample])
     asked = session.query(Query(PROMPT, "", sample.ids[0], sample.weights[0], False))
     np.testing.assert_allclose(responses[0], asked.responses, rtol=1e-5, atol=1e-9)
     assert losses[0] == pytest.approx(asked.loss)

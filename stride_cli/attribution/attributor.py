@@ -1,0 +1,290 @@
+"""The pipeline from queries to influences, once: for `stride query`, the evaluation and the audit.
+
+    measure → recover → read the likeliest chunks → shrink
+
+What differs between them is around it: one query at a time or blocks of them, models that stay loaded or are
+loaded one after the other, what is made of the influences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.errors import NumericalError
+
+if TYPE_CHECKING:
+    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.models.adapter import CausalLM
+    from stride_cli.operators.batches import Batch, ChunkReader
+    from stride_cli.operators.designs import Designs
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.problem import Solution
+    from stride_cli.recovery.shrinkage import Shrinkage
+    from stride_cli.recovery.stability import Halves
+
+
+class SteeredModel(NamedTuple):
+    """A model with the operators that steer it."""
+
+    model: CausalLM
+    operators: Operators
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the subsets answered.
+
+    Attributes
+    ----------
+    responses : (Q, C K) float64      of C models, nats of the first: see `stack_checkpoints`
+    losses : (Q,) float64             of the first model, mean nats per scored token
+    method : "linear" or "exact"
+    agreement : float or None         see `measure_checkpoints`
+    """
+
+    responses: np.ndarray
+    losses: np.ndarray
+    method: str
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the pipeline found for one query.
+
+    Attributes
+    ----------
+    solution : Solution       of the Lasso; the certificate is of this
+    influences : Solution     the same with the weights that documents are ranked by: read, shrunk
+    """
+
+    solution: Solution
+    influences: Solution
+
+
+@dataclass(frozen=True)
+class Attributor:
+    """Steered models, their designs, and how they are asked.
+
+    Attributes
+    ----------
+    operators : of C models, the index's own first
+    load : callable
+        The number of a model → the model. Asked once a pass, so that one may be loaded after the other.
+    designs : Designs             of all models
+    chunks : ChunkReader          the n chunks
+    vocab_size : V
+    seed : int                    the index's
+    defaults : dict               `stride_cli.recovery.defaults.recovery_defaults`
+    options : RecoveryOptions
+    """
+
+    operators: Sequence[Operators]
+    load: Callable[[int], CausalLM]
+    designs: Designs
+    chunks: ChunkReader
+    vocab_size: int
+    seed: int
+    defaults: dict[str, Any]
+    options: RecoveryOptions = field(default_factory=RecoveryOptions)
+
+    def steered(self, *, sketched: bool = False) -> Iterator[SteeredModel]:
+        """Every model (or those with sketches) with its operators, loaded as it is asked for."""
+        for number, operators in enumerate(self.operators):
+            if operators.sketches is not None or not sketched:
+                yield SteeredModel(self.load(number), operators)
+
+    @property
+    def intercept(self) -> bool:
+        own = self.options.intercept
+        return bool(self.defaults["intercept"] if own is None else own)
+
+    @property
+    def shrinkage(self) -> Shrinkage | None:
+        """How influences are shrunk; None: not at all."""
+        found: Shrinkage | None = self.defaults["shrinkage"] if self.options.shrink else None
+        return found if found is None or self.options.refine else found.averaged(len(self.operators))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the Lasso, as `solve_models` takes them."""
+        ratio = self.options.lambda_ratio
+        return {
+            "n_subsets": self.operators[0].n_subsets,
+            "lambda_ratio": self.defaults["lambda_ratio"] if ratio is None else ratio,
+            "intercept": self.intercept,
+            "nonneg": self.options.nonneg,
+        }
+
+    def measure(
+        self,
+        batches: Sequence[Batch],
+        *,
+        check: np.ndarray | None = None,
+        gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+    ) -> Measured:
+        """Measure queries with every model, one model after the other.
+
+        Parameters
+        ----------
+        batches : the queries, or parts of them
+        check : (S,) int64, optional     subsets on which a linear measurement is compared with the exact one
+        gather : callable, optional      responses (R, K) or losses (R,) of the parts → of the Q queries
+
+        Raises
+        ------
+        QueryError          a query is longer than a model's context
+        NumericalError      a response or loss is not finite
+        """
+        from stride_cli.measurement.checkpoints import measure_batch, stack_checkpoints
+
+        method = self.defaults["measure"] if self.options.measure == "auto" else self.options.measure
+        found: list[np.ndarray] = []
+        losses: list[np.ndarray] = []
+        agreements: list[float] = []
+        for place, (model, operators) in enumerate(self.steered()):
+            own = []
+            for number, batch in enumerate(batches):
+                responses, loss, agreement = measure_batch(
+                    model,
+                    operators,
+                    batch,
+                    method=method,
+                    batch_size=self.options.batch_size,
+                    check=check if number == 0 else None,
+                )
+                own.append(responses)
+                if place == 0:
+                    losses.append(loss)
+                if agreement is not None:
+                    agreements.append(agreement)
+            found.append(gather(np.concatenate(own)))
+        sizes = self.designs.row_sizes if self.intercept else None
+        measured = Measured(
+            stack_checkpoints(found, sizes),
+            gather(np.concatenate(losses)),
+            method,
+            min(agreements, default=None),
+        )
+        if not (np.isfinite(measured.responses).all() and np.isfinite(measured.losses).all()):
+            raise NumericalError(
+                "a measured response or loss is not finite",
+                fix="run with --dtype fp32, or fit the operators anew",
+            )
+        return measured
+
+    def explained(self, responses: np.ndarray) -> np.ndarray:
+        """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are
+        where no intercept is fitted."""
+        from stride_cli.measurement.additive import additive_measurement
+
+        return additive_measurement(responses, self.designs.row_sizes) if self.intercept else responses
+
+    def influences(
+        self,
+        queries: QuerySet | None,
+        batches: Sequence[Batch],
+        responses: np.ndarray,
+        *,
+        reached: Callable[[str], None] = lambda stage: None,
+    ) -> list[Attribution]:
+        """Influences of all chunks on each query.
+
+        Parameters
+        ----------
+        queries : Q queries               only looked at where chunks are read (`RecoveryOptions.refine`)
+        batches : the same, in order      likewise
+        responses : (Q, C K) float64      of `measure`
+        reached : callable, optional      told "recover" and "refine" when that is done
+
+        Raises
+        ------
+        NumericalError      see `solve_lasso`
+        UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
+        """
+        from stride_cli.recovery.several import solve_models
+        from stride_cli.recovery.shrinkage import shrink_solution
+
+        solutions = solve_models(self.designs.each, self.explained(responses), **self.settings)
+        reached("recover")
+        read = solutions
+        if self.options.refine:
+            assert queries is not None
+            read = self._read(queries, batches, responses, solutions)
+        shrinkage = self.shrinkage
+        found = [
+            Attribution(solution, shrink_solution(refined, shrinkage))
+            for solution, refined in zip(solutions, read, strict=True)
+        ]
+        reached("refine")
+        return found
+
+    def with_prior(
+        self, found: Sequence[Attribution], similarity: np.ndarray, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Influences of all chunks, and what overlap with the query adds to each: two (Q, n) float64.
+
+        Parameters
+        ----------
+        similarity : (Q, n)      of `stride_cli.baselines.prior.LexicalPrior`
+        name : str               of the prior
+        """
+        from stride_cli.recovery.priors import prior_parts
+        from stride_cli.recovery.refinement import trust
+
+        weights = np.zeros(similarity.shape)
+        for row, each in zip(weights, found, strict=True):
+            row[each.influences.indices] = each.influences.values
+        # what has been read is not the subsets' alone
+        trusted = [1.0 if self.options.refine else trust(self.designs.each, each.solution) for each in found]
+        return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))
+
+    def halves(self, responses: np.ndarray, draws: int) -> Halves:
+        """Second opinions on one query, (C K,) responses; see `solve_halves`."""
+        from stride_cli.recovery.stability import solve_halves
+
+        return solve_halves(
+            self.designs.each, self.explained(responses), seed=self.seed, draws=draws, **self.settings
+        )
+
+    def _read(
+        self,
+        queries: QuerySet,
+        batches: Sequence[Batch],
+        responses: np.ndarray,
+        solutions: Sequence[Solution],
+    ) -> list[Solution]:
+        """The solutions with what their likeliest chunks' own gradients say, all in one pass over these."""
+        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
+        from stride_cli.recovery.refinement import candidates, with_weights
+
+        for operators in self.operators:
+            direct_scale(operators)  # or an error, before anything is read
+        seconds = second_estimates(
+            self.steered(sketched=True), queries, batches, self.chunks, self.vocab_size
+        )
+        wanted = [
+            candidates(self.designs.each, solution, self.options.refine, second)
+            for solution, second in zip(solutions, seconds, strict=True)
+        ]
+        chunks = np.unique(np.concatenate([own for own, _ in wanted]))
+        found = chunk_influences(
+            self.steered(),
+            batches,
+            self.chunks,
+            chunks,
+            responses,
+            self.designs.row_sizes,
+            intercept=self.intercept,
+        )
+        if self.options.nonneg:
+            found = np.maximum(found, 0.0)
+        return [
+            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=others)
+            for solution, (own, others), values in zip(solutions, wanted, found, strict=True)
+        ]

@@ -1,0 +1,113 @@
+"""`stride query`, the evaluation's method and `stride audit` find the same influences for the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli import api
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.audit.effect import Candidates, _measure, measure_effects
+from stride_cli.audit.samples import Sample, tokenize_samples
+from stride_cli.baselines.protocol import Task, score_all
+from stride_cli.baselines.registry import open_method
+from stride_cli.corpus.documents import Document
+from stride_cli.measurement.queries import Query
+from stride_cli.measurement.query_set import QuerySet
+from stride_cli.operators.batches import ChunkReader
+
+TEXTS = [
+    "The French Revolution began in 1789.",
+    "The Berlin Wall fell in 1989, and the Cold War was over.",
+    "Nobody in this corpus has written about lawn mowers.",
+]
+
+
+@pytest.fixture(scope="module")
+def session(workspace: Path) -> api.Session:
+    return api.Session.open(workspace / "run.stride")
+
+
+@pytest.fixture(scope="module")
+def samples(session: api.Session) -> list[Sample]:
+    documents = [
+        Document(id=f"t{n}", text=text, source="benchmark", line=n + 1) for n, text in enumerate(TEXTS)
+    ]
+    block = session.index.attributes["block_size"]
+    return tokenize_samples(session.model.tokenizer, documents, block_size=block)
+
+
+def query_of(sample: Sample) -> Query:
+    assert len(sample.ids) == 1
+    return Query(sample.document.text, "", sample.ids[0], sample.weights[0], False)
+
+
+def dense(session: api.Session, answer: api.Answer) -> np.ndarray:
+    weights = np.zeros(session.index.n_chunks)
+    weights[answer.influences.indices] = answer.influences.values
+    return weights
+
+
+@pytest.mark.parametrize("number", range(len(TEXTS)))
+@pytest.mark.parametrize("settings", ["", "shrink=false", "lambda_ratio=0.2,nonneg=true", "refine=5"])
+def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: int, settings: str) -> None:
+    sample = samples[number]
+    chosen = dict(part.split("=") for part in settings.split(",") if part)
+    read = {"true": True, "false": False}
+    options = {key: read[value] if value in read else float(value) for key, value in chosen.items()}
+    if "refine" in options:
+        options["refine"] = int(options["refine"])
+    answer = session.query(query_of(sample), api.QueryOptions(**options))
+    expected = dense(session, answer)
+    assert expected.any() and (answer.shrinkage is None) == ("shrink" in options)
+
+    method = open_method(f"stride:stored=true{',' if settings else ''}{settings}")
+    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
+    np.testing.assert_array_equal(scores, expected.astype(np.float32))
+
+    attributor = session.attributor(RecoveryOptions(**options))
+    responses, losses = _measure(attributor, [sample])
+    np.testing.assert_array_equal(responses[0], answer.responses)
+    assert losses[0] == answer.loss
+    if settings:
+        return
+    everything = Candidates(np.arange(session.index.n_chunks), np.ones(session.index.n_chunks))
+    (effect,) = measure_effects(session, [sample], [everything])
+    assert effect.loss == answer.loss
+    assert effect.candidate_influence == answer.influences.values.sum()
+    assert effect.strongest_influence == expected.max()
+    assert (
+        effect.strongest_chunk
+        == expected.argmax()
+        == answer.influences.indices[answer.influences.values.argmax()]
+    )
+
+
+def test_with_what_is_shared(session: api.Session, samples: list[Sample]) -> None:
+    """The prior stands apart in an answer; in the evaluation's scores it is added."""
+    method = open_method("stride:stored=true,prior=pairs")
+    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    for sample in samples[:2]:
+        answer = session.query(query_of(sample), api.QueryOptions(prior="pairs", top=5))
+        scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
+        chunks = np.asarray(session.chunk_document)
+        for hit in answer.supporters:
+            whole = scores[chunks == hit.document].sum()
+            assert whole == pytest.approx(hit.influence + hit.prior, rel=1e-5)
+
+
+def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
+    """In one batch the last bits of a product of matrices may differ, and nothing else."""
+    queries = [query_of(sample) for sample in samples]
+    alone = np.stack([dense(session, session.query(query)) for query in queries])
+    method = open_method("stride:stored=true")
+    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    together = score_all(method, QuerySet.from_queries(queries))
+    largest = np.abs(alone).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(together / largest, alone / largest, atol=1e-4)
+    responses, _ = _measure(session.attributor(), samples)
+    asked = np.stack([session.query(query).responses for query in queries])
+    np.testing.assert_allclose(responses, asked, rtol=1e-4, atol=1e-6 * np.abs(asked).max())
