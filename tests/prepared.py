@@ -290,6 +290,8 @@ def _become(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores interrupts
     random.seed()
+    if "compare" in request["line"]:
+        _stand_by()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))
     program, *rest = request["line"]
@@ -298,6 +300,10 @@ def _become(request: Mapping[str, Any]) -> None:
 
         sys.argv = ["stride", *rest]
         main()
+    elif program == "-":
+        sys.argv = ["-", *rest]
+        sys.path.insert(0, "")
+        exec(compile(sys.stdin.read(), "<stdin>", "exec"), {"__name__": "__main__"})
     elif program == "-c":
         code, *rest = rest
         sys.argv = ["-c", *rest]
@@ -307,6 +313,46 @@ def _become(request: Mapping[str, Any]) -> None:
         sys.argv = [program, *rest]
         sys.path.insert(0, str(Path(program).parent.absolute()))
         runpy.run_path(program, run_name="__main__")
+
+
+def _stand_by() -> None:
+    """Have a process ready in which multiprocessing starts its fork server: it need not import either."""
+    import fcntl
+    from multiprocessing import util
+
+    ours, theirs = socket.socketpair()
+    number = os.fork()
+    if number:
+        theirs.close()
+        start = util.spawnv_passfds
+
+        def by_us(path: Any, line: Sequence[str], passed: Sequence[int]) -> int:
+            if "forkserver" not in line[-1] or ours.fileno() < 0:
+                return int(start(path, line, passed))
+            asked = json.dumps({"code": line[-1], "numbers": [int(place) for place in passed]}).encode()
+            socket.send_fds(ours, [len(asked).to_bytes(_LENGTH, "little")], [int(place) for place in passed])
+            ours.sendall(asked)
+            ours.close()
+            return number
+
+        util.spawnv_passfds = by_us
+        return
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command's to handle, until the server sets its own
+    head, passed, _, _ = socket.recv_fds(theirs, _LENGTH, 16)
+    if not head:
+        os._exit(0)  # the command has ended without
+    with theirs.makefile("rb") as stream:
+        request = json.loads(stream.read(int.from_bytes(head, "little")))
+    # out of each other's way first
+    aside = [fcntl.fcntl(place, fcntl.F_DUPFD, 500) for place in passed]
+    for place in passed:
+        os.close(place)
+    for place, wanted in zip(aside, request["numbers"], strict=True):
+        os.dup2(place, wanted)
+        os.close(place)
+    exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+    os._exit(0)
 
 
 if __name__ == "__main__":

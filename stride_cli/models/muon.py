@@ -38,10 +38,34 @@ def orthogonalised(
     a, b, c = coefficients
     x = matrices.to(torch.bfloat16 if multiplies_bf16(matrices.device) else torch.float32)
     x = x / x.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]
+    if x.dtype == torch.float32 and x.shape[2] >= 2 * x.shape[1]:
+        return torch.bmm(_polynomial(torch.bmm(x, x.transpose(1, 2)), coefficients, steps), x)
     for _ in range(steps):
         gram = torch.bmm(x, x.transpose(1, 2))
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def _polynomial(gram: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
+    """P with P x what `steps` steps make of x: all of them are polynomials in x xᵀ, which is smaller than x.
+
+    A step is x ← Q x with Q = a + b G + c G², G = x xᵀ; so G ← Q G Q, and P is the product of all Q. Twice as
+    fast for matrices four times as wide as high. In bfloat16 the squares of small singular values would go.
+
+    Parameters
+    ----------
+    gram : (S, a, a) float32      x xᵀ
+    """
+    a, b, c = coefficients
+    product: Tensor | None = None
+    for left in reversed(range(steps)):
+        step = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        step.diagonal(dim1=1, dim2=2).add_(a)
+        product = step if product is None else torch.bmm(step, product)
+        if left:
+            gram = torch.bmm(torch.bmm(step, gram), step)
+    assert product is not None
+    return product
 
 
 def multiplies_bf16(device: torch.device) -> bool:

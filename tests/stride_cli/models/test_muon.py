@@ -21,8 +21,12 @@ def reference(matrix: torch.Tensor) -> torch.Tensor:
     return u @ torch.diag(s) @ v
 
 
-def test_directions() -> None:
-    matrices = torch.randn(3, 8, 24, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("shape", [(8, 9), (8, 24), (1, 5)])
+@pytest.mark.parametrize("spread", [0.0, 6.0])
+def test_directions(shape: tuple[int, int], spread: float) -> None:
+    """Also where singular values are six orders of magnitude apart."""
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    matrices *= torch.logspace(0, -spread, shape[0])[:, None]
     for matrix, found in zip(matrices, orthogonalised(matrices), strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), reference(matrix), atol=2e-5, rtol=0)
