@@ -207,7 +207,7 @@ class StrideMethod:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
         attributor = self._attributor()
-        responses = self._responses(attributor, queries)
+        responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
         block = QUERIES_REFINED if self._recovery.refine else QUERY_BLOCK
         for start in range(0, len(responses), block):
@@ -242,13 +242,13 @@ class StrideMethod:
             options=self._recovery,
         )
 
-    def _responses(self, attributor: Attributor, queries: QuerySet) -> np.ndarray:
+    def _responses(self, queries: QuerySet) -> np.ndarray:
         """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
         key = queries.fingerprint()
         if key not in self._measured:
             batches = [queries.batch(rows) for rows in queries.groups(_QUERY_TOKENS)]
             self._measured.clear()
-            self._measured[key] = attributor.measure(batches).responses
+            self._measured[key] = self._attributor().measure(batches).responses
         return self._measured[key]
 
 

@@ -164,6 +164,7 @@ def test_a_report_shows_the_inputs(digits_index: Path, tmp_path: Path) -> None:
     assert "http:" not in text.replace("http://www.w3.org/2000/svg", "") and "row 505" in text
 
 
+@pytest.mark.slow
 def test_truth_remembers_the_inputs_of_a_file(digits_file: Path, digits_index: Path, tmp_path: Path) -> None:
     """Queries from a file of their own need not be given again; the file still names some of them."""
     index = tmp_path / "run.stride"

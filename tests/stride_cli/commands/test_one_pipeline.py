@@ -18,6 +18,7 @@ from stride_cli.measurement.queries import Query
 from stride_cli.measurement.query_set import QuerySet
 from stride_cli.operators.batches import ChunkReader
 
+pytestmark = pytest.mark.slow
 TEXTS = [
     "The French Revolution began in 1789.",
     "The Berlin Wall fell in 1989, and the Cold War was over.",
