@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.errors import NumericalError
+from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from stride_cli.measurement.query_set import QuerySet
@@ -208,7 +208,6 @@ class Attributor:
         UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
         """
         from stride_cli.recovery.several import solve_models
-        from stride_cli.recovery.shrinkage import shrink_solution
 
         solutions = solve_models(self.designs.each, self.explained(responses), **self.settings)
         reached("recover")
@@ -216,13 +215,33 @@ class Attributor:
         if self.options.refine:
             assert queries is not None
             read = self._read(queries, batches, responses, solutions)
+        found = self._shrunk(solutions, read)
+        reached("refine")
+        return found
+
+    def path(self, responses: np.ndarray, lambda_ratios: Sequence[float]) -> list[list[Attribution]]:
+        """`influences` for several λ / λ_max, each query going on from one to the next; nothing is read.
+
+        Returns
+        -------
+        for each λ / λ_max, in the order given, a list of Q Attribution
+        """
+        from stride_cli.recovery.several import solve_models_path
+
+        if self.options.refine:
+            raise UsageError("chunks are read at one λ, not along a path", fix="leave refine out")
+        settings = {name: value for name, value in self.settings.items() if name != "lambda_ratio"}
+        found = solve_models_path(self.designs.each, self.explained(responses), lambda_ratios, **settings)
+        return [self._shrunk(solutions, solutions) for solutions in found]
+
+    def _shrunk(self, solutions: Sequence[Solution], read: Sequence[Solution]) -> list[Attribution]:
+        from stride_cli.recovery.shrinkage import shrink_solution
+
         shrinkage = self.shrinkage
-        found = [
+        return [
             Attribution(solution, shrink_solution(refined, shrinkage))
             for solution, refined in zip(solutions, read, strict=True)
         ]
-        reached("refine")
-        return found
 
     def with_prior(
         self, found: Sequence[Attribution], similarity: np.ndarray, name: str

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.attributor import Attributor
+from stride_cli.attribution.attributor import Attribution, Attributor
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.baselines.prior import LexicalPrior
 from stride_cli.baselines.protocol import QUERY_BLOCK, Task
@@ -198,11 +196,24 @@ class StrideMethod:
 
         return load_checkpoint(self._task, Path(which))
 
-    def at_lambda(self, ratio: float) -> StrideMethod:
-        """The same operators, recovered at another λ / λ_max."""
-        other = copy.copy(self)
-        other._recovery = replace(self._recovery, lambda_ratio=ratio)
-        return other
+    def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
+        """`score` for several λ / λ_max at once: of every block of queries one (q, n) float32 for each λ.
+
+        Raises
+        ------
+        UsageError      with refine
+        """
+        attributor, responses = self._attributor(), self._responses(queries)
+        for start in range(0, len(responses), QUERY_BLOCK):
+            part = responses[start : start + QUERY_BLOCK]
+            yield [self._dense(found) for found in attributor.path(part, lambda_ratios)]
+
+    def _dense(self, found: Sequence[Attribution]) -> np.ndarray:
+        """Influences (q, n) float32."""
+        scores = np.zeros((len(found), len(self._designs.columns)), np.float32)
+        for row, each in zip(scores, found, strict=True):
+            row[each.influences.indices] = each.influences.values
+        return scores
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
@@ -217,9 +228,7 @@ class StrideMethod:
             for first in range(0, len(found), QUERY_BLOCK):
                 part = found[first : first + QUERY_BLOCK]
                 if self._prior is None:
-                    scores = np.zeros((len(part), len(self._designs.columns)), np.float32)
-                    for row, each in zip(scores, part, strict=True):
-                        row[each.influences.indices] = each.influences.values
+                    scores = self._dense(part)
                 else:
                     similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
                     weights, added = attributor.with_prior(part, similarity, self._prior.name)

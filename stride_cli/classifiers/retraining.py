@@ -57,6 +57,9 @@ class ClassifierTrainer:
     def n_chunks(self) -> int:
         return len(self.labels)
 
+    def prepare(self) -> None:
+        """See `stride_cli.evaluation.retraining.Trainer`; all is imported with this class."""
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses and margins of the queries after training each job, in order.
 

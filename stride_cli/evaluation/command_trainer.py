@@ -66,6 +66,9 @@ class CommandTrainer:
         both = self.weights_digest + self.queries.fingerprint()
         self.digest = hashlib.sha256(both.encode()).hexdigest()
 
+    def prepare(self) -> None:
+        """See `stride_cli.evaluation.retraining.Trainer`; all is imported with this class."""
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One run of the command per job.
 

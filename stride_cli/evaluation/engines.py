@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ _ATTEMPTS = 3  # of one group whose worker dies
 _RAY_RETRIES = 10
 _LARGE = 2 << 30  # bytes of training
 _PR_SET_PDEATHSIG = 1
+_FORKS = sys.platform == "linux"
 _SERVE = "import sys; from stride_cli.evaluation.engines import serve; serve(*map(int, sys.argv[1:]))"
 # glibc gives large blocks back at once, and asking for them again costs a page fault for every 4 KiB. Of a
 # large model, whose matrix products take longer than that, what is kept falls to pieces: 10 GB, not 7
@@ -80,8 +82,16 @@ def run_local(
     waiting = list(range(len(groups)))[::-1]
     attempts = [0] * len(groups)
     kept = {} if trainer.peak_bytes > _LARGE else KEEP_MEMORY
-    pool = [_Worker(slot, payload, _device_kind(trainer), kept) for slot in range(count)]
+    spawners: list[_Spawner] = []
+
+    def start(slot: int) -> _Worker:
+        if not (_FORKS and spawners and spawners[-1].alive()):
+            spawners.append(_Spawner(payload, _device_kind(trainer), kept))
+        return spawners[-1].start(slot)
+
+    pool: list[_Worker] = []
     try:
+        pool.extend(start(slot) for slot in range(count))
         for worker in pool:
             worker.send(waiting.pop(), groups)
         while any(worker.group is not None for worker in pool):
@@ -100,7 +110,7 @@ def run_local(
                             fix="out of memory? use fewer --workers; what is finished is kept",
                         ) from None
                     note(f"a worker died (status {status}); its models are trained again")
-                    pool[pool.index(worker)] = fresh = _Worker(worker.slot, payload, worker.device, kept)
+                    pool[pool.index(worker)] = fresh = start(worker.slot)
                     fresh.send(number, groups)
                     continue
                 if isinstance(answer, BaseException):
@@ -112,6 +122,8 @@ def run_local(
     finally:
         for worker in pool:
             worker.stop()
+        for spawner in spawners:
+            spawner.close()
 
 
 def default_workers(trainer: Trainer) -> int:
@@ -189,82 +201,144 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process that trains the groups it is sent, one after the other."""
+class _Spawner:
+    """A process that has imported what training needs, holds the trainer, and forks the workers.
 
-    slot: int
-    payload: bytes
-    device: str
-    variables: dict[str, str]
+    So that libraries and chunks are read once and stand in memory once, however many workers there are. Where
+    forking is not safe (everywhere but on Linux) each worker is such a process itself.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, payload: bytes, device: str, variables: dict[str, str]) -> None:
+        self._device = device
         ours, theirs = socket.socketpair()
         environment = {
-            **self.variables,
+            **variables,
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
-        if self.device == "cuda":
-            visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-            environment["CUDA_VISIBLE_DEVICES"] = (
-                visible[self.slot % len(visible)] if visible else str(self.slot)
-            )
         # an interpreter of its own rather than multiprocessing's: it never runs the caller's main module
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _SERVE,
-                str(theirs.fileno()),
-                str(os.getpid()),
-            ],
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        self.connection = Connection(ours.detach())
-        self.group: int | None = None
-        with contextlib.suppress(OSError):  # it is already gone: the first answer will say so
-            self.connection.send_bytes(self.payload)
+        self._line = Connection(ours.detach())
+        with contextlib.suppress(OSError):  # it is already gone: the first worker will say so
+            self._line.send_bytes(payload)
+
+    def start(self, slot: int) -> _Worker:
+        """A worker; one that could not be started has ended already."""
+        ours, theirs = socket.socketpair()
+        visible = None
+        if self._device == "cuda":
+            given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+            visible = given[slot % len(given)] if given else str(slot)
+        number = None
+        with contextlib.suppress(OSError, EOFError):
+            self._line.send(("start", visible))
+            send_handle(self._line, theirs.fileno(), self._process.pid)
+            number = self._line.recv()
+        theirs.close()
+        return _Worker(self, slot, Connection(ours.detach()), number)
+
+    def end(self, number: int | None) -> int:
+        """Kill a worker; its exit status, negative: the signal. The spawner's own where there is none."""
+        with contextlib.suppress(OSError, EOFError):
+            if number is not None and _FORKS:
+                self._line.send(("end", number))
+                return int(self._line.recv())
+        return self.close()
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> int:
+        """End it, and with it all workers; its exit status."""
+        self._line.close()
+        try:
+            return self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process that trains the groups it is sent, one after the other."""
+
+    spawner: _Spawner
+    slot: int
+    connection: Connection
+    number: int | None  # of the process
+    group: int | None = None
 
     def send(self, number: int, groups: Groups) -> None:
         self.group = number
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it is already gone: the first answer will say so
             self.connection.send(list(groups[number]))
 
     def stop(self) -> int:
         """End the process, whatever it is doing; nothing of it is lost but the group at hand."""
         self.connection.close()
-        self.process.kill()
-        return self.process.wait()
+        return self.spawner.end(self.number)
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """The worker's side: a trainer, then groups of jobs, come in; outcomes, or an error, go back."""
+    """The spawner's side: a trainer comes in, then what to do."""
     die_with_parent()
     if os.getppid() != parent:  # it went before we could ask to be told
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
-    connection = Connection(descriptor)
+    line = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
-        payload = connection.recv_bytes()  # before anything slow: the parent waits for it to be taken
+        payload = line.recv_bytes()  # before anything slow: the parent waits for it to be taken
         import torch
 
         torch.set_num_threads(1)
+        trainer: Any
         try:
             trainer = pickle.loads(payload)
+            trainer.prepare()
         except (ImportError, AttributeError) as error:
-            connection.recv()
-            connection.send(_portable(error))
-            return
+            trainer = error
+        del payload
+        while True:
+            what, value = line.recv()
+            if what == "end":
+                os.kill(value, signal.SIGKILL)
+                line.send(os.waitstatus_to_exitcode(os.waitpid(value, 0)[1]))
+                continue
+            handle = recv_handle(line)
+            own = os.getpid()
+            if not _FORKS:
+                line.send(own)
+                _work(Connection(handle), trainer)
+                return
+            number = os.fork()
+            if number == 0:
+                die_with_parent()
+                if os.getppid() != own:
+                    os._exit(0)
+                line.close()
+                if value is not None:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = value
+                _work(Connection(handle), trainer)
+                os._exit(0)
+            os.close(handle)
+            line.send(number)
+
+
+def _work(connection: Connection, trainer: Any) -> None:
+    """The worker's side: groups of jobs come in; outcomes, or an error, go back."""
+    with contextlib.suppress(EOFError, OSError):
         while True:
             jobs = connection.recv()
             try:
-                answer: Any = trainer.run(jobs)
+                answer: Any = _portable(trainer) if isinstance(trainer, Exception) else trainer.run(jobs)
             except Exception as error:
                 answer = _portable(error)
             connection.send(answer)

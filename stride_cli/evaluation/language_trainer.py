@@ -76,6 +76,10 @@ class LanguageTrainer:
     def n_chunks(self) -> int:
         return len(self.chunks)
 
+    def prepare(self) -> None:
+        """See `retraining.Trainer`."""
+        import stride_cli.evaluation.preloaded  # noqa: F401
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One model per job; see `retraining.Trainer`."""
         return [self._evaluate(model) for model in self.models(jobs)]

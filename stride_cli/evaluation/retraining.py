@@ -68,6 +68,10 @@ class Trainer(Protocol):
     @property
     def n_chunks(self) -> int: ...
 
+    def prepare(self) -> None:
+        """Import what `run` needs, and compute nothing: processes are forked from this one."""
+        ...
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train one model per job, on one thread.
 

@@ -148,14 +148,24 @@ def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[n
     """
     rows = 0
     for block in method.score(queries):
-        if block.ndim != 2 or block.shape[1] != n_chunks:
-            raise ValueError(f"{method.name} gave scores of shape {block.shape}, expected (q, {n_chunks})")
-        if not np.isfinite(block).all():
-            raise NumericalError(f"{method.name}: a score is not finite", fix="run it with --dtype fp32")
         rows += len(block)
-        yield block
+        yield checked_block(method, block, n_chunks)
     if rows != len(queries):
         raise ValueError(f"{method.name} scored {rows} queries, expected {len(queries)}")
+
+
+def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarray:
+    """A block of scores, (q, n).
+
+    Raises
+    ------
+    NumericalError      a score is not finite
+    """
+    if block.ndim != 2 or block.shape[1] != n_chunks:
+        raise ValueError(f"{method.name} gave scores of shape {block.shape}, expected (q, {n_chunks})")
+    if not np.isfinite(block).all():
+        raise NumericalError(f"{method.name}: a score is not finite", fix="run it with --dtype fp32")
+    return block
 
 
 def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:

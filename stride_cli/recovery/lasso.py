@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ def solve_lasso(
     nonneg: bool = False,
     l2: float = 0.0,
     tolerance: float = 1e-6,
-    warm_start: Solution | None = None,
     max_epochs: int = 20_000,
     n_threads: int | None = None,
 ) -> Solution:
@@ -68,8 +68,6 @@ def solve_lasso(
         Weight of ½‖w‖² (elastic net).
     tolerance : float
         Largest duality gap over all n chunks, relative to ½‖y − ȳ‖² (½‖y‖² without an intercept).
-    warm_start : Solution, optional
-        Where to start: a solution for the same design, at another λ or of a similar query.
     max_epochs : int
         Coordinate rounds and Newton steps in all.
     n_threads : int, optional
@@ -83,7 +81,7 @@ def solve_lasso(
     return solve_batch(
         columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio, lambda_=lambda_,
         intercept=intercept, nonneg=nonneg, l2=l2, tolerance=tolerance, max_epochs=max_epochs,
-        n_threads=n_threads, warm_starts=None if warm_start is None else [warm_start],
+        n_threads=n_threads,
     )[0]  # fmt: skip
 
 
@@ -100,7 +98,6 @@ def solve_batch(
     tolerance: float = 1e-6,
     max_epochs: int = 20_000,
     n_threads: int | None = None,
-    warm_starts: Sequence[Solution] | None = None,
     kept: np.ndarray | None = None,
 ) -> list[Solution]:
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
@@ -123,9 +120,6 @@ def solve_batch(
         Problem(design, row, options, number, None if kept is None else kept[number])
         for number, row in enumerate(rows)
     ]
-    if warm_starts is not None:
-        for problem, start in zip(problems, warm_starts, strict=True):
-            problem.start_from(start)
     solutions: list[Solution] = []
     with threads(n_threads):
         for first in range(0, len(problems), kernels.BATCH):
@@ -139,31 +133,41 @@ def solve_batch(
 
 def solve_path(
     columns: Any,
-    y: np.ndarray,
+    measurements: np.ndarray,
     lambda_ratios: Sequence[float],
     *,
     n_subsets: int,
     intercept: bool = True,
     nonneg: bool = False,
-    l2: float = 0.0,
     tolerance: float = 1e-6,
     max_epochs: int = 20_000,
     n_threads: int | None = None,
-) -> list[Solution]:
-    """Solutions for several λ / λ_max, in the order given; each starts from that of the next larger λ.
+) -> list[list[Solution]]:
+    """`solve_batch` for several λ / λ_max; each query goes on from its solution for the next larger λ.
 
-    The other parameters are those of `solve_lasso`. λ_max is found once; n_passes and n_epochs of each
+    The other parameters are those of `solve_batch`. λ_max is found once; n_passes and n_epochs of each
     solution count what it took beyond the one before.
+
+    Returns
+    -------
+    for each λ / λ_max, in the order given, a list of Q Solution
     """
     design = Design(columns, n_subsets)
-    settings = Options(1.0, None, intercept, nonneg, l2, tolerance, max_epochs)
-    problem = Problem(design, _measurements(np.asarray(y)[None, :], design)[0], settings, 0)
-    found: dict[float, Solution] = {}
+    rows = _measurements(measurements, design)
+    ratios = sorted(set(map(float, lambda_ratios)), reverse=True)
+    found: dict[float, list[Solution]] = {ratio: [] for ratio in ratios}
     with threads(n_threads):
-        for ratio in sorted(set(map(float, lambda_ratios)), reverse=True):
-            problem.aim(replace(settings, lambda_ratio=ratio))
-            _advance(design, [problem], settings.nonneg)
-            found[ratio] = problem.solution()
+        for first in range(0, len(rows), kernels.BATCH):
+            settings = Options(1.0, None, intercept, nonneg, 0.0, tolerance, max_epochs)
+            part = [
+                Problem(design, row, settings, first + number)
+                for number, row in enumerate(rows[first : first + kernels.BATCH])
+            ]
+            for ratio in ratios:
+                for problem in part:
+                    problem.aim(replace(settings, lambda_ratio=ratio))
+                _advance(design, part, nonneg, going_on=True)
+                found[ratio].extend(problem.solution() for problem in part)
     return [found[float(ratio)] for ratio in lambda_ratios]
 
 
@@ -174,8 +178,11 @@ def correlate(columns: Any, residual: np.ndarray, *, n_threads: int | None = Non
         return Design(columns, len(residual)).correlate(residual)
 
 
-def _advance(design: Design, problems: list[Problem], nonneg: bool) -> None:
-    """Pass after pass, each for all problems that need one; between passes they run side by side."""
+def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on: bool = False) -> None:
+    """Pass after pass, each for all problems that need one; between passes they run side by side.
+
+    Problems that are `going_on` to another λ afterwards keep what the last pass saw.
+    """
     count = max(1, min(len(problems), os.cpu_count() or 1))
     with ThreadPoolExecutor(max_workers=count) as workers:
         while waiting := [problem for problem in problems if not problem.done]:
@@ -190,7 +197,8 @@ def _advance(design: Design, problems: list[Problem], nonneg: bool) -> None:
             for problem, floor in zip(waiting, floors, strict=True):
                 if len(under_way) > count:  # what waits takes memory
                     under_way.popleft().result()
-                under_way.append(workers.submit(_absorb_and_rest, problem, next(found), floor))
+                absorb = problem.absorb if going_on else partial(_absorb_and_rest, problem)
+                under_way.append(workers.submit(absorb, next(found), floor))
             for task in under_way:
                 task.result()
 

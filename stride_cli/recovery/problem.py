@@ -121,7 +121,6 @@ class Problem:
         self.gap = 0.0
         self._counted = (0, 0)
         self._bound = -np.inf
-        self._start: Solution | None = None
         if spread == 0.0 or (options.intercept and design.degree == design.n_subsets) or design.n_chunks == 0:
             self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
 
@@ -147,13 +146,6 @@ class Problem:
         if self.n_passes == 0:
             self._first_scores = scores
         return scores
-
-    def start_from(self, solution: Solution) -> None:
-        if solution.n_chunks != self.design.n_chunks:
-            raise UsageError(
-                f"the warm start is for {solution.n_chunks} chunks, the design has {self.design.n_chunks}"
-            )
-        self._start = solution
 
     def aim(self, options: Options) -> None:
         """Go on to another λ from where the problem stands."""
@@ -202,8 +194,6 @@ class Problem:
             self._find_penalty(largest if largest > 1e-14 * norm else 0.0)
             if self.done:
                 return
-            if self._start is not None:
-                self._warm(self._start)
         elif floor <= (needed := self._needed()):
             reached = self._certify(found, floor)
             if found.complete > needed:
@@ -215,7 +205,7 @@ class Problem:
                 return
         self._take(found)
         # what a pass collected says little about a λ far below the scores it saw: stop on the way, look again
-        self.stage = _REACH * floor if self._start is None else 0.0
+        self.stage = _REACH * floor
         self._minimise()
 
     def _take(self, found: Candidates) -> None:
@@ -295,16 +285,6 @@ class Problem:
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)
         return self.gap <= self.options.tolerance * self.half
-
-    def _warm(self, start: Solution) -> None:
-        self.pool.replace(start.indices, self.design.rows(start.indices))
-        weights = start.values / self.scale
-        if self.options.nonneg:
-            weights = np.maximum(weights, 0.0)
-        self.pool.weights = np.zeros(len(self.pool.rows))
-        np.add.at(self.pool.weights, self.pool.group, weights)
-        assert self.penalty is not None
-        self.pool.refresh_residual(self.penalty)
 
     def _ratio(self) -> float:
         assert self.penalty is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stride_cli.recovery.lasso import solve_batch
+from stride_cli.recovery.lasso import solve_batch, solve_path
 from stride_cli.recovery.problem import Solution
 
 
@@ -46,6 +46,31 @@ def solve_models(
         part = None if kept is None else np.ascontiguousarray(kept[:, rows])
         found.append(solve_batch(own, y[:, rows], n_subsets=n_subsets, kept=part, **settings))
     return [mean_solution(each) for each in zip(*found, strict=True)]
+
+
+def solve_models_path(
+    columns: Sequence[Any],
+    measurements: np.ndarray,
+    lambda_ratios: Sequence[float],
+    *,
+    n_subsets: int,
+    **settings: Any,
+) -> list[list[Solution]]:
+    """`solve_models` for several λ / λ_max, by `solve_path`: for each of them a list of Q Solution."""
+    y = np.asarray(measurements)
+    found = [
+        solve_path(
+            own,
+            y[:, number * n_subsets : (number + 1) * n_subsets],
+            lambda_ratios,
+            n_subsets=n_subsets,
+            **settings,
+        )
+        for number, own in enumerate(columns)
+    ]
+    return [
+        [mean_solution(each) for each in zip(*at_one, strict=True)] for at_one in zip(*found, strict=True)
+    ]
 
 
 def mean_solution(solutions: Sequence[Solution]) -> Solution:

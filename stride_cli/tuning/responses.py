@@ -134,6 +134,10 @@ class ContinuedTrainer:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
+    def prepare(self) -> None:
+        """See `stride_cli.evaluation.retraining.Trainer`."""
+        import stride_cli.evaluation.preloaded  # noqa: F401
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses of the queries after further training on each job's chunks, in order."""
         from stride_cli.evaluation.language_trainer import query_losses

@@ -131,16 +131,16 @@ def run_trial(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
     import time
 
     from stride_cli.baselines.stride import StrideMethod
-    from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.evaluation.scoring import checked_block
 
     started = time.perf_counter()
     method = StrideMethod(fit="closed", **settings)
     method.fit(task)
-    scores = []
-    for ratio in lambdas:
-        blocks = score_blocks(method.at_lambda(ratio), target.queries, task.n_chunks)
-        predicted = np.concatenate([predicted_response(block, target.masks) for block in blocks])
-        scores.append(correlate(predicted, target.measured).spearman)
+    predicted: list[list[np.ndarray]] = [[] for _ in lambdas]
+    for blocks in method.score_path(target.queries, lambdas):
+        for kept, block in zip(predicted, blocks, strict=True):
+            kept.append(predicted_response(checked_block(method, block, task.n_chunks), target.masks))
+    scores = [correlate(np.concatenate(kept), target.measured).spearman for kept in predicted]
     return Trial(dict(settings), tuple(lambdas), np.array(scores), time.perf_counter() - started)
 
 

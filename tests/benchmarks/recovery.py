@@ -147,7 +147,8 @@ def about(result: Any) -> dict[str, Any]:
             "relative_gap": result.relative_gap,
         }
     if isinstance(result, list):
-        return {"relative_gap": max(solution.relative_gap for solution in result)}
+        flat = [each for part in result for each in (part if isinstance(part, list) else [part])]
+        return {"relative_gap": max(solution.relative_gap for solution in flat)}
     return {}
 
 
@@ -159,7 +160,7 @@ def solves(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) -> 
             columns, y[0], n_subsets=n_subsets, lambda_ratio=ratio
         )
     tasks[f"path of {len(PATH)} down to {PATH[-1]} λ_max"] = lambda: solve_path(
-        columns, y[0], PATH, n_subsets=n_subsets
+        columns, y[:1], PATH, n_subsets=n_subsets
     )
     tasks["read every column's bytes"] = lambda: columns.reshape(-1).view(np.uint64).max()
     fields, results = timed(tasks, repeats)

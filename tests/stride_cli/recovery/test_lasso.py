@@ -251,12 +251,16 @@ def test_small_lambda_reaches_its_certificate(wide):
         assert len(solution.indices) <= 100
 
 
-def test_path_equals_separate_solutions(wide):
+def test_path_equals_separate_solutions(wide, rng):
     columns, y = wide
     ratios = [0.3, 0.9, 0.5, 1.0, 0.3]
-    path = solve_path(columns, y, ratios, n_subsets=100, tolerance=1e-12)
-    assert sum(s.n_passes for s in path[:-1]) < 2 * len(ratios) + 3
-    for ratio, along in zip(ratios, path, strict=True):
+    others = rng.normal(size=(2, 100))
+    path = solve_path(columns, np.vstack([y, others]), ratios, n_subsets=100, tolerance=1e-12)
+    assert [len(at_one) for at_one in path] == [3] * len(ratios)
+    assert sum(at_one[0].n_passes for at_one in path[:-1]) < 2 * len(ratios) + 3
+    (single,) = zip(*solve_path(columns, y[None], ratios, n_subsets=100, tolerance=1e-12), strict=True)
+    for ratio, (along, *_), by_itself in zip(ratios, path, single, strict=True):
+        np.testing.assert_array_equal(along.values, by_itself.values)
         alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=ratio, tolerance=1e-12)
         assert along.lambda_ratio == pytest.approx(ratio)
         assert along.lambda_ == pytest.approx(alone.lambda_)
@@ -279,21 +283,6 @@ def test_batch_equals_separate_solutions(wide, count, rng, monkeypatch):
             alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12)
             np.testing.assert_array_equal(together.indices, alone.indices)
             np.testing.assert_array_equal(together.values, alone.values)
-
-
-def test_warm_start_changes_the_way_not_the_answer(wide):
-    columns, y = wide
-    cold = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12)
-    near = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.35, tolerance=1e-12)
-    warm = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12, warm_start=near)
-    again = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-12, warm_start=cold)
-    np.testing.assert_array_equal(warm.indices, cold.indices)
-    np.testing.assert_allclose(warm.values, cold.values, atol=1e-6)
-    assert again.n_epochs < cold.n_epochs
-    positive = solve_lasso(columns, y, n_subsets=100, nonneg=True, lambda_ratio=0.3, warm_start=cold)
-    assert (positive.values > 0).all()
-    with pytest.raises(UsageError, match="60000 chunks"):
-        solve_lasso(columns[:100], y, n_subsets=100, warm_start=cold)
 
 
 def test_correlate_is_the_transposed_product(wide):
