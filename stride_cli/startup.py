@@ -43,13 +43,21 @@ def keep_imported() -> None:
     """Take all objects there are out of the collector's sight, where the process is `own_process`.
 
     It would walk over all that was imported when it is switched on again, once for each generation. To be
-    called right after imports: a cycle that is garbage by then stays until the process ends. Then all of them
-    are in its sight again: libraries (triton, by nanobind) report what outlives the interpreter as leaked.
+    called right after imports: a cycle that is garbage by then stays until the process ends.
     """
     if _own_process:
-        gc.freeze()
-        atexit.unregister(gc.unfreeze)
-        atexit.register(gc.unfreeze)
+        freeze()
+
+
+def freeze() -> None:
+    """Take all objects there are out of the collector's sight until the process ends.
+
+    Then they are in its sight again: libraries (triton, by nanobind) report what outlives the interpreter as
+    leaked.
+    """
+    gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)
 
 
 def share_cores() -> None:

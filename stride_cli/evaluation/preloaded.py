@@ -17,8 +17,9 @@ import stride_cli.evaluation.bench
 import stride_cli.models.loading
 import stride_cli.recovery.lasso
 import stride_cli.session  # noqa: F401
+from stride_cli.startup import freeze
 
 for _name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
     getattr(transformers, _name)  # imported when first asked for
 gc.collect()
-gc.freeze()  # pages that the collector does not touch stay shared
+freeze()  # pages that the collector does not touch stay shared
