@@ -44,7 +44,7 @@ class Measured:
     responses : (Q, C K) float64      of C models, nats of the first: see `stack_checkpoints`
     losses : (Q,) float64             of the first model, mean nats per scored token
     method : "linear" or "exact"
-    agreement : float or None         see `measure_checkpoints`
+    agreement : float or None         see `measure_batch`; the lowest of all models'
     """
 
     responses: np.ndarray
@@ -65,6 +65,14 @@ class Attribution:
 
     solution: Solution
     influences: Solution
+
+
+def dense(found: Sequence[Attribution], dtype: type = np.float64) -> np.ndarray:
+    """Influences of all chunks on each query, (Q, n)."""
+    weights: np.ndarray = np.zeros((len(found), found[0].influences.n_chunks), dtype)
+    for row, each in zip(weights, found, strict=True):
+        row[each.influences.indices] = each.influences.values
+    return weights
 
 
 @dataclass(frozen=True)
@@ -256,9 +264,7 @@ class Attributor:
         from stride_cli.recovery.priors import prior_parts
         from stride_cli.recovery.refinement import trust
 
-        weights = np.zeros(similarity.shape)
-        for row, each in zip(weights, found, strict=True):
-            row[each.influences.indices] = each.influences.values
+        weights = dense(found)
         # what has been read is not the subsets' alone
         trusted = [1.0 if self.options.refine else trust(self.designs.each, each.solution) for each in found]
         return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.attributor import Attribution, Attributor
+from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.baselines.prior import LexicalPrior
 from stride_cli.baselines.protocol import QUERY_BLOCK, Task
@@ -206,14 +206,7 @@ class StrideMethod:
         attributor, responses = self._attributor(), self._responses(queries)
         for start in range(0, len(responses), QUERY_BLOCK):
             part = responses[start : start + QUERY_BLOCK]
-            yield [self._dense(found) for found in attributor.path(part, lambda_ratios)]
-
-    def _dense(self, found: Sequence[Attribution]) -> np.ndarray:
-        """Influences (q, n) float32."""
-        scores = np.zeros((len(found), len(self._designs.columns)), np.float32)
-        for row, each in zip(scores, found, strict=True):
-            row[each.influences.indices] = each.influences.values
-        return scores
+            yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
@@ -223,12 +216,13 @@ class StrideMethod:
         block = QUERIES_REFINED if self._recovery.refine else QUERY_BLOCK
         for start in range(0, len(responses), block):
             rows = np.arange(start, min(start + block, len(responses)))
-            batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS, rows)]
+            reading = queries.groups(_QUERY_TOKENS, rows) if self._recovery.refine else []
+            batches = [queries.batch(group) for group in reading]
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):
                 part = found[first : first + QUERY_BLOCK]
                 if self._prior is None:
-                    scores = self._dense(part)
+                    scores = dense(part, np.float32)
                 else:
                     similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
                     weights, added = attributor.with_prior(part, similarity, self._prior.name)
