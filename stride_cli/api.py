@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.attribution.session import Answer, QueryOptions, Session, as_query, open_model
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import TrainOptions, like_own, resolve_settings
-from stride_cli.session import Answer, QueryOptions, Session, as_query, open_model
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.audit.judge import AuditOptions, Finding
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.measurement.queries import Query
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.data.queries import Query
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.selection.select import Selection
     from stride_cli.tuning.tune import TuneOptions
 
@@ -72,12 +72,12 @@ def build_index(
     ------
     CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
-    from stride_cli.classifiers.build import build_classifier_index
-    from stride_cli.classifiers.kind import is_classifier
     from stride_cli.corpus import build
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import check_design, choose_block_size
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.data.examples_index import build_classifier_index
+    from stride_cli.models.kinds import is_classifier
     from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 
     check_design(n_subsets, degree)
@@ -154,7 +154,7 @@ def train(
     from index_format.errors import IndexExists
     from index_format.reader import Index
     from index_format.writer import GroupWriter
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
 
     started = time.perf_counter()
@@ -260,8 +260,8 @@ def verify_hit(
     documents : ids, optional    these documents instead of the query's; no operators are needed then
     seeds, random : trainings of every set of documents, and random sets of each seed
     effect : smallest rise of the loss that would matter, nats (default 0.1)
-    recipe, command : see `stride_cli.evaluation.retraining.open_trainer`
-    engine, workers : see `stride_cli.evaluation.retraining.retrain`
+    recipe, command : see `stride_cli.training.retraining.open_trainer`
+    engine, workers : see `stride_cli.training.retraining.retrain`
 
     Returns
     -------
@@ -415,7 +415,7 @@ def evaluate(
     ----------
     queries : file of queries
     methods : names, with options as for `stride baseline`
-    subsets, seeds, alpha : retrained models, see `stride_cli.evaluation.truth.build_truth`
+    subsets, seeds, alpha : retrained models, see `stride_cli.training.truth.build_truth`
     draws : bootstrap resamples
 
     Returns
@@ -463,8 +463,8 @@ def prepare_demo(
     """
     import shutil
 
-    from stride_cli.models.pretraining import TrainOptions as ModelOptions
-    from stride_cli.models.pretraining import train_model
+    from stride_cli.training.pretraining import TrainOptions as ModelOptions
+    from stride_cli.training.pretraining import train_model
 
     corpus, prompts = demo_corpus()
     out = Path(out)

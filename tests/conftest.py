@@ -13,6 +13,8 @@ import pytest
 
 from tests.prepared import Prepared
 
+pytest_plugins = ["tests.tiny_models", "tests.tiny_chunks", "tests.trained_model"]
+
 # processes side by side share the cores: torch's threads, and those of all commands that tests start. Threads
 # that spin while they wait for one that has no core make minutes of seconds
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

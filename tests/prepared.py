@@ -210,7 +210,7 @@ def _prepare() -> None:
 
     share_cores()
     import stride_cli.commands.app
-    import stride_cli.evaluation.preloaded  # noqa: F401
+    import stride_cli.preloaded  # noqa: F401
 
 
 def _serve(address: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.measurement.query_set import QuerySet
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import Batch, ChunkReader
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import Solution
@@ -88,7 +88,7 @@ class Attributor:
     chunks : ChunkReader          the n chunks
     vocab_size : V
     seed : int                    the index's
-    defaults : dict               `stride_cli.recovery.defaults.recovery_defaults`
+    defaults : dict               `stride_cli.attribution.defaults.recovery_defaults`
     options : RecoveryOptions
     """
 
@@ -149,7 +149,7 @@ class Attributor:
         QueryError          a query is longer than a model's context
         NumericalError      a response or loss is not finite
         """
-        from stride_cli.measurement.checkpoints import measure_batch, stack_checkpoints
+        from stride_cli.attribution.measuring import measure_batch, stack_checkpoints
 
         method = self.defaults["measure"] if self.options.measure == "auto" else self.options.measure
         found: list[np.ndarray] = []
@@ -189,7 +189,7 @@ class Attributor:
     def explained(self, responses: np.ndarray) -> np.ndarray:
         """The responses as the recovery explains them by M w: on the scale of subset sums, or as they are
         where no intercept is fitted."""
-        from stride_cli.measurement.additive import additive_measurement
+        from stride_cli.attribution.additive import additive_measurement
 
         return additive_measurement(responses, self.designs.row_sizes) if self.intercept else responses
 
@@ -258,7 +258,7 @@ class Attributor:
 
         Parameters
         ----------
-        similarity : (Q, n)      of `stride_cli.baselines.prior.LexicalPrior`
+        similarity : (Q, n)      of `stride_cli.methods.prior.LexicalPrior`
         name : str               of the prior
         """
         from stride_cli.recovery.priors import prior_parts
@@ -285,7 +285,7 @@ class Attributor:
         solutions: Sequence[Solution],
     ) -> list[Solution]:
         """The solutions with what their likeliest chunks' own gradients say, all in one pass over these."""
-        from stride_cli.measurement.direct import chunk_influences, direct_scale, second_estimates
+        from stride_cli.attribution.direct_readout import chunk_influences, direct_scale, second_estimates
         from stride_cli.recovery.refinement import candidates, with_weights
 
         for operators in self.operators:

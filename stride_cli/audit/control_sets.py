@@ -18,9 +18,9 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.session import Session
     from stride_cli.audit.judge import AuditOptions
     from stride_cli.corpus.documents import Document
-    from stride_cli.session import Session
 
 _REFERENCES = 2  # versions of each made control
 _FEWEST_SOURCES = 5  # items that controls are made from; below, of all items, also of those in the corpus

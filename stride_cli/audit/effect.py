@@ -10,9 +10,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from stride_cli.attribution.attributor import Attributor
+    from stride_cli.attribution.session import Session
     from stride_cli.audit.samples import Sample
     from stride_cli.recovery.lasso import Solution
-    from stride_cli.session import Session
 
 _BLOCK = 16  # texts recovered at once: the columns are read once for all of them
 _TOKENS = 4096  # padded tokens of one batch through the model
@@ -92,7 +92,7 @@ def measure_effects(
 
 def _measure(attributor: Attributor, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
     """Responses (q, C K) of C models and losses (q,) float64 of the samples."""
-    from stride_cli.operators.batches import pad_batch
+    from stride_cli.data.batches import pad_batch
 
     rows = [(number, ids, weights) for number, s in enumerate(samples) for ids, weights in _rows(s)]
     groups = _of_bounded_tokens([len(ids) for _, ids, _ in rows])
@@ -136,8 +136,8 @@ def measure_losses(session: Session, samples: Sequence[Sample]) -> Iterator[floa
     """The model's loss on each sample, mean nats per scored token, by forward passes alone."""
     import torch
 
+    from stride_cli.data.batches import pad_batch
     from stride_cli.evaluation.tail_patch import row_losses
-    from stride_cli.operators.batches import pad_batch
 
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]
@@ -158,7 +158,7 @@ def _rows(sample: Sample) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _of_bounded_tokens(lengths: Sequence[int]) -> list[np.ndarray]:
     """Row numbers in groups of like lengths, at most `_TOKENS` padded tokens each."""
-    from stride_cli.operators.batches import consecutive_groups
+    from stride_cli.data.batches import consecutive_groups
 
     counted = np.asarray(lengths)
     order = np.argsort(-counted, kind="stable")

@@ -25,9 +25,9 @@ from stride_cli.errors import UsageError
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.session import Session
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"

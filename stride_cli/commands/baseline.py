@@ -52,10 +52,10 @@ def baseline(
         return
     import numpy as np
 
-    from stride_cli.baselines.registry import open_method
     from stride_cli.commands.tables import print_table
     from stride_cli.evaluation.ranking import document_scores, rank_documents
     from stride_cli.evaluation.scoring import ScoreFile, score_blocks
+    from stride_cli.methods.registry import open_method
     from stride_cli.output import emit, note, progress, wants_json
 
     if method is None:
@@ -99,8 +99,8 @@ def baseline(
 
 def _list_methods(json: bool) -> None:
     """Every method with what it looks at."""
-    from stride_cli.baselines.registry import METHODS
     from stride_cli.commands.tables import print_table
+    from stride_cli.methods.registry import METHODS
     from stride_cli.output import emit, wants_json
 
     if wants_json(json):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli import output
-from stride_cli.classifiers.kind import is_examples
 from stride_cli.commands.completion import NETWORKS, one_of
 from stride_cli.errors import UsageError
+from stride_cli.models.kinds import is_examples
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
-    from stride_cli.measurement.queries import Query
+    from stride_cli.data.queries import Query
 
 PANEL = "Classifiers (a file of examples)"
 
@@ -58,9 +58,9 @@ def train_classifier(
     sources: Sequence[str], out: Path, *, overwrite: bool, json: bool, columns: dict[str, Any], **options: Any
 ) -> None:
     """Train a classifier and say what came out."""
-    from stride_cli.classifiers.data import Columns
-    from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
     from stride_cli.commands.model import _show
+    from stride_cli.models.classifier.examples import Columns
+    from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
     if len(sources) != 1:
         raise UsageError(
@@ -100,7 +100,7 @@ def classifier_queries(
     session: Session, row: str | None, file: Path | None, label: str | None
 ) -> Iterator[Query]:
     """The examples that `stride query` is asked about: one row, ``held-out``, or those of a file."""
-    from stride_cli.classifiers.queries import HELD_OUT, file_queries, row_query
+    from stride_cli.data.example_queries import HELD_OUT, file_queries, row_query
 
     model: Any = session.model
     if file is not None:

@@ -76,7 +76,7 @@ def complete_index(incomplete: str) -> list[str]:
 
 
 def _methods() -> list[str]:
-    from stride_cli.baselines.registry import METHODS
+    from stride_cli.methods.registry import METHODS
 
     return list(METHODS)
 

@@ -14,9 +14,9 @@ from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPat
 if TYPE_CHECKING:
     import numpy as np
 
+    from stride_cli.data.query_set import QuerySet
     from stride_cli.evaluation.bench import Bench
     from stride_cli.evaluation.resampling import Interval
-    from stride_cli.measurement.query_set import QuerySet
 
 TAIL_PATCH_EXAMPLE = """\b
 Examples:
@@ -146,9 +146,9 @@ def removal(
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.ranking import check_ks, top_chunks
     from stride_cli.evaluation.removal import measure_removal
-    from stride_cli.evaluation.retraining import open_trainer, store_of
-    from stride_cli.evaluation.truth import subset_seeds
     from stride_cli.output import emit, note, wants_json
+    from stride_cli.training.retraining import open_trainer, store_of
+    from stride_cli.training.truth import subset_seeds
 
     ks = _numbers(top)
     specs = split_methods(methods)
@@ -218,9 +218,9 @@ def loo(
     from stride_cli.commands.tables import print_table, with_error
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
-    from stride_cli.evaluation.retraining import open_trainer, store_of
-    from stride_cli.evaluation.truth import subset_seeds
     from stride_cli.output import emit, note, wants_json
+    from stride_cli.training.retraining import open_trainer, store_of
+    from stride_cli.training.truth import subset_seeds
 
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
@@ -263,8 +263,8 @@ def loo(
 
 def _scores(bench: Bench, spec: str, queries: QuerySet) -> Any:
     """Blocks of a method's scores."""
-    from stride_cli.baselines.registry import open_method
     from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.methods.registry import open_method
 
     method = open_method(spec)
     method.fit(bench.task)

@@ -40,10 +40,10 @@ def selection(
     """
     from stride_cli.commands.tables import number, print_table
     from stride_cli.errors import CorpusError
-    from stride_cli.models.finetuning import FinetuneOptions
     from stride_cli.output import emit, wants_json
     from stride_cli.selection.finetuned import evaluate_selection, score_record
     from stride_cli.selection.select import read_tasks
+    from stride_cli.training.finetuning import FinetuneOptions
 
     options = FinetuneOptions(
         lora_rank=lora, epochs=epochs, batch_tokens=batch_tokens, lr=lr, device=device or "auto"

@@ -80,8 +80,8 @@ def truth(
     from stride_cli.config import resolve
     from stride_cli.evaluation.bench import build_truth_of
     from stride_cli.evaluation.scoring import TaskPath
-    from stride_cli.evaluation.truth import per_mille, seeds_in_words
     from stride_cli.output import emit, note, wants_json
+    from stride_cli.training.truth import per_mille, seeds_in_words
 
     begin = time.monotonic()
     share = per_mille(alpha)

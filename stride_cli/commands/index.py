@@ -182,10 +182,10 @@ def build(
 
     Interrupted, the same command goes on where it was. For a classifier: the rows that it was trained on.
     """
-    from stride_cli.classifiers.kind import is_classifier
     from stride_cli.corpus.build import build_index
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import check_design, choose_block_size
+    from stride_cli.models.kinds import is_classifier
     from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 
     check_design(subsets, degree)
@@ -307,7 +307,7 @@ def plan(
     from dataclasses import asdict
 
     from stride_cli.corpus.plan import CorpusCounts, check_design, choose_block_size, plan_index
-    from stride_cli.models.recipe import was_finetuned
+    from stride_cli.models.language.language_recipe import was_finetuned
 
     check_design(subsets, degree)
     vocabulary = 1 << 16

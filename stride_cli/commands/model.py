@@ -17,7 +17,7 @@ from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.models.training_run import Trained
+    from stride_cli.training.recorded_run import Trained
 
 app = typer.Typer(
     help="Train a language model on a corpus, fine-tune one, or look at one.",
@@ -173,7 +173,7 @@ def train(
             device=device,
         )
         return
-    from stride_cli.models.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import TrainOptions, train_model
 
     begin = time.monotonic()
     options = TrainOptions(
@@ -240,7 +240,7 @@ def finetune(
 
     Low-rank changes are merged: DIR is a whole model. Interrupted, the same command goes on where it was.
     """
-    from stride_cli.models.finetuning import FinetuneOptions, finetune_model
+    from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 
     if lora is not None and full:
         raise UsageError("--lora and --full exclude each other", fix="give one of the two")
@@ -272,7 +272,7 @@ def info(
     json: Json = False,
 ) -> None:
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
-    from stride_cli.models.description import describe_model
+    from stride_cli.models.language.description import describe_model
 
     _show({"schema": "stride.model_info/1", **describe_model(model)}, json, title=model)
 

@@ -125,7 +125,7 @@ def verify_hit(
 def check_kind(path: Path, row: str | None) -> None:
     """UsageError where a row is asked of a language model's index."""
     from index_format.reader import Index
-    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.models.kinds import is_classifier_index
 
     if row is not None and not is_classifier_index(Index.open(path)):
         raise UsageError(

@@ -18,10 +18,10 @@ from stride_cli.output import note
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
+    from stride_cli.data.query_set import QuerySet
     from stride_cli.evaluation.compare import Entry
-    from stride_cli.evaluation.truth import Truth
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
+    from stride_cli.training.truth import Truth
 
 _TRUTH = "stride evaluate truth --index {} --queries FILE"
 
@@ -65,7 +65,7 @@ class Bench:
         ------
         StageMissing      nothing has been retrained
         """
-        from stride_cli.evaluation.truth import Truth
+        from stride_cli.training.truth import Truth
 
         try:
             return Truth.from_index(self.index)
@@ -173,9 +173,9 @@ def build_truth_of(where: TaskPath, path: Path, **options: Any) -> tuple[Task, Q
 
     Parameters
     ----------
-    options : as for `stride_cli.evaluation.truth.build_truth`
+    options : as for `stride_cli.training.truth.build_truth`
     """
-    from stride_cli.evaluation.truth import build_truth
+    from stride_cli.training.truth import build_truth
 
     task = open_task(where)
     queries = read_queries(task, path)
@@ -189,7 +189,7 @@ def read_queries(task: Task, path: Path) -> QuerySet:
     ------
     CorpusError, QueryError, UsageError
     """
-    from stride_cli.measurement.query_set import read_query_set
+    from stride_cli.data.query_set import read_query_set
 
     if task.is_language and not path.is_file():
         raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
@@ -221,7 +221,7 @@ def split_methods(given: str) -> list[str]:
 
 def check_method(spec: str) -> None:
     """UsageError, with the known methods, for a name that is not one."""
-    from stride_cli.baselines.registry import METHODS, open_method
+    from stride_cli.methods.registry import METHODS, open_method
 
     if spec.partition(":")[0] not in METHODS:
         open_method(spec)

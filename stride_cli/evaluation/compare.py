@@ -20,7 +20,7 @@ from stride_cli.evaluation.breakdown import (
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run, first_line
-from stride_cli.evaluation.truth import seeds_in_words
+from stride_cli.training.truth import seeds_in_words
 
 KINDS = ("spearman", "pearson", "kendall")
 

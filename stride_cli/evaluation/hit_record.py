@@ -11,15 +11,15 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.resampling import LEVEL, Interval
-from stride_cli.evaluation.retraining import open_trainer, store_of
-from stride_cli.evaluation.truth import subset_seeds
 from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_documents
 from stride_cli.output import note
+from stride_cli.training.retraining import open_trainer, store_of
+from stride_cli.training.truth import subset_seeds
 
 if TYPE_CHECKING:
-    from stride_cli.measurement.queries import Query
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.session import QueryOptions
+    from stride_cli.attribution.session import QueryOptions
+    from stride_cli.data.queries import Query
+    from stride_cli.models.language.causal_lm import CausalLM
 
 
 def verify_hit(
@@ -45,9 +45,9 @@ def verify_hit(
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
     from stride_cli import api
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.measurement.query_set import QuerySet
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
 
     started = time.monotonic()
     if documents is None and options.top < 1:

@@ -12,11 +12,11 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.evaluation import metrics
 from stride_cli.evaluation.resampling import Estimate, Resampler
-from stride_cli.evaluation.retraining import Job, retrain
 from stride_cli.randomness import stream
+from stride_cli.training.retraining import Job, retrain
 
 if TYPE_CHECKING:
-    from stride_cli.evaluation.retraining import Trainer
+    from stride_cli.training.retraining import Trainer
 
 FEWEST_CHUNKS = 3
 

@@ -14,10 +14,10 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.ranking import random_chunks
 from stride_cli.evaluation.resampling import Interval, mean_interval
-from stride_cli.evaluation.retraining import Job, Outcome, retrain
+from stride_cli.training.retraining import Job, Outcome, retrain
 
 if TYPE_CHECKING:
-    from stride_cli.evaluation.retraining import Trainer
+    from stride_cli.training.retraining import Trainer
 
 DRAWS = 5
 

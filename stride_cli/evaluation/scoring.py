@@ -21,8 +21,8 @@ from stride_cli.evaluation.metrics import predicted_response
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from stride_cli.baselines.protocol import Method, Task
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Method, Task
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def open_task(where: TaskPath) -> Task:
     IndexNotFound, IndexDamaged, IndexMismatch, ModelError
     """
     from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.evaluation.truth import register_inputs
-    from stride_cli.operators.batches import ChunkReader
-    from stride_cli.session import open_model
+    from stride_cli.attribution.session import open_model
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.methods.protocol import Task
+    from stride_cli.training.truth import register_inputs
 
     index = Index.open(where.index)
     model = open_model(index, where.model, device=where.device, dtype=where.dtype)
@@ -98,7 +98,7 @@ def run_method(
 
     Parameters
     ----------
-    spec : str                            as `stride_cli.baselines.registry.open_method` takes it
+    spec : str                            as `stride_cli.methods.registry.open_method` takes it
     masks : (R, n) bool, optional         subsets to predict the responses of
     truth_rows : (R,) int64, optional     where these subsets stand in the index's truth, every α included
     describe : bool                       also look at how the scores are spread
@@ -108,7 +108,7 @@ def run_method(
     UsageError, MissingExtraError         the method does not exist, or not here, or not for this task
     NumericalError                        a score is not finite
     """
-    from stride_cli.baselines.registry import open_method
+    from stride_cli.methods.registry import open_method
 
     predicted, aside = [], 0.0
     with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
@@ -253,7 +253,7 @@ def _context() -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stride_cli.evaluation.preloaded"])
+    context.set_forkserver_preload(["stride_cli.preloaded"])
     return context
 
 
@@ -268,7 +268,7 @@ def _serve(
     import multiprocessing
 
     from stride_cli.evaluation.bench import Bench
-    from stride_cli.evaluation.engines import die_with_parent
+    from stride_cli.training.engines import die_with_parent
 
     die_with_parent()  # what forks ends with the parent, and this with what forks
     parent = multiprocessing.parent_process()

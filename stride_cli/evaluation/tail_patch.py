@@ -21,9 +21,9 @@ from stride_cli.evaluation.resampling import Interval, mean_interval
 if TYPE_CHECKING:
     import torch
 
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.measurement.query_set import QuerySet
-    from stride_cli.operators.batches import Batch
+    from stride_cli.data.batches import Batch
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
 
 LEARNING_RATE = 1e-4  # app:metrics
 DRAWS = 8

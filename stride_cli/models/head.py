@@ -19,8 +19,8 @@ from torch import Tensor
 from stride_cli.errors import NumericalError
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import Batch
+    from stride_cli.data.batches import Batch
+    from stride_cli.models.language.causal_lm import CausalLM
 
 _BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
 

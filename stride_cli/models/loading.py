@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from stride_cli.classifiers.kind import is_classifier
 from stride_cli.errors import ModelError, require_extra
-from stride_cli.models.adapter import CausalLM
-from stride_cli.models.structure import first_line
+from stride_cli.models.kinds import is_classifier
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.language.structure import first_line
 from stride_cli.startup import keep_imported, without_collection
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -81,7 +81,7 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
         A .gguf file without the `gguf` package.
     """
     if is_classifier(path_or_id):
-        from stride_cli.classifiers.loading import load_classifier
+        from stride_cli.models.classifier.directory import load_classifier
 
         classifier: Any = load_classifier(path_or_id, device=device, dtype=dtype)
         return classifier
@@ -112,7 +112,7 @@ def model_fingerprint(model_or_path: Any) -> str:
     digest = hashlib.sha256()
     if isinstance(model_or_path, str | Path):
         if is_classifier(model_or_path):
-            from stride_cli.classifiers.loading import classifier_fingerprint
+            from stride_cli.models.classifier.directory import classifier_fingerprint
 
             return classifier_fingerprint(model_or_path)
         for file in weight_files(model_or_path):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.operators.batches import Batch, ChunkReader
+from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.losses import fidelity_loss
 from stride_cli.operators.spaces import OperatorSpace, entry_states, reads_input
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 _KEPT_BYTES = 512 << 20  # of states and highest logits; a larger corpus's are made anew at every visit
 _BATCH_TOKENS = 4096

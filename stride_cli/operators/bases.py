@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.operators.batches import Batch, ChunkReader, scored_pairs
+from stride_cli.data.batches import Batch, ChunkReader, scored_pairs
 from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.spaces import (
@@ -35,7 +35,7 @@ from stride_cli.operators.spaces import (
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)

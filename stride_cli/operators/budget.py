@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 # K × p of all spaces, up to K of about 1,000: 2 GB while they are fitted, 0.54 stored. Half as much loses .03
 # of LDS in pre-training, half as much again gains .01

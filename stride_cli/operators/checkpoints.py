@@ -29,8 +29,8 @@ from stride_cli.output import note
 if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.writer import GroupWriter
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.language.causal_lm import CausalLM
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
 
 def _check_readable(index: Index, path: str) -> None:
     """Whether a checkpoint reads the index's chunks: the same tokens (or classes), a context long enough."""
-    from stride_cli.classifiers.kind import is_classifier, is_classifier_index
     from stride_cli.corpus.context import context_length
+    from stride_cli.models.kinds import is_classifier, is_classifier_index
     from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 
     kind = is_classifier_index(index)
@@ -125,7 +125,7 @@ def _check_readable(index: Index, path: str) -> None:
             fix="give checkpoints of the same training",
         )
     if kind:
-        from stride_cli.classifiers.loading import load_classifier
+        from stride_cli.models.classifier.directory import load_classifier
 
         tokenizer = load_classifier(path, device="cpu").tokenizer_fingerprint
     else:

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import fit_bases, label_uniforms
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.saving import save_atomically
@@ -44,7 +44,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
     ("residual-matrix", "logit", "token-logit", "pair-logit", "head-matrix", "mlp-matrix", "linear-matrix"),

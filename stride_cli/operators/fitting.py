@@ -11,8 +11,8 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.gates import PackedGates
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import Batch, ChunkReader
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.operators.store import Operators
 
 
@@ -60,7 +60,7 @@ def fit_operators(
 
 def set_step(model: CausalLM, operators: Operators, chunks: ChunkReader, seed: int) -> float | None:
     """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
-    from stride_cli.measurement.exact import choose_step
+    from stride_cli.operators.exact_response import choose_step
 
     if operators.fit != "closed":
         return None
@@ -70,7 +70,7 @@ def set_step(model: CausalLM, operators: Operators, chunks: ChunkReader, seed: i
 
 def _probe_batch(chunks: ChunkReader, seed: int) -> Batch:
     """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
-    from stride_cli.operators.batches import pad_batch
+    from stride_cli.data.batches import pad_batch
     from stride_cli.randomness import stream
 
     rows, tokens, weights = [], [], []

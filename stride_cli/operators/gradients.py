@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
-from stride_cli.operators.batches import Batch
 from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.spaces import (
     LayerMatrixSpace,
@@ -24,8 +24,8 @@ from stride_cli.operators.spaces import (
 )
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.language.causal_lm import CausalLM
 
 
 @dataclass(frozen=True)

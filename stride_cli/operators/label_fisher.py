@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.gradients import Signals, assemble, label_signals
 from stride_cli.operators.spaces import LayerMatrixSpace, OperatorSpace
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 MAX_GATES = 10_000  # p × p float64 is 800 MB
 _FLOATS = 1 << 25  # of gate gradients held at once

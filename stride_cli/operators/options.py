@@ -11,7 +11,7 @@ from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 DEFAULT_SPACE = "mlp-matrix+logit+token-logit+pair-logit"
 _CLASSIFIER_RANK = 512
@@ -77,7 +77,7 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     ------
     UsageError      an option is out of range, or does not fit the model
     """
-    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.models.kinds import is_classifier_index
     from stride_cli.operators.budget import check_sketch
 
     fit = options_fit(options)
@@ -113,8 +113,8 @@ def like_own(options: TrainOptions, own: CausalLM, index: Index) -> TrainOptions
 
 
 def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) -> tuple[str, ...]:
-    from stride_cli.classifiers.steering import default_space
-    from stride_cli.models.recipe import was_finetuned
+    from stride_cli.models.classifier.steering import default_space
+    from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.operators.bases import LAYER_SPACES
     from stride_cli.operators.spaces import parse_space
 
@@ -149,7 +149,7 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
 def _closed(
     options: TrainOptions, model: CausalLM, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
-    from stride_cli.classifiers.steering import training_path
+    from stride_cli.models.classifier.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.budget import pair_gates, tokens_at_once
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened

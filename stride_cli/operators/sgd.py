@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
 from stride_cli.operators.base_states import BaseStates, Entered
-from stride_cli.operators.batches import Batch, ChunkReader
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
@@ -24,7 +24,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 _LOGIT_BYTES = 256 << 20
 CURVES = ("loss", "fidelity", "stability", "linearity", "gain")

@@ -29,8 +29,8 @@ from stride_cli.output import note, progress
 from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.operators.spaces import OperatorSpace
 
 _SAMPLE = 8192  # chunks that the directions are found from

@@ -36,7 +36,7 @@ from stride_cli.errors import UsageError
 from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
+    from stride_cli.models.language.causal_lm import CausalLM
 
 SPACE_NAMES = (
     "residual",

@@ -31,7 +31,7 @@ def candidates(
     columns : C designs (n, d), of all models that measured
     solution : Solution                  of one query, residual (C K,)
     count : int
-    second : (n,) float64, optional      `stride_cli.measurement.direct.second_estimates`
+    second : (n,) float64, optional      `stride_cli.attribution.direct_readout.second_estimates`
 
     Returns
     -------

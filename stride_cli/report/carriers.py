@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.operators.batches import Batch
+    from stride_cli.data.batches import Batch
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.operators.store import Operators
 
 _REPLACEMENT = "\ufffd"
@@ -40,7 +40,7 @@ def token_influence(
     """
     import torch
 
-    from stride_cli.measurement.exact import token_losses
+    from stride_cli.operators.exact_response import token_losses
     from stride_cli.operators.gates import combined_gates, mean_square_length
     from stride_cli.operators.spaces import entry_states
 

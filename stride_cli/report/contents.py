@@ -12,8 +12,8 @@ from stride_cli.report.carriers import carrying_span, token_influence, token_spa
 from stride_cli.report.explanation import caveats, explain, flags
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.session import Answer, Session
     from stride_cli.recovery.ranking import Hit
-    from stride_cli.session import Answer, Session
 
 _CURVE_POINTS = 33
 _TOGETHER = 8  # chunks read at once for the part that carries their influence
@@ -199,7 +199,7 @@ def _pictures(session: Session, answer: Answer) -> list[str]:
 
 def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:
     """Every hit with the text of its chunk and the part of it that carries the influence."""
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
 
     reader, hits = ChunkReader(session.index), [*answer.supporters, *answer.opposers]
     records = [*answer.to_record()["hits"], *answer.to_record()["opposers"]]

@@ -19,9 +19,9 @@ from stride_cli.evaluation.metrics import unigram_f1
 from stride_cli.selection.select import SETS
 
 if TYPE_CHECKING:
-    from stride_cli.measurement.query_set import QuerySet
-    from stride_cli.models.adapter import CausalLM
-    from stride_cli.models.finetuning import FinetuneOptions
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.training.finetuning import FinetuneOptions
 
 _QUERY_BATCH = 8
 
@@ -75,8 +75,8 @@ def evaluate_selection(
     CorpusError, QueryError, ModelError
     """
     from stride_cli.corpus.readers import ReadOptions, open_documents
-    from stride_cli.models.finetuning import finetune_model
     from stride_cli.models.loading import load_model, model_fingerprint
+    from stride_cli.training.finetuning import finetune_model
 
     check_directory(directory)
     if seeds < 1:
@@ -143,8 +143,8 @@ def measure(
     """Loss and unigram F1 of a model on the queries of a file, whose documents are given as well."""
     import torch
 
+    from stride_cli.data.query_set import read_query_set
     from stride_cli.evaluation.tail_patch import row_losses
-    from stride_cli.measurement.query_set import read_query_set
 
     queries = read_query_set(model, path, block_size=min(block_size, model.context_length))
     losses, f1 = [], []

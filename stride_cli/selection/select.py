@@ -20,9 +20,9 @@ from stride_cli.selection.stored import require_stored_text, stored_documents
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
+    from stride_cli.data.query_set import QuerySet
     from stride_cli.evaluation.scoring import TaskPath
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
 
 SETS = ("chosen", "random", "bm25")
 
@@ -85,7 +85,7 @@ def check_selection(index: Index, size: int) -> None:
     ------
     UsageError      size out of range, an index without text, a classifier's index
     """
-    from stride_cli.classifiers.kind import is_classifier_index
+    from stride_cli.models.kinds import is_classifier_index
 
     if is_classifier_index(index):
         raise UsageError(
@@ -118,7 +118,7 @@ def select(
     ----------
     task : Task                      index and model
     queries : QuerySet               what should become better
-    method : str                     a spec of `stride_cli.baselines.registry`
+    method : str                     a spec of `stride_cli.methods.registry`
     by : "greedy", "sum" or "quota"
     tasks : Q names, for quota
 
@@ -127,9 +127,9 @@ def select(
     UsageError      as `check_selection`, or an unknown method
     StageMissing    the method is stride, and the index has no operators
     """
-    from stride_cli.baselines.registry import open_method
     from stride_cli.evaluation.ranking import document_scores
     from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.methods.registry import open_method
     from stride_cli.output import progress
 
     index = task.index

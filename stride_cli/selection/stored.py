@@ -13,8 +13,8 @@ import numpy as np
 
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.operators.batches import ChunkReader
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.retraining import Job, Outcome
 from stride_cli.evaluation.scoring import TaskPath
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.randomness import stream
+from stride_cli.training.retraining import Job, Outcome
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
 
 EPOCHS = 2.0
 CLASSIFIER_EPOCHS = 10.0
@@ -68,7 +68,7 @@ def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
     ------
     UsageError      that would be more than a quarter of the chunks with a scored token
     """
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.data.query_set import QuerySet
 
     order = stream(task.seed, "tuning queries").permutation(task.n_chunks)
     scored = [int(row) for row in order if task.chunks.chunk(int(row))[1][1:].any()]
@@ -100,7 +100,7 @@ def random_halves(task: Task, withheld: np.ndarray, count: int) -> np.ndarray:
 
 @dataclass
 class ContinuedTrainer:
-    """Trains the index's model further on subsets; see `stride_cli.evaluation.retraining.Trainer`.
+    """Trains the index's model further on subsets; see `stride_cli.training.retraining.Trainer`.
 
     Attributes
     ----------
@@ -135,12 +135,12 @@ class ContinuedTrainer:
         return {**self.__dict__, "_opened": None}
 
     def prepare(self) -> None:
-        """See `stride_cli.evaluation.retraining.Trainer`."""
-        import stride_cli.evaluation.preloaded  # noqa: F401
+        """See `stride_cli.training.retraining.Trainer`."""
+        import stride_cli.preloaded  # noqa: F401
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses of the queries after further training on each job's chunks, in order."""
-        from stride_cli.evaluation.language_trainer import query_losses
+        from stride_cli.training.language_trainer import query_losses
 
         if self._opened is None:
             from stride_cli.evaluation.scoring import open_task

@@ -20,8 +20,8 @@ from stride_cli.evaluation.resampling import mean_interval
 from stride_cli.output import note
 
 if TYPE_CHECKING:
-    from stride_cli.baselines.protocol import Task
-    from stride_cli.measurement.query_set import QuerySet
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
 
 # in the order in which they are swept: what matters most comes first
 DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
@@ -130,8 +130,8 @@ def run_trial(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
     """
     import time
 
-    from stride_cli.baselines.stride import StrideMethod
     from stride_cli.evaluation.scoring import checked_block
+    from stride_cli.methods.stride import StrideMethod
 
     started = time.perf_counter()
     method = StrideMethod(fit="closed", **settings)

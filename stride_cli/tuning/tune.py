@@ -37,8 +37,8 @@ from stride_cli.tuning.search import (
 )
 
 if TYPE_CHECKING:
-    from stride_cli.baselines.protocol import Task
     from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.methods.protocol import Task
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 CRITERIA = ("continued", "retrained", "truth")
@@ -64,7 +64,7 @@ class TuneOptions:
     epochs, lr : of the further training ("continued" only); None for what suits the model
     search : "steps" or "grid"
     trials : int, optional              at most so many fits
-    engine, workers : see `stride_cli.evaluation.retraining.retrain`
+    engine, workers : see `stride_cli.training.retraining.retrain`
     """
 
     grid: Mapping[str, Sequence[Any]] | None = None
@@ -140,8 +140,8 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     UsageError, StageMissing      options that cannot be; ``truth`` without one
     NumericalError                no trial could be fitted
     """
+    from stride_cli.attribution.defaults import recovery_defaults
     from stride_cli.evaluation.scoring import open_task
-    from stride_cli.recovery.defaults import recovery_defaults
 
     if options.search not in ("steps", "grid"):
         raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
@@ -232,9 +232,9 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
 def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> tuple[Task, Target]:
     """The task that operators are fitted on, and what they are judged by."""
     from stride_cli.evaluation.bench import Bench, read_queries
-    from stride_cli.evaluation.language_trainer import training_bytes
-    from stride_cli.evaluation.retraining import Job, Trainer, count_missing, open_trainer, retrain
     from stride_cli.randomness import stream_key
+    from stride_cli.training.language_trainer import training_bytes
+    from stride_cli.training.retraining import Job, Trainer, count_missing, open_trainer, retrain
 
     if options.criterion == "truth":
         bench = Bench(where, queries=options.queries)

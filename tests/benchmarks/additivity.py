@@ -34,20 +34,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.baselines.protocol import Task, score_all
-from stride_cli.baselines.registry import open_method
 from stride_cli.evaluation.metrics import correlate, measured_response, predicted_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
-from stride_cli.evaluation.retraining import Job, open_trainer, retrain, store_of
 from stride_cli.evaluation.scoring import TaskPath, open_task
-from stride_cli.evaluation.truth import Truth
-from stride_cli.measurement.exact import measure_exact
-from stride_cli.measurement.linear import measure_linear
+from stride_cli.methods.protocol import Task, score_all
+from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fitting import set_step
+from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
 from stride_cli.randomness import stream
+from stride_cli.training.retraining import Job, open_trainer, retrain, store_of
+from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 
 _HELD_OUT = 0.2

@@ -23,7 +23,7 @@ import torch
 
 from index_format.reader import Index
 from stride_cli.api import open_model
-from stride_cli.operators.batches import ChunkReader
+from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.operators.sgd import fit_sgd

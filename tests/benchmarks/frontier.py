@@ -27,24 +27,24 @@ import numpy as np
 import torch
 
 from index_format.design import build_columns
+from stride_cli.attribution.additive import additive_measurement
+from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
+from stride_cli.attribution.direct_readout import query_gradients, second_estimates, sketched_influences
 from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.evaluation.resampling import Resampler
 from stride_cli.evaluation.scoring import TaskPath, open_task
-from stride_cli.evaluation.truth import Truth
-from stride_cli.measurement.additive import additive_measurement
-from stride_cli.measurement.direct import query_gradients, second_estimates, sketched_influences
-from stride_cli.models.recipe import was_finetuned
+from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.operators.sketches import fit_sketches
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
-from stride_cli.recovery.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import Solution
 from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
+from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K

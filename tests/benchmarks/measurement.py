@@ -21,11 +21,11 @@ import torch
 from scipy.stats import spearmanr
 
 from stride_cli.api import Session
-from stride_cli.measurement.exact import measure_exact, pearson
-from stride_cli.measurement.linear import measure_linear
-from stride_cli.measurement.query_set import QuerySet, read_query_set
+from stride_cli.data.query_set import QuerySet, read_query_set
+from stride_cli.operators.exact_response import measure_exact, pearson
 from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.spaces import first_block
 from stride_cli.output import emit
 from tests.benchmarks._machine import interleave, machine

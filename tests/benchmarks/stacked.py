@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.evaluation.engines import KEEP_MEMORY
-from stride_cli.evaluation.stacked import train_stacked
-from stride_cli.models.recipe import Architecture, Recipe
-from stride_cli.models.training import initial_model, train
+from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.output import emit
+from stride_cli.training.engines import KEEP_MEMORY
+from stride_cli.training.fast.stacked import train_stacked
+from stride_cli.training.language_loop import initial_model, train
 
 CHUNKS = 400
 

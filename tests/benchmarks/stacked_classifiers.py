@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.classifiers.networks import build_network, choose_network
-from stride_cli.classifiers.recipe import ClassifierRecipe, default_recipe
-from stride_cli.classifiers.training import train_network, train_stacked
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe
+from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.output import emit
+from stride_cli.training.classifier_loop import train_network, train_stacked
 
 # name, network, width, rows, shape, classes, sizes of stacks, epochs that are timed
 SUITES: tuple[tuple[str, str, int, int, tuple[int, ...], int, tuple[int, ...], int], ...] = (

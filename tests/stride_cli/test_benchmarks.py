@@ -29,7 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def index(corpus: Path) -> Path:
     from stride_cli import api
-    from stride_cli.models.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import TrainOptions, train_model
 
     model = corpus.parent / "model"
     train_model([str(corpus)], model, TrainOptions(steps=2, layers=2, width=32, vocab=300, context=32))

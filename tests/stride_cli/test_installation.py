@@ -16,7 +16,7 @@ INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index
 RUN = """
 import importlib, numpy as np
 from stride_cli.recovery import kernels
-for room in ("audit.bm25", "audit.ngrams", "evaluation.nanochat_kernels", "operators.gate_kernels"):
+for room in ("audit.bm25", "audit.ngrams", "training.fast.nanochat_kernels", "operators.gate_kernels"):
     importlib.import_module(f"stride_cli.{room}")
 kernels.keep_largest_kernel(np.arange(9), np.arange(9.0), 9, 3, True)
 print(kernels.keep_largest_kernel.stats.cache_path)

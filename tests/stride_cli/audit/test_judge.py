@@ -49,7 +49,7 @@ def documents(numbers: range, source: str = "benchmark.jsonl") -> list[Document]
 def session(tmp_path_factory: pytest.TempPathFactory):
     """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
     from stride_cli import api
-    from stride_cli.models.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import TrainOptions, train_model
 
     folder = tmp_path_factory.mktemp("audited")
     texts = {f"own/{n}": problem(n) for n in range(1000, 1100)}

@@ -133,7 +133,7 @@ def test_bash_completes(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_is_what_is_accepted() -> None:
-    from stride_cli.classifiers.networks import NETWORKS
+    from stride_cli.models.classifier.networks import NETWORKS
     from stride_cli.operators.closed import CURVATURES
     from stride_cli.operators.losses import STABILITY_VARIANTS
     from stride_cli.operators.spaces import SPACE_NAMES

@@ -82,7 +82,7 @@ def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_pat
     from scipy.stats import spearmanr
 
     from index_format.reader import Index
-    from stride_cli.evaluation.truth import Truth
+    from stride_cli.training.truth import Truth
 
     index = f"--index {measured}/run.stride"
     result = run(f"baseline bm25 {index} --top 2 --scores {tmp_path}/scores.npy")
@@ -117,7 +117,7 @@ def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
 
 
 def test_methods_are_listed(run) -> None:
-    from stride_cli.baselines.registry import METHODS
+    from stride_cli.methods.registry import METHODS
 
     records = run("baseline --list").records
     assert [record["method"] for record in records] == list(METHODS)

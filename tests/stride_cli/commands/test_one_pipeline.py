@@ -11,12 +11,12 @@ from stride_cli import api
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.audit.effect import Candidates, _measure, measure_effects
 from stride_cli.audit.samples import Sample, tokenize_samples
-from stride_cli.baselines.protocol import Task, score_all
-from stride_cli.baselines.registry import open_method
 from stride_cli.corpus.documents import Document
-from stride_cli.measurement.queries import Query
-from stride_cli.measurement.query_set import QuerySet
-from stride_cli.operators.batches import ChunkReader
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.queries import Query
+from stride_cli.data.query_set import QuerySet
+from stride_cli.methods.protocol import Task, score_all
+from stride_cli.methods.registry import open_method
 
 pytestmark = pytest.mark.slow
 TEXTS = [

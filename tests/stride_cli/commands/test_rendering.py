@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stride_cli.api import Answer
 from stride_cli.commands.rendering import render_answer
-from stride_cli.measurement.queries import Query
+from stride_cli.data.queries import Query
 from stride_cli.recovery.lasso import Solution
 from stride_cli.recovery.ranking import Hit
 

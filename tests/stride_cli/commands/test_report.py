@@ -87,7 +87,7 @@ def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> No
     import numpy as np
 
     from stride_cli.api import QueryOptions, Session
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.report.carriers import token_influence
 
     session = Session.open(workspace / "run.stride")

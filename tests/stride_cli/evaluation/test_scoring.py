@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import NumericalError, QueryError, UsageError
 from stride_cli.evaluation.bench import split_methods
 from stride_cli.evaluation.metrics import predicted_response
@@ -18,7 +19,6 @@ from stride_cli.evaluation.scoring import (
     run_method,
     score_blocks,
 )
-from stride_cli.measurement.query_set import QuerySet
 
 
 class Blocks:
@@ -55,7 +55,7 @@ def test_runs_are_sums_over_subsets(task_and_queries) -> None:
 
 
 def _opened(spec: str, task):
-    from stride_cli.baselines.registry import open_method
+    from stride_cli.methods.registry import open_method
 
     method = open_method(spec)
     method.fit(task)
@@ -70,7 +70,7 @@ def test_what_a_library_prints_is_not_data(task_and_queries, monkeypatch, capsys
             print("loading …")
             yield np.ones((len(queries), task.n_chunks), np.float32)
 
-    monkeypatch.setattr("stride_cli.baselines.registry.open_method", lambda spec: Loud())
+    monkeypatch.setattr("stride_cli.methods.registry.open_method", lambda spec: Loud())
     run_method(task, "loud", asked)
     captured = capsys.readouterr()
     assert captured.out == "" and "loading" in captured.err

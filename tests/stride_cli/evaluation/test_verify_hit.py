@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stride_cli.errors import ModelError, QueryError, UsageError
-from stride_cli.evaluation.retraining import Job, Outcome
 from stride_cli.evaluation.verify_hit import (
     DEPENDED,
     NO_EVIDENCE,
@@ -24,6 +23,7 @@ from stride_cli.evaluation.verify_hit import (
     t_interval,
     verify_documents,
 )
+from stride_cli.training.retraining import Job, Outcome
 
 N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks
 

@@ -17,15 +17,15 @@ import pytest
 from index_format.errors import IndexIncomplete, IndexMismatch
 from index_format.reader import Index
 from stride_cli import api
+from stride_cli.attribution.additive import additive_measurement
 from stride_cli.corpus.build import append_to_index
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import ModelError
-from stride_cli.measurement.additive import additive_measurement
-from stride_cli.measurement.linear import measure_linear
 from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.designs import Designs, design_seed
+from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
@@ -46,7 +46,7 @@ def built(folder: Path, model: Path, name: str) -> Path:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """corpus.jsonl (40 documents), model/ with three checkpoints, bare.stride, and run.stride with operators
     of two of the checkpoints beside the model's own."""
-    from stride_cli.models.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import TrainOptions, train_model
 
     folder = tmp_path_factory.mktemp("checkpoints")
     documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:40]]
@@ -133,12 +133,12 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     """The method of the evaluation, the audit, and a fit of the method's own agree with a query."""
     from stride_cli.audit.effect import _measure
     from stride_cli.audit.samples import tokenize_samples
-    from stride_cli.baselines.protocol import Task, score_all
-    from stride_cli.baselines.registry import open_method
     from stride_cli.corpus.documents import Document
-    from stride_cli.measurement.queries import Query
-    from stride_cli.measurement.query_set import QuerySet
-    from stride_cli.operators.batches import ChunkReader
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.queries import Query
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task, score_all
+    from stride_cli.methods.registry import open_method
 
     session = api.Session.open(run_folder / "run.stride")
     query = api.as_query(session.index, session.model, PROMPT, api.QueryOptions(max_new_tokens=4))
@@ -364,7 +364,7 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
     run_folder: Path, bare: Path, tmp_path: Path
 ) -> None:
     from stride_cli.models.loading import tokenizer_fingerprint
-    from stride_cli.models.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import TrainOptions, train_model
 
     other = tmp_path / "other"
     options = TrainOptions(
@@ -455,7 +455,7 @@ def test_from_the_command_line_and_the_settings(
 
 def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
     """Two trainings from other seeds; they share the rows, and a query's own inputs."""
-    from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
+    from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
     random = np.random.default_rng(0)
     labels = np.arange(120) % 3

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index_format.errors import IndexDamaged
+from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.operators import closed
 from stride_cli.operators.bases import _pair_space, label_uniforms, token_pairs
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import DEFAULT_RANKS, ClosedSettings, fit_closed, solve_gates
 from stride_cli.operators.gradients import gate_gradients, signals
 from stride_cli.operators.spaces import ResidualSpace, layer_norm

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.operators import store
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import (
     PackedGates,
@@ -69,8 +69,8 @@ def test_plain_gates_act_as_they_are() -> None:
 def test_rounding_hardly_moves_what_subsets_measure(
     model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stride_cli.measurement.exact import measure_exact
-    from stride_cli.measurement.linear import measure_linear
+    from stride_cli.operators.exact_response import measure_exact
+    from stride_cli.operators.linear_response import measure_linear
 
     columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(chunks.n_chunks)])
     chosen = ClosedSettings(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import LAYER_SPACES, label_uniforms, layer_widths
-from stride_cli.operators.batches import ChunkReader, pad_batch
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.spaces import PairLogitSpace, initial_space
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.measurement.exact import measure_exact, pearson
-from stride_cli.measurement.linear import measure_linear
-from stride_cli.operators.batches import ChunkReader
+from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.exact_response import measure_exact, pearson
+from stride_cli.operators.linear_response import measure_linear
 
 K = 12
 SETTINGS = ClosedSettings(

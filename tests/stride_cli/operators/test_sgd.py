@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from index_format.design import build_rows
-from stride_cli.models.adapter import CausalLM
+from stride_cli.data.batches import ChunkReader
+from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators import sgd
 from stride_cli.operators.base_states import BaseStates
-from stride_cli.operators.batches import ChunkReader
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
 from stride_cli.operators.sgd import CURVES, SgdSettings, fit_sgd
 

@@ -14,7 +14,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sklearn.datasets import load_digits
 
     from stride_cli import api
-    from stride_cli.classifiers.fitting import ClassifierOptions, train_classifier
+    from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
     folder = tmp_path_factory.mktemp("digits")
     found = load_digits()

@@ -1,0 +1,179 @@
+"""Direct readout: the influence of single chunks in gate space, from their own gradients.
+
+What `measure_linear` says of a subset is the mean of what these say of its chunks, so that recovery is not
+needed; but each chunk costs a forward and a backward pass for every query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.errors import UsageError
+from stride_cli.operators.gates import gate_responses
+from stride_cli.operators.gradients import gate_gradients, gradient_products
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.operators.spaces import OperatorSpace
+    from stride_cli.operators.store import Operators
+
+
+def query_gradients(
+    model: CausalLM, spaces: Sequence[OperatorSpace], layer: int, batches: Sequence[Batch]
+) -> list[torch.Tensor]:
+    """Gate gradients of queries, one (Q, p) float32 on the CPU a space; batches are taken as they come."""
+    kept: list[list[torch.Tensor]] = [[] for _ in spaces]
+    for batch in batches:
+        for part, gradient in zip(kept, gate_gradients(model, spaces, layer, batch)[0], strict=True):
+            part.append(gradient.cpu())
+    return [torch.cat(parts) for parts in kept]
+
+
+def direct_scale(operators: Operators) -> float:
+    """Factor of a chunk's gate gradient in the unit of the gates.
+
+    Raises
+    ------
+    UsageError      the operators' gates are not what single chunks' gradients add up to
+    """
+    if operators.direct_scale is None:
+        raise UsageError(
+            "--refine reads single chunks in the gates' own units, which these operators do not have",
+            fix="fit a language model's operators by the default, in closed form with Kronecker factors "
+            "(stride train --overwrite), or leave --refine out",
+        )
+    return operators.direct_scale
+
+
+def sketched_influences(
+    pairs: Iterable[tuple[CausalLM, Operators]], batches: Sequence[Batch], n_chunks: int
+) -> np.ndarray | None:
+    """Estimates of every chunk's influence from its sketch, of each query at mean 0 and variance 1.
+
+    Parameters
+    ----------
+    pairs : models with their operators
+    batches : the Q queries, in order
+    n_chunks : n                    chunks appended after the fit have no sketch: 0, the mean
+
+    Returns
+    -------
+    ndarray (Q, n) float64          the mean over the models that have sketches; None where none has
+    """
+    total: np.ndarray | None = None
+    for model, operators in pairs:
+        if operators.sketches is None:
+            continue
+        spaces = [space.to(model.device) for space in operators.spaces]
+        asked = query_gradients(model, spaces, operators.layer, batches)
+        found = operators.sketches.products(asked).astype(np.float64)
+        if total is None:
+            total = np.zeros((len(found), n_chunks))
+        total[:, : found.shape[1]] += _standardised(found)
+    if total is not None:
+        total /= np.maximum(total.std(axis=1, keepdims=True), np.finfo(float).tiny)
+    return total
+
+
+def second_estimates(
+    pairs: Iterable[tuple[CausalLM, Operators]],
+    queries: QuerySet,
+    batches: Sequence[Batch],
+    chunks: ChunkReader,
+    vocab_size: int,
+) -> np.ndarray:
+    """What says, beside the recovery, which chunks are worth a direct look: the pairs of tokens that a chunk
+    shares with the query, and sketches, where the operators have them.
+
+    Parameters
+    ----------
+    pairs : models with their operators
+    queries : Q queries
+    batches : the same, in order
+    chunks : the n chunks
+    vocab_size : V
+
+    Returns
+    -------
+    ndarray (Q, n) float64          of each query at mean 0 and variance 1 (0 where all are equal)
+    """
+    from stride_cli.attribution.shared_pairs import shared_pairs
+
+    found = _standardised(shared_pairs(queries, chunks, vocab_size).astype(np.float64))
+    sketched = sketched_influences(pairs, batches, chunks.n_chunks)
+    return found if sketched is None else _standardised(found + sketched)
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """Each row at mean 0 and variance 1 (0 where all are equal), in place."""
+    values -= values.mean(axis=1, keepdims=True)
+    spread = values.std(axis=1, keepdims=True)
+    np.divide(values, spread, out=values, where=spread > 0)
+    return values
+
+
+def chunk_influences(
+    pairs: Iterable[tuple[CausalLM, Operators]],
+    batches: Sequence[Batch],
+    chunks: ChunkReader,
+    rows: np.ndarray,
+    responses: np.ndarray,
+    row_sizes: np.ndarray,
+    *,
+    intercept: bool = True,
+) -> np.ndarray:
+    """Influences of the given chunks, in the unit of the recovered ones.
+
+        w_i = (s_i − s̄) / m̄,      s_i = share_i g_i · g_x / λ_stab
+
+    s̄ is the mean over all chunks, which the subsets' responses tell, m̄ the subsets' mean size; see
+    `additive_measurement`. Of several models the mean, each on the scale of the first.
+
+    Parameters
+    ----------
+    pairs : models with their operators, the index's own first
+    batches : the Q queries, in order
+    rows : (t,) int64               distinct chunks
+    responses : (Q, C K) float64    of `stack_checkpoints`
+    row_sizes : (K,) or (C, K)      |A_k|
+    intercept : bool                whether recovery fits one; without, s̄ is 0
+
+    Returns
+    -------
+    ndarray (Q, t) float64
+
+    Raises
+    ------
+    UsageError      the operators' gates are not what single chunks' gradients add up to
+    """
+    total = np.zeros((len(responses), len(rows)))
+    sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
+    for number, (model, operators) in enumerate(pairs):
+        scale = direct_scale(operators)
+        spaces = [space.to(model.device) for space in operators.spaces]
+        asked = query_gradients(model, spaces, operators.layer, batches)
+        own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
+        with progress("reading chunks", len(rows), unit="chunks") as bar:
+            products = gradient_products(
+                model, spaces, operators.layer, asked, chunks, rows, advance=bar.advance
+            )
+        single = scale * products.sum(axis=0)
+        if number:  # the others' responses were put on the scale of the first model's
+            raw = sum(
+                gate_responses(gates, query.numpy())
+                for gates, query in zip(operators.gates, asked, strict=True)
+            )
+            spread = np.std(raw, axis=1, keepdims=True)
+            ratio = np.std(own, axis=1, keepdims=True)
+            single *= np.divide(ratio, spread, out=np.zeros_like(spread), where=spread > 0)
+        middle = (own * sizes[number]).sum(axis=1, keepdims=True) / max(1.0, sizes[number].sum())
+        total += (single - (middle if intercept else 0.0)) / max(1.0, sizes[number].mean())
+    influences: np.ndarray = total / len(sizes)
+    return influences

@@ -1,0 +1,470 @@
+"""An index with its operators and its model, open for queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.errors import ModelError
+from stride_cli.startup import without_collection
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.attribution.attributor import Attribution, Attributor
+    from stride_cli.data.queries import Query
+    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.operators.designs import Designs
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.lasso import Solution
+    from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.shrinkage import Shrinkage
+
+_SPOT_CHECK = 16
+
+
+@dataclass(frozen=True)
+class QueryOptions(RecoveryOptions):
+    """How a query is answered; beside how influences are found:
+
+    Attributes
+    ----------
+    top, bottom : supporters and opposers to show
+    max_new_tokens : length of a generated continuation
+    chat : format prompts with the chat template
+    check : compare a linear measurement with the exact one on a random few subsets
+    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
+    stability : with halves, say of each hit how often it stays on the list
+    prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
+        query together; each hit keeps the two apart
+    """
+
+    top: int = 10
+    bottom: int = 0
+    max_new_tokens: int = 16
+    chat: bool = False
+    check: bool = False
+    halves: int = 0
+    stability: bool = True
+    prior: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Ranked documents for one query, with the certificate of the recovery.
+
+    Attributes
+    ----------
+    query : Query
+    loss : float                       mean nats per scored token
+    supporters, opposers : list of Hit
+    passages : dict                    chunk number → its best-matching passage
+    solution : Solution                what the Lasso recovered
+    influences : Solution              the same with the weights that documents are ranked by: refined, shrunk
+    method : "linear" or "exact"
+    agreement : float or None          Pearson correlation with exact measurement on a spot check
+    seconds : dict                     stage → seconds
+    document_ids : dict                document number → id
+    coverage : float
+    models : int                       that measured the subsets: the index's own and further checkpoints
+    labels : dict                      chunk number → label, of a classifier's rows
+    responses : (K,) float64 or None   what the subsets answered, nats
+    measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
+                                       recovers of them is ``measured - solution.residual``
+    reliability : float or None        see `stride_cli.recovery.stability.Halves`
+    prior : str or None                what the supporters are ranked by, beside their influence
+    refined : int                      chunks whose influence was read from their own gradients
+    shrinkage : Shrinkage or None      how small influences were made smaller
+    """
+
+    query: Query
+    loss: float
+    supporters: list[Hit]
+    opposers: list[Hit]
+    passages: dict[int, str]
+    solution: Solution
+    influences: Solution
+    method: str
+    agreement: float | None
+    seconds: dict[str, float]
+    document_ids: dict[int, str]
+    coverage: float
+    models: int = 1
+    labels: dict[int, str] = field(default_factory=dict)
+    responses: Any = None
+    measured: Any = None
+    reliability: float | None = None
+    prior: str | None = None
+    refined: int = 0
+    shrinkage: Shrinkage | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """The answer as one JSON object; `stride schema` documents the keys."""
+        solution = self.solution
+
+        def hit(found: Hit) -> dict[str, Any]:
+            label = {"label": self.labels[found.chunk]} if found.chunk in self.labels else {}
+            return label | {
+                "rank": found.rank,
+                "document": self.document_ids[found.document],
+                "influence": found.influence,
+                "share": found.share,
+                "sign": found.sign,
+                "chunk": found.chunk,
+                "passage": self.passages.get(found.chunk, ""),
+                "seen": found.seen,
+                "neighbours": found.neighbours,
+                "backfilled": found.backfilled,
+                "prior": None if self.prior is None else found.prior,
+                "stability": found.stability,
+            }
+
+        return {
+            "schema": "stride.answer/1",
+            "prompt": self.query.prompt,
+            "response": self.query.response,
+            "generated": self.query.generated,
+            "scored_tokens": int(self.query.weights.sum()),
+            "loss": self.loss,
+            "hits": [hit(found) for found in self.supporters],
+            "opposers": [hit(found) for found in self.opposers],
+            "reliability": self.reliability,
+            "prior": self.prior,
+            "recovery": {
+                "lambda": solution.lambda_,
+                "lambda_ratio": solution.lambda_ratio,
+                "nonzeros": len(solution.indices),
+                "duality_gap": solution.duality_gap,
+                "relative_gap": solution.relative_gap,
+                "r_squared": solution.r_squared,
+                "passes": solution.n_passes,
+                "refined": self.refined,
+                "shrink_exponent": 1.0 if self.shrinkage is None else self.shrinkage.exponent,
+                "shrink_opposing": 1.0 if self.shrinkage is None else self.shrinkage.opposing,
+            },
+            "measurement": {
+                "method": self.method,
+                "subsets": len(solution.residual),
+                "agreement": self.agreement,
+                "coverage": self.coverage,
+                "models": self.models,
+            },
+            "seconds": self.seconds,
+        }
+
+
+@without_collection()
+def open_model(
+    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
+) -> CausalLM:
+    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
+
+    Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
+
+    Raises
+    ------
+    ModelError         the index records no path, and none is given
+    IndexMismatch      another model or tokenizer than the index's
+    """
+    from stride_cli.models.classifier.directory import open_classifier
+    from stride_cli.models.kinds import is_classifier_index
+    from stride_cli.models.loading import load_model
+
+    path = model_path or index.attributes.get("model_path")
+    if not path:
+        raise ModelError(
+            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
+        )
+    if is_classifier_index(index):
+        classifier: Any = open_classifier(index, path, device=device, dtype=dtype)
+        return classifier
+    model = load_model(path, device=device, dtype=dtype)
+    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+    index.check_fingerprint("model", model.fingerprint)
+    return model
+
+
+@dataclass
+class Session:
+    """An index, its operators and its model, loaded once for many queries."""
+
+    index: Index
+    operators: Operators
+    model: CausalLM
+    designs: Designs  # of all models that measure
+    chunk_document: Any  # (n,) int64
+    defaults: dict[str, Any] = field(default_factory=dict)
+    # beside the index's own model
+    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
+    priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
+
+    @classmethod
+    @without_collection()  # most of it is importing
+    def open(
+        cls,
+        index_path: str | Path,
+        *,
+        model: CausalLM | None = None,
+        model_path: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> Session:
+        """Open an index for queries.
+
+        Raises
+        ------
+        IndexNotFound, IndexDamaged, IndexVersionError
+        IndexMismatch     the model is not the index's, or a checkpoint that takes part has changed
+        ModelError        a model cannot be loaded, or a checkpoint is gone
+        StageMissing      the index has no operators yet
+        """
+        import numpy as np
+
+        from index_format.reader import Index
+        from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
+        from stride_cli.operators.store import Operators
+
+        index = Index.open(index_path)
+        operators = Operators.from_index(index)
+        attributes = index.group_attributes("operators")
+        from stride_cli.attribution.defaults import recovery_defaults
+
+        if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
+            unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
+            operators.seen = np.concatenate([operators.seen, unseen])
+        model = model or open_model(index, model_path, device=device, dtype=dtype)
+        defaults = recovery_defaults(index, model, operators.fit, attributes.get("recipe"))
+        return cls(
+            index,
+            operators,
+            model,
+            designs=stored_designs(index),
+            chunk_document=np.asarray(index.array("corpus/chunk_document")),
+            defaults=defaults,
+            checkpoints=open_checkpoints(index, model),
+        )
+
+    @property
+    def pairs(self) -> list[tuple[CausalLM, Operators]]:
+        """All models that measure, each with its operators; the index's own first."""
+        return [(self.model, self.operators), *self.checkpoints]
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether queries are examples of a classifier."""
+        from stride_cli.models.kinds import is_classifier_index
+
+        return is_classifier_index(self.index)
+
+    def query(
+        self,
+        prompt: str | Query,
+        options: QueryOptions | None = None,
+        *,
+        response: str | None = None,
+        span: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Answer:
+        """Which training documents made the model continue ``prompt`` this way?
+
+        Of a classifier: which training rows made it give an example its label?
+
+        Parameters
+        ----------
+        prompt : str or Query
+            A prompt; of a classifier, the number or id of a row of the index's file, held out or not (and
+            ``response`` a class, or "predicted"; default: the row's label). Or a finished query, for example
+            from `stride_cli.data.example_queries.file_queries`.
+        options : QueryOptions
+        response, span : see `build_query`
+
+        Returns
+        -------
+        Answer
+
+        Raises
+        ------
+        QueryError, NumericalError
+        """
+        from stride_cli.data.query_set import QuerySet
+        from stride_cli.recovery.ranking import rank_documents
+
+        options = options or QueryOptions()
+        attributor = self.attributor(options)
+        start = clock()
+        query = as_query(self.index, self.model, prompt, options, response=response, span=span)
+        generated = clock()
+        batches = [query.batch()]
+        measured = attributor.measure(batches, check=self._spot_check() if options.check else None)
+        reached = {"measure": clock()}
+        (found,) = attributor.influences(
+            QuerySet.from_queries([query]),
+            batches,
+            measured.responses,
+            reached=lambda stage: reached.__setitem__(stage, clock()),
+        )
+        influences, responses = found.influences, measured.responses[0]
+        looked = clock()
+        supporters, opposers = rank_documents(
+            influences,
+            self.designs.columns,
+            self.chunk_document,
+            top=options.top,
+            bottom=options.bottom,
+            seen=self.operators.seen,
+            prior=None if options.prior is None else self._prior(attributor, query, found, options.prior),
+        )
+        ranked, reliability = clock(), None
+        if options.halves:
+            supporters, opposers, reliability = self._second_opinions(
+                attributor, responses, options, supporters, opposers
+            )
+        judged = clock()
+        shown = [*supporters, *opposers]
+        document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
+        chunks = [hit.chunk for hit in shown]
+        labels = self._labels(chunks) if self.is_classifier else {}
+        if self.is_classifier:
+            passages = {chunk: f"label {label}" for chunk, label in labels.items()}
+        else:
+            passages = self._passages(query, chunks)
+        ended = clock()
+        return Answer(
+            query=query,
+            loss=float(measured.losses[0]),
+            supporters=supporters,
+            opposers=opposers,
+            passages=passages,
+            solution=found.solution,
+            influences=influences,
+            method=measured.method,
+            agreement=measured.agreement,
+            seconds={
+                "generate": generated - start,
+                "measure": reached["measure"] - generated,
+                "recover": reached["recover"] - reached["measure"],
+                **({"refine": looked - reached["recover"]} if options.refine else {}),
+                "rank": ranked - looked + ended - judged,
+                **({"stability": judged - ranked} if options.halves else {}),
+            },
+            document_ids=document_ids,
+            coverage=float(self.operators.seen.mean()),
+            models=len(self.pairs),
+            labels=labels,
+            responses=responses,
+            measured=attributor.explained(responses),
+            reliability=reliability,
+            prior=options.prior,
+            refined=min(options.refine, self.index.n_chunks),
+            shrinkage=attributor.shrinkage,
+        )
+
+    def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
+        """The pipeline from queries to influences, asked in this way."""
+        from stride_cli.attribution.attributor import Attributor
+        from stride_cli.data.batches import ChunkReader
+
+        pairs = self.pairs
+        return Attributor(
+            operators=[operators for _, operators in pairs],
+            load=lambda number: pairs[number][0],
+            designs=self.designs,
+            chunks=ChunkReader(self.index),
+            vocab_size=self.model.vocab_size,
+            seed=self.index.seed,
+            defaults=self.defaults,
+            options=options or RecoveryOptions(),
+        )
+
+    def _spot_check(self) -> Any:
+        import numpy as np
+
+        from stride_cli.randomness import stream
+
+        order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+        return np.sort(order[:_SPOT_CHECK])
+
+    def _second_opinions(
+        self,
+        attributor: Attributor,
+        responses: Any,
+        options: QueryOptions,
+        supporters: list[Hit],
+        opposers: list[Hit],
+    ) -> tuple[list[Hit], list[Hit], float]:
+        """The hits with their stability, and the answer's reliability."""
+        from stride_cli.recovery.shrinkage import shrink_solution
+        from stride_cli.recovery.stability import with_stability
+
+        halves = attributor.halves(responses, options.halves)
+        if not options.stability:
+            return supporters, opposers, halves.reliability
+        shrunk = [shrink_solution(each, attributor.shrinkage) for each in halves.solutions]
+        halves = replace(halves, solutions=shrunk)
+        lists = [
+            with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
+            for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
+        ]
+        return lists[0], lists[1], halves.reliability
+
+    def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
+        """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
+        from stride_cli.data.query_set import QuerySet
+        from stride_cli.methods.prior import LexicalPrior
+        from stride_cli.methods.protocol import Task
+
+        if name not in self.priors:
+            prior = LexicalPrior(name)
+            prior.fit(Task(self.index, self.model, attributor.chunks, self.index.seed))
+            self.priors[name] = prior
+        similarity = self.priors[name].similarity(QuerySet.from_queries([query]))
+        return attributor.with_prior([found], similarity, name)[1][0]
+
+    def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
+        """Labels of a classifier's rows."""
+        names: list[str] = getattr(self.model, "classes", [])
+        return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
+
+    def _passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
+        from stride_cli.recovery.passages import best_passage, rarity
+
+        texts = {
+            chunk: str(self.model.tokenizer.decode(self.index.chunk_tokens(chunk), skip_special_tokens=True))
+            for chunk in dict.fromkeys(chunks)
+        }
+        weights = rarity(texts.values())
+        wanted = f"{query.prompt} {query.response}"
+        return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
+
+
+def as_query(
+    index: Index,
+    model: CausalLM,
+    prompt: str | Query,
+    options: QueryOptions,
+    *,
+    response: str | None = None,
+    span: str | None = None,
+) -> Query:
+    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    from stride_cli.data.queries import Query, build_query
+    from stride_cli.models.kinds import is_classifier_index
+
+    if isinstance(prompt, Query):
+        return prompt
+    if is_classifier_index(index):
+        from stride_cli.data.example_queries import row_query
+
+        classifier: Any = model
+        return row_query(classifier, prompt, label=response)
+    return build_query(
+        model,
+        prompt,
+        response=response,
+        span=span,
+        max_new_tokens=options.max_new_tokens,
+        chat=options.chat,
+    )

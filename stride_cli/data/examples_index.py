@@ -1,0 +1,134 @@
+"""The index of a classifier's training rows: one chunk of two tokens a row, and the design over them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from index_format.design import build_columns
+from index_format.layout import FORMAT_VERSION
+from index_format.reader import Index
+from index_format.writer import IndexWriter
+from stride_cli import __version__, output
+from stride_cli.corpus.plan import choose_design
+from stride_cli.errors import CorpusError, UsageError
+from stride_cli.models.classifier.directory import (
+    classifier_fingerprint,
+    load_classifier,
+    training_columns,
+    training_rows,
+)
+from stride_cli.models.classifier.examples import class_numbers, read_examples
+
+_BLOCK = 1 << 18  # chunks
+
+
+def build_classifier_index(
+    source: str | Path,
+    *,
+    model_path: str | Path,
+    out: str | Path,
+    n_subsets: int | None = None,
+    degree: int | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> Index:
+    """Index the rows that a classifier was trained on; of another file than its own, all rows.
+
+    Chunk i holds the tokens (i, label's number), of which the label is scored; document ids are the rows'
+    numbers in the file, or their ids. Inputs stay in the file, whose content the index knows by its digest.
+
+    Parameters
+    ----------
+    source : file of examples, of the columns that the model was trained on
+    model_path : the classifier's directory
+    out, n_subsets, degree, seed, overwrite : see `stride_cli.corpus.build.build_index`
+
+    Raises
+    ------
+    CorpusError       the file cannot be read, has other inputs or labels than the model, or too few rows
+    ModelError        the directory is damaged
+    IndexExists, IndexBusy, IndexIncomplete, StorageFull
+    """
+    if not 0 <= seed < 1 << 64:
+        raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
+    model = load_classifier(model_path, device="cpu")
+    columns = training_columns(model_path)
+    examples = read_examples(source, columns)
+    if examples.shape != model.shape:
+        raise CorpusError(
+            f"{source}: inputs have shape {examples.shape} (expected {model.shape}, as the model's)",
+            fix="give the data that the model was trained on",
+        )
+    labels = class_numbers(examples, model.classes)
+    known = training_rows(model_path, examples)
+    if known is None:
+        output.note(f"{source} is not the file that the model was trained on: all its rows are indexed")
+    rows = np.arange(len(examples)) if known is None else known[0]
+    n = len(rows)
+    k, d = choose_design(n, n_subsets, degree)
+    corpus = examples.fingerprint(rows)
+    settings = {
+        "format_version": FORMAT_VERSION,
+        "kind": "classifier",
+        "model": classifier_fingerprint(model_path),
+        "tokenizer": model.tokenizer_fingerprint,
+        "corpus": corpus,
+        "n_subsets": n_subsets,
+        "degree": degree,
+        "seed": seed,
+    }
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    tokens = np.stack([np.arange(n), labels[rows]], axis=1)
+    token_type = np.uint16 if max(n, model.vocab_size) <= 1 << 16 else np.uint32
+    with IndexWriter.create(out, build_key=key, overwrite=overwrite) as writer:
+        if not writer.length("design/row_offsets"):
+            for name in ("chunk_offsets", "document_offsets"):
+                writer.append(
+                    f"corpus/{name}", np.arange(n + 1, dtype=np.int64) * (2 if name[0] == "c" else 1)
+                )
+            writer.append("corpus/tokens", tokens.reshape(-1).astype(token_type))
+            writer.append("corpus/chunk_document", np.arange(n, dtype=np.int64))
+            writer.append("corpus/loss_start", np.ones(n, np.int32))
+            writer.append_strings("corpus/document_id", [examples.ids[row] for row in rows.tolist()])
+            for start in range(0, n, _BLOCK):
+                stop = min(start + _BLOCK, n)
+                writer.append("design/columns", build_columns(start, stop, n_subsets=k, degree=d, seed=seed))
+            writer.append_rows_of_design(k)
+        writer.publish(
+            {
+                "seed": seed,
+                "n_subsets": k,
+                "degree": d,
+                "design": "regular",
+                "block_size": 2,
+                "fingerprints": {
+                    "corpus": corpus,
+                    "tokenizer": model.tokenizer_fingerprint,
+                    "model": settings["model"],
+                },
+                "model_path": os.path.abspath(model_path),  # noqa: PTH100 (resolve() would follow links)
+                "config": {
+                    **settings,
+                    "sources": [os.path.abspath(source)],  # noqa: PTH100
+                    "columns": asdict(columns),
+                    "rows": "all" if known is None else "training",
+                    "classes": model.classes,
+                },
+                "counts": {
+                    "documents": n,
+                    "chunks": n,
+                    "tokens": 2 * n,
+                    "scored_tokens": n,
+                    "unscored_documents": 0,
+                    "skipped_records": 0,
+                },
+                "created_by": f"stride {__version__}",
+            }
+        )
+    return Index.open(out)

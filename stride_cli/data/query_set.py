@@ -1,0 +1,142 @@
+"""Many queries at once, read from a file or given as sequences: batches like those of an index's chunks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.data.batches import Batch, consecutive_groups, pad_batch
+from stride_cli.errors import CorpusError, QueryError
+
+if TYPE_CHECKING:
+    from stride_cli.data.queries import Query
+    from stride_cli.models.language.causal_lm import CausalLM
+
+
+class QuerySet:
+    """Q sequences with their scored positions.
+
+    Parameters
+    ----------
+    ids : sequence of (T,) int64           token ids
+    weights : sequence of (T,) float32     1 where a token is scored; at least one a query
+    names : sequence of str                what a query is called in results
+    texts : sequence of str, optional      prompt and response, or the whole text; None for what is not text
+
+    Raises
+    ------
+    QueryError      a query has no scored token; names it
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray],
+        names: Sequence[str],
+        texts: Sequence[str] | None = None,
+    ) -> None:
+        self.ids = [np.asarray(row, np.int64) for row in ids]
+        self.weights = [np.asarray(row, np.float32) for row in weights]
+        self.names = list(names)
+        self.texts = None if texts is None else list(texts)
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if not weight[1:].any():
+                raise QueryError(
+                    f"query '{name}' has no scored token",
+                    fix="give it a text of two tokens or more, or a response",
+                )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def from_queries(cls, queries: Sequence[Query], names: Sequence[str] | None = None) -> QuerySet:
+        """Queries as `build_query` makes them."""
+        return cls(
+            [query.ids for query in queries],
+            [query.weights for query in queries],
+            names if names is not None else [str(number) for number in range(len(queries))],
+            [query.prompt + query.response for query in queries],
+        )
+
+    def batch(self, rows: np.ndarray | Sequence[int]) -> Batch:
+        """The given queries as one batch."""
+        rows = np.asarray(rows, np.int64)
+        return pad_batch(rows, [self.ids[row] for row in rows], [self.weights[row] for row in rows])
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All queries in order, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.batch(np.arange(start, min(start + size, len(self))))
+
+    def groups(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
+        """All queries (or the given ones) in order, in groups of at most ``batch_tokens`` padded tokens."""
+        rows = np.arange(len(self)) if rows is None else np.asarray(rows, np.int64)
+        lengths = [len(self.ids[row]) for row in rows]
+        return [rows[group] for group in consecutive_groups(lengths, batch_tokens)]
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> QuerySet:
+        """The given queries only."""
+        chosen = [int(row) for row in rows]
+        return QuerySet(
+            [self.ids[row] for row in chosen],
+            [self.weights[row] for row in chosen],
+            [self.names[row] for row in chosen],
+            None if self.texts is None else [self.texts[row] for row in chosen],
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 in hex over ids and weights, in order."""
+        digest = hashlib.sha256()
+        for ids, weights in zip(self.ids, self.weights, strict=True):
+            digest.update(np.int64(len(ids)).tobytes() + ids.tobytes() + weights.tobytes())
+        return digest.hexdigest()
+
+
+def read_query_set(model: CausalLM, path: str | Path, *, block_size: int) -> QuerySet:
+    """Queries from a file of documents, tokenised as an index tokenises its corpus.
+
+    A ``{"id", "text"}`` is scored whole, a ``{"id", "prompt", "response"}`` on its response, ``{"id",
+    "messages"}`` on the assistant's turns. A query is one chunk: longer ones are refused.
+
+    Parameters
+    ----------
+    path : JSON Lines (also compressed) or Parquet
+    block_size : int      most tokens of a query
+
+    Raises
+    ------
+    CorpusError      the file cannot be read, or holds no query; names the line
+    QueryError       a query is too long, or has no scored token
+    """
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
+
+    if isinstance(model, ClassifierModel):  # a file of examples, or "held-out": the rows kept back
+        return model.read_queries(path)
+    from stride_cli.corpus.chunking import DocumentTokenizer
+    from stride_cli.corpus.readers import ReadOptions, open_documents
+    from stride_cli.training.epoch_batches import scored_positions
+
+    cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
+    stream, _ = open_documents([str(path)], ReadOptions())
+    documents = list(stream)
+    if not documents:
+        raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')
+    ids, weights = [], []
+    for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
+        chunks = cutter.chunks(encoded)
+        if len(chunks) != 1:
+            found = sum(len(chunk.tokens) for chunk in chunks)
+            raise QueryError(
+                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, a chunk)",
+                fix="shorten it, or split it into several queries",
+            )
+        weight = np.zeros(len(chunks[0].tokens), np.float32)
+        weight[scored_positions(chunks[0])] = 1.0
+        ids.append(np.asarray(chunks[0].tokens, np.int64))
+        weights.append(weight)
+    return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])

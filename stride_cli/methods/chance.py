@@ -1,0 +1,49 @@
+"""Random scores: where every measure of agreement has its zero."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.methods.protocol import QUERY_BLOCK
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
+
+
+class Chance:
+    """Independent standard normal scores.
+
+    They come from the task's seed and the query's own tokens, hence do not depend on the order of the queries
+    or on how they are grouped.
+
+    Parameters
+    ----------
+    draw : int      another number gives other scores
+    """
+
+    name = "chance"
+    bytes_per_chunk = 0.0
+
+    def __init__(self, *, draw: int = 0) -> None:
+        self.draw = draw
+
+    def fit(self, task: Task) -> None:
+        self._seed = task.seed
+        self._n_chunks = task.n_chunks
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        for start in range(0, len(queries), QUERY_BLOCK):
+            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+            block = np.empty((len(rows), self._n_chunks), np.float32)
+            for position, row in enumerate(rows):
+                content = queries.ids[row].tobytes() + queries.weights[row].tobytes()
+                number = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
+                random = stream(self._seed, "chance scores", self.draw, number)
+                block[position] = random.standard_normal(self._n_chunks, dtype=np.float32)
+            yield block

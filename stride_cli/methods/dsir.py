@@ -1,0 +1,92 @@
+"""DSIR: importance of a chunk's hashed n-grams for the query against the corpus (Xie et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.errors import UsageError, require_extra
+from stride_cli.methods.protocol import QUERY_BLOCK
+from stride_cli.methods.texts import chunk_texts, query_texts, require_text
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
+
+SMOOTHING = 1e-8  # added to every bucket's probability, as data-selection does
+
+
+class DSIR:
+    """Log importance weight of every chunk, with one query as the target distribution.
+
+        score[q, i] = Σ_b counts[i, b] · (log p_q[b] − log p_corpus[b])
+
+    over buckets b of hashed words and n-grams; p are relative frequencies, smoothed by 1e-8. The features are
+    data-selection's own (`get_ngram_counts`). Its estimator reads data sets from files, one target at a time;
+    its formula is applied here to all chunks and queries at once. Chunks are ranked by the weight itself, as
+    with its top-k selection: there is no resampling, and no chunk is left out for being short. As published,
+    the sum is not divided by length, and a chunk pays for every n-gram that the query does not have.
+
+    Parameters
+    ----------
+    ngrams : int       2 for words and pairs
+    buckets : int      how many hash values there are
+
+    Raises
+    ------
+    UsageError            an option out of range, or a task without text
+    MissingExtraError     data-selection is not installed
+    """
+
+    name = "dsir"
+    bytes_per_chunk = 0.0
+
+    def __init__(self, *, ngrams: int = 2, buckets: int = 10_000) -> None:
+        if ngrams < 1 or buckets < 1:
+            raise UsageError(f"dsir: ngrams and buckets start at 1, found {ngrams} and {buckets}")
+        self.ngrams = ngrams
+        self.buckets = buckets
+
+    def fit(self, task: Task) -> None:
+        require_text(task, self.name)
+        self._task = task
+        self._features = self._count(chunk_texts(task))  # (n, buckets)
+        held = self._features
+        parts = held.data.nbytes + held.indices.nbytes + held.indptr.nbytes
+        self.bytes_per_chunk = parts / task.n_chunks if held.nnz else 0.0
+        counts = np.asarray(held.sum(0), np.float64).ravel()
+        self._log_corpus = np.log(counts / max(1.0, counts.sum()) + SMOOTHING)
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        for start in range(0, len(queries), QUERY_BLOCK):
+            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+            counts = self._count(query_texts(self._task, queries, rows)).toarray().astype(np.float64)
+            totals = counts.sum(1, keepdims=True)
+            ratio = np.log(counts / np.maximum(1, totals) + SMOOTHING) - self._log_corpus  # (q, buckets)
+            ratio[totals[:, 0] == 0] = 0  # a query without words prefers nothing
+            yield (self._features @ ratio.T).T.astype(np.float32, order="C")
+
+    def _count(self, texts: Iterator[str] | list[str]) -> csr_matrix:
+        """Hashed n-gram counts of texts, (texts, buckets) CSR int32."""
+        from scipy.sparse import csr_matrix
+
+        try:
+            from data_selection.hashed_ngram_dsir import get_ngram_counts
+        except ModuleNotFoundError as error:
+            raise require_extra("data-selection", "dsir") from error
+        columns: list[np.ndarray] = []
+        values: list[np.ndarray] = []
+        for text in texts:
+            counts = get_ngram_counts(text, n=self.ngrams, num_buckets=self.buckets)
+            columns.append(np.flatnonzero(counts).astype(np.int32))
+            values.append(counts[columns[-1]].astype(np.int32))
+        starts = np.concatenate([[0], np.cumsum([len(part) for part in columns])]).astype(np.int64)
+        empty = np.empty(0, np.int32)
+        return csr_matrix(
+            (np.concatenate([empty, *values]), np.concatenate([empty, *columns]), starts),
+            shape=(len(columns), self.buckets),
+        )

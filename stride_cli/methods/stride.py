@@ -1,0 +1,378 @@
+"""STRIDE itself under the protocol of all methods, and what its recovery approaches: the direct readout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.attribution.attributor import Attributor, dense
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.errors import UsageError
+from stride_cli.methods.prior import LexicalPrior
+from stride_cli.methods.protocol import QUERY_BLOCK, Task
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.operators.designs import Designs
+    from stride_cli.operators.store import Operators
+
+_DIRECT_BYTES = 4 << 30
+QUERIES_REFINED = 128  # whose candidates are read in one pass
+_QUERY_TOKENS = 4096  # padded tokens of queries measured at once
+
+
+class StrideMethod:
+    """Operators of K random subsets, a measurement per subset, sparse recovery (paper, alg:stride).
+
+    Parameters
+    ----------
+    fit, space, layer, rank, damping, curvature, buckets, sketch, steps : as `stride train` takes them
+    variant, fidelity, stability, linearity, recipe :             the same
+    subsets, degree : int, optional     a design of its own; default: the index's
+    lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
+    measure : str                       "auto", "linear" or "exact"
+    nonneg : bool                       influences ≥ 0
+    checkpoints : str, optional         paths of checkpoints joined by ``|``, each with subsets of its own, as
+                                        `stride train` fits them; measured one after the other
+    stored : bool                       use the operators in the index, of all its checkpoints, instead of
+                                        fitting
+    prior : str, optional               "tfidf" or "pairs": what is shared with the query is added, see
+                                        `stride_cli.methods.prior`
+    shrink : bool                       make small influences smaller, as `stride query` does; False: the
+                                        Lasso's weights as they are
+    refine : int                        so many chunks of each query are read from their own gradients
+    halves : int                        also recover from so many random halves of the subsets, for the
+                                        queries' reliability, (Q,) in `reliability` once they are scored
+    """
+
+    def __init__(
+        self,
+        *,
+        fit: str | None = None,
+        space: str | None = None,
+        layer: int | None = None,
+        rank: int | None = None,
+        damping: float | None = None,
+        curvature: str | None = None,
+        buckets: int | None = None,
+        sketch: int = 0,
+        steps: int | None = None,
+        variant: str | None = None,
+        fidelity: float | None = None,
+        stability: float | None = None,
+        linearity: float | None = None,
+        recipe: str | None = None,
+        subsets: int | None = None,
+        degree: int | None = None,
+        lambda_ratio: float | None = None,
+        measure: str = "auto",
+        nonneg: bool = False,
+        checkpoints: str | None = None,
+        stored: bool = False,
+        prior: str | None = None,
+        shrink: bool = True,
+        refine: int = 0,
+        halves: int = 0,
+    ) -> None:
+        from stride_cli.operators.options import TrainOptions
+
+        self.name = "stride"
+        self.bytes_per_chunk = 0.0
+        self.active_bound: int | None = None  # a Lasso solution has at most K non-zeros
+        self._options = TrainOptions(
+            fit=fit,
+            space=space,
+            layer=layer,
+            rank=rank,
+            damping=damping,
+            curvature=curvature,
+            buckets=buckets,
+            sketch=sketch,
+            steps=steps,
+            variant=variant,
+            fidelity=fidelity,
+            stability=stability,
+            linearity=linearity,
+            recipe=recipe,
+        )
+        self._subsets, self._degree = subsets, degree
+        self._recovery = RecoveryOptions(
+            lambda_ratio=lambda_ratio, measure=measure, nonneg=nonneg, shrink=shrink, refine=refine
+        )
+        self._checkpoints = checkpoints
+        self._stored = stored
+        self._prior = None if prior is None else LexicalPrior(prior)
+        self._halves = halves
+        self.reliability: list[float] | None = None
+        # which model (see `_open`), and its operators
+        self._fitted: list[tuple[str | int | None, Operators]] = []
+        self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
+
+    def fit(self, task: Task) -> None:
+        """Fit the operators of every checkpoint.
+
+        Raises
+        ------
+        UsageError      settings that do not fit the model, or ``stored`` together with a fit's options
+        StageMissing    ``stored``, and the index has no operators
+        """
+        from stride_cli.attribution.defaults import recovery_defaults
+        from stride_cli.operators.checkpoints import stored_checkpoints, stored_designs
+        from stride_cli.operators.designs import Designs
+        from stride_cli.operators.store import Operators
+
+        self._task = task
+        self._measured.clear()
+        if self._stored:
+            if self._subsets or self._degree or self._checkpoints:
+                raise UsageError("stored operators have the index's design and models: no other options")
+            places = range(1 + len(stored_checkpoints(task.index)))
+            self._fitted = [(place or None, Operators.from_index(task.index, place)) for place in places]
+            self._designs = stored_designs(task.index)
+            recipe = task.index.group_attributes("operators").get("recipe")
+        else:
+            paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
+            designs = [self._design_of(task, number) for number in range(len(paths))]
+            self._fitted = self._fit_all(task, paths, designs)
+            self._designs = Designs.stacked(designs)
+            recipe = self._options.recipe
+        operators = self._fitted[0][1]
+        self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
+        alone = self._prior is None and not self._recovery.refine
+        self.active_bound = self._designs.n_subsets if alone else None
+        if self._prior is not None:
+            self._prior.fit(task)
+        kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
+        kept += sum(found.sketches.nbytes for _, found in self._fitted if found.sketches is not None)
+        self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, task.n_chunks)
+
+    def _design_of(self, task: Task, number: int) -> Designs:
+        """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
+        from stride_cli.operators.designs import Designs, design_seed
+
+        seed = design_seed(task.index.seed, number) if number else None
+        if self._subsets is None and self._degree is None:
+            return Designs.of(task.index, seed)
+        subsets = self._subsets or task.index.n_subsets
+        degree = self._degree or min(task.index.degree, subsets)
+        if not 1 <= degree <= subsets:
+            raise UsageError(f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)")
+        return Designs.drawn(task.n_chunks, subsets, degree, task.index.seed if seed is None else seed)
+
+    def _fit_all(
+        self, task: Task, paths: Sequence[str | None], designs: Sequence[Designs]
+    ) -> list[tuple[str | int | None, Operators]]:
+        """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
+        from stride_cli.operators.fitting import fit_operators
+        from stride_cli.operators.options import like_own, resolve_settings
+
+        fitted: list[tuple[str | int | None, Operators]] = []
+        options = like_own(self._options, task.model, task.index)
+        for path, design in zip(paths, designs, strict=True):
+            model = self._open(path)
+            settings = resolve_settings(options, model, task.index)
+            columns = np.asarray(design.columns)
+            operators = fit_operators(
+                model, task.chunks, columns, design.n_subsets, settings, rows=design.rows
+            )
+            fitted.append((path, operators.packed()))
+            del model, operators
+        return fitted
+
+    def _open(self, which: str | int | None) -> CausalLM:
+        """The task's model (None), a checkpoint in the index (its place), or one at a path."""
+        if which is None:
+            return self._task.model
+        if isinstance(which, int):
+            from stride_cli.operators.checkpoints import open_stored
+
+            return open_stored(self._task.index, self._task.model, which)
+        from stride_cli.methods.gradients.passes import load_checkpoint
+
+        return load_checkpoint(self._task, Path(which))
+
+    def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
+        """`score` for several λ / λ_max at once: of every block of queries one (q, n) float32 for each λ.
+
+        Raises
+        ------
+        UsageError      with refine
+        """
+        attributor, responses = self._attributor(), self._responses(queries)
+        for start in range(0, len(responses), QUERY_BLOCK):
+            part = responses[start : start + QUERY_BLOCK]
+            yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
+        attributor = self._attributor()
+        responses = self._responses(queries)
+        # chunks that are read are read for a block of queries in one pass
+        block = QUERIES_REFINED if self._recovery.refine else QUERY_BLOCK
+        for start in range(0, len(responses), block):
+            rows = np.arange(start, min(start + block, len(responses)))
+            reading = queries.groups(_QUERY_TOKENS, rows) if self._recovery.refine else []
+            batches = [queries.batch(group) for group in reading]
+            found = attributor.influences(queries.take(rows), batches, responses[rows])
+            for first in range(0, len(found), QUERY_BLOCK):
+                part = found[first : first + QUERY_BLOCK]
+                if self._prior is None:
+                    scores = dense(part, np.float32)
+                else:
+                    similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
+                    weights, added = attributor.with_prior(part, similarity, self._prior.name)
+                    scores = (weights + added).astype(np.float32)
+                yield scores
+        self.reliability = None
+        if self._halves:
+            self.reliability = [attributor.halves(y, self._halves).reliability for y in responses]
+
+    def _attributor(self) -> Attributor:
+        """The pipeline, with one model at a time loaded."""
+        return Attributor(
+            operators=[operators for _, operators in self._fitted],
+            load=lambda number: self._open(self._fitted[number][0]),
+            designs=self._designs,
+            chunks=self._task.chunks,
+            vocab_size=self._task.model.vocab_size,
+            seed=self._task.index.seed,
+            defaults=self._defaults,
+            options=self._recovery,
+        )
+
+    def _responses(self, queries: QuerySet) -> np.ndarray:
+        """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
+        key = queries.fingerprint()
+        if key not in self._measured:
+            batches = [queries.batch(rows) for rows in queries.groups(_QUERY_TOKENS)]
+            self._measured.clear()
+            self._measured[key] = self._attributor().measure(batches).responses
+        return self._measured[key]
+
+
+class DirectReadout:
+    """Influence in gate space, ``g_i · F⁻¹ · g_x``: what recovery approaches as K grows.
+
+    The gradient of every chunk is made anew in one pass over the corpus for each call of `score`.
+
+    Parameters
+    ----------
+    space, layer, rank, damping, curvature, buckets : as `stride train --fit closed` takes them
+    checkpoints : str, optional      as for `StrideMethod`; scores are added, each at unit spread
+    shrink : bool                    as for `StrideMethod`
+    """
+
+    def __init__(
+        self,
+        *,
+        space: str | None = None,
+        layer: int | None = None,
+        rank: int | None = None,
+        damping: float | None = None,
+        curvature: str | None = None,
+        buckets: int | None = None,
+        checkpoints: str | None = None,
+        shrink: bool = True,
+    ) -> None:
+        from stride_cli.operators.options import TrainOptions
+
+        self.name = "direct"
+        self.bytes_per_chunk = 0.0
+        self._options = TrainOptions(
+            fit="closed",
+            space=space,
+            layer=layer,
+            rank=rank,
+            damping=damping,
+            curvature=curvature,
+            buckets=buckets,
+        )
+        self._checkpoints = checkpoints
+        self._shrink = shrink
+
+    def fit(self, task: Task) -> None:
+        """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
+
+        Raises
+        ------
+        UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
+        """
+        from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
+        from stride_cli.operators.options import like_own, resolve_settings
+
+        self._task = task
+        self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
+        options = like_own(self._options, task.model, task.index)
+        for model in _models(task, self._checkpoints):
+            settings = resolve_settings(options, model, task.index)
+            spaces = fit_spaces(model, task.chunks, settings)
+            if is_whitened(settings):
+                self._parts.append((model, settings, spaces))
+                continue
+            gate_size = sum(space.gate_size for space in spaces)
+            if gate_size * task.n_chunks * 4 > _DIRECT_BYTES:
+                raise UsageError(
+                    f"gradients of {task.n_chunks} chunks in {gate_size} gates do not fit in memory",
+                    fix="use curvature=kronecker, or a smaller rank",
+                )
+            alone = np.arange(task.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
+            operators = fit_closed(model, task.chunks, alone, task.n_chunks, settings)
+            self._parts.append((model, settings, operators))
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`; all queries share one pass over the corpus."""
+        from stride_cli.attribution.defaults import recovery_defaults
+        from stride_cli.operators.store import Operators
+        from stride_cli.recovery.shrinkage import shrink
+
+        total = np.zeros((len(queries), self._task.n_chunks))
+        for model, settings, fitted in self._parts:
+            if isinstance(fitted, Operators):
+                from stride_cli.operators.linear_response import measure_linear
+
+                groups = queries.groups(_QUERY_TOKENS)
+                scores = np.concatenate([measure_linear(model, fitted, queries.batch(g)) for g in groups])
+            else:
+                scores = self._pass(model, settings, fitted, queries)
+            if len(self._parts) > 1:
+                scores = scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(float).tiny)
+            total += scores
+        shrinkage = recovery_defaults(self._task.index, self._task.model, "closed", None)["shrinkage"]
+        if self._shrink and shrinkage is not None:
+            total = shrink(total - total.mean(axis=1, keepdims=True), shrinkage)
+        for start in range(0, len(total), QUERY_BLOCK):
+            yield total[start : start + QUERY_BLOCK].astype(np.float32)
+
+    def _pass(self, model: CausalLM, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
+        """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
+        from stride_cli.attribution.direct_readout import query_gradients
+        from stride_cli.operators.closed import on_one_scale
+        from stride_cli.operators.gradients import gradient_products
+
+        batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
+        asked = query_gradients(model, spaces, settings.layer, batches)
+        with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
+            scores = gradient_products(
+                model, spaces, settings.layer, asked, self._task.chunks,
+                batch_tokens=settings.batch_tokens, advance=bar.advance,
+            )  # fmt: skip
+        if len(spaces) > 1 and not on_one_scale(settings):  # as `closed._equalise` does with responses
+            middle = np.median(scores, axis=2, keepdims=True)
+            deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
+            spread = np.median(deviation, axis=1)[:, None, None]
+            scores = scores / np.maximum(spread, np.finfo(float).tiny)
+        return scores.sum(axis=0)
+
+
+def _models(task: Task, checkpoints: str | None) -> list[CausalLM]:
+    """The task's model, or those of the checkpoints."""
+    if checkpoints is None:
+        return [task.model]
+    from stride_cli.methods.gradients.passes import load_checkpoint
+
+    return [load_checkpoint(task, Path(path)) for path in checkpoints.split("|")]

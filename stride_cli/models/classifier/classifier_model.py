@@ -1,0 +1,499 @@
+"""A classifier with the interface of a causal language model, so that every stage works on it unchanged.
+
+An example is a chunk of two tokens, the number of its input and its label: the model "reads" the number,
+looks the input up in a table, and predicts the label, the only scored token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stride_cli.data.query_set import QuerySet
+from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.classifier.networks import split_network
+from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
+
+HELD_OUT = "held-out"
+_PROBE_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """Inputs become (x − mean) / deviation: one number each for images, one a column for tables."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, inputs: np.ndarray, *, by_column: bool) -> Standardisation:
+        """Mean and deviation of training inputs (n, …), float64; a constant column is divided by 1."""
+        values = inputs.astype(np.float64)
+        axis = 0 if by_column else None
+        deviation = np.asarray(values.std(axis=axis))
+        return cls(np.asarray(values.mean(axis=axis)), np.where(deviation > 1e-12, deviation, 1.0))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """(B, …) numbers → (B, …) float32."""
+        return ((inputs - self.mean) / self.deviation).astype(np.float32)
+
+
+class InputTable:
+    """Inputs by number: the chunks of an index first, then every row of its file, then what queries bring.
+
+    Number i < n is chunk i's input; n + r is row r of the file, so that a held-out row has the same number in
+    every process; later numbers are inputs registered since.
+
+    Parameters
+    ----------
+    data : (N, …) numbers        all rows of the file
+    chunk_rows : (n,) int64      the row of each chunk
+    """
+
+    def __init__(self, data: np.ndarray, chunk_rows: np.ndarray) -> None:
+        self.data = data
+        self.chunk_rows = np.asarray(chunk_rows, np.int64)
+        self._added: list[np.ndarray] = []
+        self._known: dict[bytes, int] = {}  # content of an added input → its number
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.chunk_rows)
+
+    def __len__(self) -> int:
+        return self.n_chunks + len(self.data) + len(self._added)
+
+    def add(self, inputs: np.ndarray) -> np.ndarray:
+        """Append inputs (B, …); their numbers, (B,) int64. One that was added before keeps its number."""
+        numbers = []
+        for row in np.asarray(inputs, np.float64):
+            key = row.tobytes()
+            if key not in self._known:
+                self._known[key] = len(self)
+                self._added.append(row)
+            numbers.append(self._known[key])
+        return np.asarray(numbers, np.int64)
+
+    def of_rows(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Numbers of rows of the file, (B,) int64."""
+        return self.n_chunks + np.asarray(rows, np.int64)
+
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        """Inputs (B, …) by number.
+
+        Raises
+        ------
+        QueryError      no such number
+        """
+        n, rows = self.n_chunks, len(self.data)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            wrong = int(numbers.max()) if numbers.max() >= len(self) else int(numbers.min())
+            raise QueryError(
+                f"there is no input number {wrong} (the model knows {len(self):,})",
+                fix="give the file of the queries again (--queries FILE); from Python: register() its inputs",
+            )
+        if (numbers < n + rows).all():
+            below = np.where(numbers < n, numbers, 0)
+            return self.data[np.where(numbers < n, self.chunk_rows[below] if n else 0, numbers - n)]
+        found = []
+        for number in numbers.tolist():
+            if number < n + rows:
+                found.append(self.data[self.chunk_rows[number] if number < n else number - n])
+            else:
+                found.append(self._added[number - n - rows])
+        return np.stack(found)
+
+
+class ClassifierModel:
+    """A frozen classifier that can be entered and left at any block.
+
+    The interface is `CausalLM`'s, with T = 2: position 0 is the input, position 1 (the label) is never read,
+    and zeros stand there.
+
+    Parameters
+    ----------
+    network : nn.Module             see `networks`; switched to eval mode and frozen
+    classes : sequence of str       names, in the order of the logits
+    shape : tuple                   of one input
+    standardisation : Standardisation
+    path : str, optional            the model directory
+    fingerprint : str, optional     SHA-256 in hex; else computed from weights, classes and standardisation
+
+    Raises
+    ------
+    ModelError      no blocks and head, or they do not add up to the network's own output
+    """
+
+    end_tokens: frozenset[int] = frozenset()
+    context_length = 2
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        classes: Sequence[str],
+        shape: Sequence[int],
+        standardisation: Standardisation,
+        path: str | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.model = network.eval()
+        for parameter in network.parameters():
+            parameter.requires_grad_(False)
+        self.classes = list(classes)
+        self.shape = tuple(int(size) for size in shape)
+        self.standardisation = standardisation
+        self.path = path
+        self.name: str = type(network).__name__
+        self._fingerprint = fingerprint
+        self.table = InputTable(np.zeros((0, *self.shape)), np.zeros(0, np.int64))
+        self.held_out = np.zeros(0, np.int64)  # rows of the table's file that are queries by default
+        self.row_ids: list[str] = []  # of the table's file
+        self.row_labels = np.zeros(0, np.int64)
+        self.read_file: Callable[[str], Any] | None = None  # examples of another file of the same columns
+        blocks, head = split_network(network)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = head
+        self._shapes: list[tuple[int, ...]] = []  # of the activations after 0, 1, … blocks, without batch
+        self._check_parts()
+
+    # What it is
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def d_model(self) -> int:
+        """Width of the penultimate features; activations of other layers have widths of their own."""
+        return math.prod(self._shapes[-1])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(parameter.dtype for parameter in self.model.parameters())
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            from stride_cli.models.loading import model_fingerprint
+
+            statistics = [self.standardisation.mean.tolist(), self.standardisation.deviation.tolist()]
+            text = json.dumps([model_fingerprint(self.model), self.classes, self.shape, statistics])
+            self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        return self._fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """SHA-256 in hex of the names of the classes: what a label's number means."""
+        return hashlib.sha256(json.dumps(self.classes).encode()).hexdigest()
+
+    @property
+    def tokenizer(self) -> Any:
+        raise ModelError(
+            f"{self.name} is a classifier: it has no tokenizer", fix="choose a method without text"
+        )
+
+    # Inputs
+
+    def attach(
+        self, data: np.ndarray, chunk_rows: np.ndarray, labels: np.ndarray, ids: Sequence[str]
+    ) -> None:
+        """Put the rows of a file behind the numbers: see `InputTable`.
+
+        Parameters
+        ----------
+        data : (N, …), labels : (N,) int64, ids : N strings      of all rows of the file
+        chunk_rows : (n,) int64                                  the row of each chunk of the index
+        """
+        self._check_shape(data.shape[1:], "the file's inputs")
+        self.table = InputTable(data, chunk_rows)
+        self.row_labels, self.row_ids = np.asarray(labels, np.int64), list(ids)
+
+    def register(
+        self, inputs: np.ndarray, labels: Sequence[int] | np.ndarray, names: Sequence[str] | None = None
+    ) -> QuerySet:
+        """Append inputs to the table, as queries.
+
+        Parameters
+        ----------
+        inputs : (Q, …)        as in the training file: not standardised
+        labels : (Q,) ints     whose loss is attributed
+        names : Q strings, optional
+
+        Raises
+        ------
+        QueryError      inputs of another shape, not finite; labels that are no classes
+        """
+        inputs = np.asarray(inputs)
+        self._check_shape(inputs.shape[1:], "the queries' inputs")
+        if not np.isfinite(inputs).all():
+            raise QueryError("a query's input has a value that is not finite", fix="fill missing values in")
+        numbers = self.table.add(inputs)
+        return self._queries(numbers, np.asarray(labels), names or [f"input {n}" for n in numbers])
+
+    def queries_of_rows(self, rows: Sequence[int] | np.ndarray, labels: Any = None) -> QuerySet:
+        """Rows of the index's file as queries, with their own labels unless others are given.
+
+        Raises
+        ------
+        QueryError      no such row
+        """
+        rows = np.asarray(rows, np.int64)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self.table.data)):
+            raise QueryError(
+                f"there is no row {rows.min() if rows.min() < 0 else rows.max()} (the file has "
+                f"{len(self.table.data):,}, numbered from 0)",
+                fix="give the number or id of a row",
+            )
+        labels = self.row_labels[rows] if labels is None else np.asarray(labels)
+        return self._queries(self.table.of_rows(rows), labels, [self.row_ids[row] for row in rows.tolist()])
+
+    def read_queries(self, source: str | Path) -> QuerySet:
+        """Queries from ``held-out`` (rows kept back at training) or from a file like the training file.
+
+        Raises
+        ------
+        QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
+        """
+        return self.labelled_queries(source)[0]
+
+    def labelled_queries(self, source: str | Path) -> tuple[QuerySet, bool]:
+        """As `read_queries`, and whether the labels are the model's own predictions: the file has none."""
+        if str(source) == HELD_OUT and not Path(source).exists():
+            if len(self.held_out) == 0:
+                raise QueryError(
+                    "no row was held out when the model was trained",
+                    fix="train it with --holdout N, or give a file of queries",
+                )
+            return self.queries_of_rows(self.held_out), False
+        if self.read_file is None:
+            raise QueryError("this model was not loaded from a directory", fix="use register()")
+        inputs, labels, names = self.read_file(str(source))
+        if labels is not None:
+            return self.register(inputs, labels, names), False
+        # the question is why the model predicts what it does
+        queries = self.register(inputs, np.zeros(len(inputs), np.int64), names)
+        ids = torch.from_numpy(np.stack(queries.ids))
+        return self.register(inputs, self.predict(ids).argmax(1).cpu().numpy(), names), True
+
+    def inputs(self, ids: Tensor) -> Tensor:
+        """Standardised inputs of (input number, label): (B, 2) int64 → (B, …), the model's dtype."""
+        if ids.ndim != 2 or ids.shape[1] != 2:
+            raise ValueError(f"ids must have shape (B, 2), not {tuple(ids.shape)}")
+        found = self.table.take(ids[:, 0].cpu().numpy())
+        return torch.from_numpy(self.standardisation.apply(found)).to(self.device, self.dtype)
+
+    # Running it
+
+    def hidden(self, ids: Tensor, layer: int) -> Tensor:
+        """Activations after `layer` blocks, flattened, at position 0; zeros at position 1.
+
+        Parameters
+        ----------
+        ids : (B, 2) int64      input number and label
+        layer : int             0 is the standardised input, n_layers the penultimate features
+
+        Returns
+        -------
+        Tensor (B, 2, d_layer), the model's dtype
+        """
+        self._check_layer(layer)
+        state = self.inputs(ids)
+        for block in self.blocks[:layer]:
+            state = block(state)
+        return _with_label_position(state.flatten(1))
+
+    def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
+        """Blocks `layer`…end, from activations; differentiable in `hidden`.
+
+        Parameters
+        ----------
+        hidden : (B, 2, d_layer)      as from `hidden(ids, layer)`, possibly steered; position 1 is not read
+
+        Returns
+        -------
+        Tensor (B, 2, d_model): the penultimate features, zeros at position 1
+        """
+        self._check_layer(layer)
+        return self.advance(hidden, layer, self.n_layers)
+
+    def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Blocks `start` … `stop` − 1, from activations (B, 2, d_start) to (B, 2, d_stop); differentiable."""
+        state = hidden[:, 0].reshape(len(hidden), *self._shapes[start])
+        for block in self.blocks[start:stop]:
+            state = block(state)
+        return _with_label_position(state.flatten(1))
+
+    @cached_property
+    def _linear_layers(self) -> LinearLayers:
+        """Those inside the blocks that run once, on one vector an example."""
+        ran: list[nn.Module] = []
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> None:
+            ran.append(module)
+            if args[0].ndim != 2:  # several vectors: twice, so that it counts as one that runs more than once
+                ran.append(module)
+
+        with ExitStack() as stack:
+            for module in self.blocks.modules():
+                if isinstance(module, nn.Linear):
+                    stack.callback(module.register_forward_hook(note).remove)
+            with torch.no_grad():
+                state = torch.zeros(1, *self.shape, device=self.device, dtype=self.dtype)
+                for block in self.blocks:
+                    state = block(state)
+        return LinearLayers(all=[module for module in ran if ran.count(module) == 1])
+
+    def linear_layers(self, which: str) -> list[nn.Module]:
+        """Linear layers inside the blocks (not the head), in the order in which they run: "all"; none for
+        "mlp". See `CausalLM.linear_layers`."""
+        return self._linear_layers.all if which == "all" else []
+
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether the head is one linear layer."""
+        return isinstance(self.head, nn.Linear)
+
+    @contextmanager
+    def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
+        """See `CausalLM.at_layers`; T is 2, with zeros where the label stands."""
+
+        def first(number: int, read: Tensor, output: Tensor) -> Tensor:
+            read, output = (nn.functional.pad(part, (0, 0, 0, 1)) for part in (read, output))
+            given = visit(number, read, output)
+            return (output if given is None else given)[:, :1]
+
+        with visiting(self._linear_layers, which, 1, first):
+            yield
+
+    def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The same as `logits`: no cap is there; of the classes `tokens` (…, m) alone, if given."""
+        logits = self.logits(final)
+        return logits if tokens is None else logits.gather(-1, tokens)
+
+    def token_losses(self, final: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of targets (B, T) at penultimate features (B, T, d_model), fp32 nats."""
+        logits = self.logits(final).float().flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction="none").reshape(targets.shape)
+
+    def soft_cap(self, logits: Tensor) -> Tensor:
+        """The logits themselves."""
+        return logits
+
+    def cap_slope(self, logits: Tensor) -> Tensor | None:
+        """None, there being no cap."""
+        return None
+
+    def logits(self, final: Tensor) -> Tensor:
+        """The head: penultimate features (…, d_model) → logits (…, classes)."""
+        flat = self.head(final.reshape(-1, *self._shapes[-1]))
+        return flat.reshape(*final.shape[:-1], flat.shape[-1])
+
+    @torch.no_grad()
+    def predict(self, ids: Tensor) -> Tensor:
+        """Logits of inputs (B, 2) → (B, classes); NumericalError where one is not finite."""
+        logits = self.logits(self.continue_from(self.hidden(ids, 0), 0)[:, 0])
+        if not bool(torch.isfinite(logits).all()):
+            raise NumericalError("a logit is not finite", fix="check the weights, or run with --dtype fp32")
+        return logits
+
+    def prepare(self, length: int) -> list[Any]:
+        """Nothing: blocks are called with their input only."""
+        return []
+
+    # Inside
+
+    def _queries(self, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> QuerySet:
+        if len(labels) != len(numbers):
+            raise QueryError(f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)")
+        for name, label in zip(names, labels.tolist(), strict=True):
+            if not 0 <= label < self.vocab_size:
+                raise QueryError(
+                    f"the label of query '{name}', {label}, is out of range (the model has "
+                    f"{self.vocab_size} classes)",
+                    fix="give the number of a class",
+                )
+        return QuerySet(
+            [np.array(pair, np.int64) for pair in zip(numbers.tolist(), labels.tolist(), strict=True)],
+            [np.array([0.0, 1.0], np.float32)] * len(numbers),
+            names,
+        )
+
+    @torch.no_grad()
+    def _check_parts(self) -> None:
+        """Blocks and head, one after the other on a probe, give what the network gives; notes the shapes."""
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(_PROBE_ROWS, *self.shape, generator=generator).to(self.device, self.dtype)
+        try:
+            whole = self.model(probe)
+            state = probe
+            self._shapes = [tuple(state.shape[1:])]
+            for block in self.blocks:
+                state = block(state)
+                self._shapes.append(tuple(state.shape[1:]))
+            parts = self.head(state)
+        except Exception as error:  # a user's network can raise anything
+            raise ModelError(
+                f"{self.name} does not take inputs of shape {self.shape}: "
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                fix="inputs are (B, …) as in the data file; blocks take one tensor each",
+            ) from error
+        expected = (_PROBE_ROWS, self.vocab_size)
+        if not isinstance(whole, Tensor) or tuple(whole.shape) != expected:
+            found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+            raise ModelError(
+                f"{self.name} gives {found} (expected logits of shape {expected})",
+                fix="end it with a layer of one output a class",
+            )
+        if not torch.isfinite(whole).all():
+            raise ModelError(f"{self.name}: the logits of a probe are not finite", fix="check its weights")
+        tolerance = 1e-4 * float(whole.abs().max().clamp_min(1e-6))
+        if parts.shape != whole.shape or float((parts - whole).abs().max()) > tolerance:
+            raise ModelError(
+                f"{self.name}: running its blocks and head does not give its own output",
+                fix="forward must run `blocks` one after the other, then `head`, and nothing else",
+            )
+
+    def _check_shape(self, found: Sequence[int], what: str) -> None:
+        if tuple(found) != self.shape:
+            raise QueryError(
+                f"{what} have shape {tuple(found)} (expected {self.shape}, as the model's)",
+                fix="give data of the kind that the model was trained on",
+            )
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer <= self.n_layers:
+            raise ModelError(f"layer {layer} is not between 0 and the model's {self.n_layers} blocks")
+
+    def __repr__(self) -> str:
+        where = f" from {Path(self.path).name}" if self.path else ""
+        return f"<ClassifierModel {self.name}{where}: {self.n_layers} blocks, {self.vocab_size} classes>"
+
+
+def _with_label_position(state: Tensor) -> Tensor:
+    """(B, d) → (B, 2, d), zeros where the label stands."""
+    return torch.stack([state, torch.zeros_like(state)], dim=1)

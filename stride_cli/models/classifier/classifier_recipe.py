@@ -1,0 +1,185 @@
+"""How a classifier was trained, whole: enough to train it again, on its rows or on a subset of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.classifier.networks import NetworkSpec
+from stride_cli.randomness import stream
+
+FILE_NAME = "classifier_recipe.json"
+RECIPE_VERSION = 1
+OPTIMIZERS = ("sgd", "adamw")
+SCHEDULES = ("cosine", "linear", "constant")
+
+ORDER_RULE = (
+    "epoch e: sort the rows by the numbers that stride_cli.randomness.stream(seed, 'order', e).random gives, "
+    "one for every row of the file; consecutive batches of batch_size rows, what is left over at the end is "
+    "not used in this epoch"
+)
+
+
+@dataclass(frozen=True)
+class ClassifierRecipe:
+    """All that decides the weights that training gives, on one machine and number of threads.
+
+    Attributes
+    ----------
+    network : NetworkSpec
+    epochs : int                      passes over the rows (of the subset, when on a subset)
+    batch_size : int                  rows
+    optimizer : "sgd" | "adamw"       sgd: momentum, with weight decay in the gradient
+    lr : float                        peak learning rate
+    momentum : float                  of sgd
+    weight_decay : float              sgd: added to the gradient; adamw: decoupled
+    schedule : "cosine" | "linear" | "constant"
+    warmup_epochs : float             the rate rises linearly meanwhile
+    seed : int                        of the initial weights and of the order
+    data : dict                       source, fingerprint, rows, classes
+    versions : dict                   of stride and torch
+    """
+
+    network: NetworkSpec
+    epochs: int = 20
+    batch_size: int = 64
+    optimizer: str = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    warmup_epochs: float = 1.0
+    seed: int = 0
+    data: dict[str, Any] | None = None
+    versions: dict[str, str] | None = None
+    order: str = ORDER_RULE
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(
+                f"--optimizer {self.optimizer} is unknown for classifiers",
+                fix=f"one of {', '.join(OPTIMIZERS)}",
+            )
+        if self.schedule not in SCHEDULES:
+            raise UsageError(f"--schedule {self.schedule} is unknown", fix=f"one of {', '.join(SCHEDULES)}")
+        if self.epochs < 0 or self.batch_size < 1:
+            raise UsageError(
+                f"{self.epochs} epochs of batches of {self.batch_size} rows cannot be trained",
+                fix="give --epochs 20 --batch-size 64",
+            )
+        for name, value in (("lr", self.lr), ("weight-decay", self.weight_decay)):
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"--{name} is {value}, expected 0 or more")
+
+    def to_json(self) -> str:
+        return json.dumps({"recipe_version": RECIPE_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ClassifierRecipe:
+        """Raises ValueError for anything that is not a recipe of this version."""
+        record = json.loads(text)
+        if not isinstance(record, dict) or record.pop("recipe_version", None) != RECIPE_VERSION:
+            raise ValueError(f"not a recipe of version {RECIPE_VERSION}")
+        if unknown := set(record) - {field.name for field in fields(cls)}:
+            raise ValueError(f"unknown fields {sorted(unknown)}")
+        try:
+            return cls(**{**record, "network": NetworkSpec(**record["network"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(str(error)) from error
+
+    def digest(self) -> str:
+        """SHA-256 in hex of all but the seed, and of the data all but where it lies."""
+        data = {key: value for key, value in (self.data or {}).items() if key != "source"}
+        text = replace(self, seed=0, data=data).to_json()
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def steps(self, n_rows: int) -> int:
+        """Optimizer steps over `n_rows` rows."""
+        return self.epochs * max(1, n_rows // self.batch_size)
+
+    def rate(self, step: int, n_rows: int) -> float:
+        """Learning rate at a step (from 0) of a training over `n_rows` rows; 0 after its end."""
+        total, per_epoch = self.steps(n_rows), max(1, n_rows // self.batch_size)
+        if step >= total:
+            return 0.0
+        warm = self.warmup_epochs * per_epoch
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        done = step / total
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (1 - done) if self.schedule == "linear" else self.lr
+
+    def training_time(self, n_rows: int) -> float | None:
+        """Σ of the learning rates over the steps of a training, of momentum's total effect: the time that
+        gradient flow would take. In a direction of curvature λ training has gone 1 − exp(−λ time) of the way.
+        None for optimizers that rescale gradients.
+        """
+        if self.optimizer != "sgd":
+            return None
+        total = sum(self.rate(step, n_rows) for step in range(self.steps(n_rows)))
+        return total / (1 - self.momentum)
+
+    def order_of(self, members: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """The batches of one epoch: (steps, batch_size) row numbers, or (1, m) for fewer than a batch.
+
+        A part of the rows comes in the order in which it comes among all.
+        """
+        turn = stream(seed, "order", epoch).random(int(members.max(initial=0)) + 1)
+        order = members[np.argsort(turn[members], kind="stable")]
+        per_epoch, size = max(1, len(members) // self.batch_size), min(self.batch_size, len(members))
+        return order[: per_epoch * size].reshape(per_epoch, size)
+
+
+def default_recipe(network: NetworkSpec, **given: Any) -> ClassifierRecipe:
+    """A recipe with what suits the network, where `given` has None.
+
+    The MLP's is that of the MNIST benchmark: 20 epochs of batches of 64, SGD with momentum 0.9 and a cosine
+    schedule from 0.05. Convolutions and users' networks take AdamW.
+    """
+    chosen: dict[str, Any] = {}
+    if network.name in ("resnet9", "adapter"):
+        chosen = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 1e-2}
+    if network.name == "logistic":
+        chosen = {"epochs": 40}
+    chosen |= {key: value for key, value in given.items() if value is not None}
+    if given.get("optimizer") == "sgd" and given.get("lr") is None:
+        chosen |= {"lr": 0.05, "weight_decay": given.get("weight_decay") or 5e-4}
+    if given.get("optimizer") == "adamw" and given.get("lr") is None:
+        chosen |= {"lr": 3e-3, "weight_decay": given.get("weight_decay") or 1e-2}
+    return ClassifierRecipe(network=network, **chosen)
+
+
+def read_classifier_recipe(model_path: str | Path) -> ClassifierRecipe:
+    """The recipe that is stored with a classifier.
+
+    Raises
+    ------
+    ModelError      there is none, or it cannot be read
+    """
+    file = Path(model_path).expanduser() / FILE_NAME
+    try:
+        return ClassifierRecipe.from_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"'{model_path}' has no recipe ({FILE_NAME}), so it cannot be trained again",
+            fix="train it with `stride model train`",
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise ModelError(f"the recipe {file} cannot be read: {error}", fix="train the model again") from error
+
+
+def software_versions() -> dict[str, str]:
+    """Of the software that decides the weights."""
+    import torch
+
+    from stride_cli import __version__
+
+    return {"stride": __version__, "torch": torch.__version__}

@@ -1,0 +1,345 @@
+"""A classifier's directory: description, weights, rows it was trained on; and the examples of an index."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.durable import exchange, make_directory, rename_new, sync_directory, sync_tree, write_file
+from index_format.errors import IndexMismatch
+from stride_cli.errors import CorpusError, ModelError, QueryError, UsageError
+from stride_cli.models.classifier.classifier_recipe import FILE_NAME as RECIPE_NAME
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
+from stride_cli.models.classifier.examples import (
+    PICTURE_SUFFIXES,
+    Columns,
+    Examples,
+    class_numbers,
+    read_examples,
+    read_picture,
+)
+from stride_cli.models.classifier.networks import NetworkSpec, build_network
+from stride_cli.models.kinds import FILE_NAME, is_classifier
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from index_format.reader import Index
+    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+
+_ADAPTER, _WEIGHTS, _ROWS = "network.py", "weights.safetensors", "rows.npz"
+_VERSION = 1
+_DTYPES = ("auto", "fp32", "fp64")
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """UsageError when something is at `out` and may not be replaced."""
+    if not out.exists():
+        return
+    if not overwrite:
+        raise UsageError(f"'{out}' exists", fix="choose another --out, or replace it with --overwrite")
+    if not is_classifier(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise UsageError(f"'{out}' exists and is not a classifier's directory", fix="choose another --out")
+
+
+def save_classifier(
+    network: nn.Module,
+    out: Path,
+    *,
+    recipe: ClassifierRecipe,
+    classes: Sequence[str],
+    shape: Sequence[int],
+    standardisation: Standardisation,
+    columns: Columns,
+    training: np.ndarray,
+    held_out: np.ndarray,
+    checkpoints: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a classifier's directory, whole or not at all.
+
+    Parameters
+    ----------
+    network : nn.Module              on any device
+    recipe : ClassifierRecipe        its `data` names the file and its fingerprint
+    training, held_out : int64       rows of the file
+    checkpoints : step → state dict  along the training; each a classifier's directory checkpoints/step-NNNNNN
+
+    Raises
+    ------
+    UsageError      something is at `out` already
+    """
+    from safetensors.torch import save
+
+    refuse_existing(out, overwrite=overwrite)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model = partial / "model"
+    make_directory(model)
+    description = {
+        "classifier_version": _VERSION,
+        "network": {key: value for key, value in asdict(recipe.network).items() if key != "adapter"},
+        "classes": list(classes),
+        "shape": list(shape),
+        "mean": standardisation.mean.tolist(),
+        "deviation": standardisation.deviation.tolist(),
+        "columns": asdict(columns),
+        "data": recipe.data,
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, training=np.asarray(training, np.int64), held_out=np.asarray(held_out, np.int64))
+    files = {FILE_NAME: json.dumps(description, indent=1).encode(), _ROWS: buffer.getvalue()}
+    if recipe.network.adapter:
+        files[_ADAPTER] = recipe.network.adapter.encode()
+    states = {model: network.state_dict()}
+    for step, state in (checkpoints or {}).items():
+        make_directory(model / "checkpoints" / f"step-{step:06d}")
+        states[model / "checkpoints" / f"step-{step:06d}"] = dict(state)
+    for directory, state in states.items():
+        for name, content in files.items():
+            write_file(directory / name, content)
+        # cloned: tied weights and views are refused by safetensors
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+        write_file(directory / _WEIGHTS, save(tensors))
+    write_file(model / RECIPE_NAME, recipe.to_json().encode())
+    sync_tree(model)
+    if out.exists():
+        exchange(model, out, partial / "replaced")
+    else:
+        rename_new(model, out)
+    sync_directory(out.parent)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> ClassifierModel:
+    """A classifier as `save_classifier` wrote it; its adapter file, if it has one, is executed.
+
+    Inputs are not loaded with it: `open_classifier` brings an index's, `register` any.
+
+    Parameters
+    ----------
+    device : "auto": CUDA where there is one, else CPU; or a torch device name
+    dtype : "auto" and "fp32": float32; "fp64"
+
+    Raises
+    ------
+    ModelError      the directory is damaged, or its adapter file does not load
+    """
+    import torch
+
+    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+    from stride_cli.models.loading import resolve_device
+
+    if dtype not in _DTYPES:
+        raise ModelError(f"dtype '{dtype}' is unknown for classifiers", fix=f"one of {', '.join(_DTYPES)}")
+    directory = Path(path).expanduser()
+    description = _read_description(directory)
+    spec = NetworkSpec(**description["network"], adapter=_adapter(directory, description))
+    shape, classes = tuple(description["shape"]), description["classes"]
+    network = build_network(spec, shape, len(classes), seed=0)
+    load_weights(network, directory / _WEIGHTS)
+    network = network.to(resolve_device(device), torch.float64 if dtype == "fp64" else torch.float32)
+    model = ClassifierModel(
+        network,
+        classes=classes,
+        shape=shape,
+        standardisation=Standardisation(
+            np.asarray(description["mean"], np.float64), np.asarray(description["deviation"], np.float64)
+        ),
+        path=str(path),
+        fingerprint=classifier_fingerprint(directory),
+    )
+    columns = _columns(description)
+
+    def read_file(source: str) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+        if Path(source).suffix.lower() in PICTURE_SUFFIXES:
+            inputs, names = read_picture(source, shape)[None], [Path(source).stem]
+        else:
+            examples = read_examples(source, columns, need_labels=False)
+            inputs, names = examples.inputs, examples.ids
+            if examples.labels is not None:
+                return inputs, class_numbers(examples, classes), names
+            if inputs.shape == shape:  # one input alone
+                inputs, names = inputs[None], [Path(source).stem]
+        return inputs, None, names
+
+    model.read_file = read_file
+    return model
+
+
+def load_weights(network: nn.Module, file: Path) -> None:
+    """Put weights from a .safetensors or torch file into a network.
+
+    Raises
+    ------
+    ModelError      no such file, damaged, or of another network
+    """
+    import torch
+
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load
+
+            weights = load(file.read_bytes())
+        else:
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+        network.load_state_dict(weights)
+    except FileNotFoundError:
+        raise ModelError(f"there are no weights at '{file}'", fix="check the path") from None
+    except Exception as error:  # safetensors, pickle and torch have many error classes
+        first = str(error).strip().splitlines()
+        raise ModelError(
+            f"the weights '{file}' cannot be loaded: {' '.join(first[:2])[:300] or type(error).__name__}",
+            fix="give the state dict of this network (torch.save(network.state_dict(), FILE))",
+        ) from error
+
+
+def classifier_fingerprint(path: str | Path) -> str:
+    """SHA-256 in hex of weights, network, classes and standardisation."""
+    directory = Path(path).expanduser()
+    description = _read_description(directory)
+    names = ("network", "classes", "shape", "mean", "deviation")
+    text = json.dumps({name: description[name] for name in names}, sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    digest.update(_adapter(directory, description).encode())
+    try:
+        digest.update((directory / _WEIGHTS).read_bytes())
+    except OSError as error:
+        raise ModelError(f"'{path}' has no weights ({_WEIGHTS})", fix="train the model again") from error
+    return digest.hexdigest()
+
+
+def training_columns(path: str | Path) -> Columns:
+    """Which columns of its file a classifier was trained on."""
+    return _columns(_read_description(Path(path).expanduser()))
+
+
+def training_rows(path: str | Path, examples: Examples) -> tuple[np.ndarray, np.ndarray] | None:
+    """Rows that a classifier was trained on, and those held out, both int64; None for another file."""
+    directory = Path(path).expanduser()
+    if (_read_description(directory).get("data") or {}).get("fingerprint") != examples.fingerprint():
+        return None
+    try:
+        with np.load(directory / _ROWS) as rows:
+            return rows["training"], rows["held_out"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"'{directory / _ROWS}' cannot be read: {error}", fix="train the model again"
+        ) from error
+
+
+def open_classifier(
+    index: Index, path: str | Path, *, device: str = "auto", dtype: str = "auto"
+) -> ClassifierModel:
+    """A classifier with the examples of an index: chunk i is input number i.
+
+    Raises
+    ------
+    ModelError         there is no classifier at `path`
+    CorpusError        the data file is gone
+    IndexMismatch      model, classes or data are not those that the index was built from
+    """
+    if not is_classifier(path):
+        raise ModelError(
+            f"'{path}' is no classifier (it has no {FILE_NAME}), and index '{index.path}' is of one",
+            fix="give the classifier's directory with --model",
+        )
+    index.check_fingerprint("tokenizer", _classes_fingerprint(path))
+    index.check_fingerprint("model", classifier_fingerprint(path))
+    model = load_classifier(path, device=device, dtype=dtype)
+    config = index.attributes["config"]
+    examples = read_examples(_find_data(index, Path(path)), _columns(config))
+    known = training_rows(path, examples)
+    whole = config["rows"] == "all"
+    rows = np.arange(len(examples)) if whole else known[0] if known is not None else np.zeros(0, np.int64)
+    if len(rows) != index.n_chunks or (
+        examples.fingerprint(rows) != index.attributes["fingerprints"]["corpus"]
+    ):
+        raise IndexMismatch(
+            f"the data file {examples.path} is not what index {index.path} was built from "
+            f"(expected {index.attributes['fingerprints']['corpus'][:12]}, "
+            f"found {examples.fingerprint(rows)[:12]})",
+            fix="put the original file back, or build a new index",
+        )
+    model.attach(examples.inputs, rows, class_numbers(examples, model.classes), examples.ids)
+    if known is not None:
+        model.held_out = known[1]
+    return model
+
+
+def find_row(model: ClassifierModel, wanted: str | int) -> int:
+    """The row of the index's file with this id or, where ids are numbers or none fits, this number.
+
+    Raises
+    ------
+    QueryError      neither
+    """
+    text = str(wanted)
+    if text in model.row_ids:
+        return model.row_ids.index(text)
+    if text.isdigit() and int(text) < len(model.row_ids):
+        return int(text)
+    raise QueryError(
+        f"there is no row '{text}' (the file has {len(model.row_ids):,}, "
+        f"from '{model.row_ids[0]}' to '{model.row_ids[-1]}')",
+        fix="give the number, from 0, or the id of a row",
+    )
+
+
+def _read_description(directory: Path) -> dict[str, Any]:
+    file = directory / FILE_NAME
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        if description["classifier_version"] != _VERSION:
+            raise ValueError(f"version {description['classifier_version']}, this release reads {_VERSION}")
+        missing = {"network", "classes", "shape", "mean", "deviation", "columns"} - set(description)
+        if missing:
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}", fix="train the model again") from error
+    return description
+
+
+def _adapter(directory: Path, description: dict[str, Any]) -> str:
+    if description["network"]["name"] != "adapter":
+        return ""
+    try:
+        return (directory / _ADAPTER).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelError(
+            f"{directory / _ADAPTER} cannot be read: {error}", fix="train the model again"
+        ) from error
+
+
+def _columns(record: dict[str, Any]) -> Columns:
+    stored = record["columns"]
+    return Columns(stored["label"], stored["id"], tuple(stored["drop"]), tuple(stored["features"]))
+
+
+def _classes_fingerprint(path: str | Path) -> str:
+    classes = _read_description(Path(path).expanduser())["classes"]
+    return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
+
+
+def _find_data(index: Index, model: Path) -> Path:
+    """The index's data file: where it was, or of the same name beside the index or the model."""
+    recorded = Path(index.attributes["config"]["sources"][0])
+    beside = Path(os.path.abspath(model)).parent  # noqa: PTH100 (resolve() would follow links)
+    places = [recorded, index.path.parent / recorded.name, beside / recorded.name]
+    for place in places:
+        if place.is_file():
+            return place
+    raise CorpusError(
+        f"the data file of index '{index.path}' is gone: {recorded}",
+        fix=f"put {recorded.name} back, or beside the index",
+    )

@@ -1,0 +1,496 @@
+"""A causal language model cut at a layer: residual stream up to it, continuation from it, output head.
+
+The decoder is found by structure, not by class name: the outermost list of blocks that a forward pass runs
+one after the other, the modules that run between the last block and the output head (the final norm), and the
+head with its scaling or soft-capping. A probe at construction compares the parts with the model's own forward
+pass, so that an architecture which does something else in between is refused instead of being measured
+wrongly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.language.objective import (
+    head_logits,
+    logit_cap,
+    plain_head,
+    soft_cap,
+    token_losses,
+    uncapped_logits,
+)
+from stride_cli.models.language.structure import (
+    check_vocabulary,
+    context_length,
+    find_structure,
+    first_line,
+    split_call,
+)
+from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, find_linear_layers, visiting
+
+# How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
+_CALLS_KEPT = 64
+_PROBE_LENGTH = 12
+
+
+class _Stop(Exception):
+    """Leaves a forward pass as soon as what was wanted from it is there."""
+
+
+@dataclass(frozen=True)
+class _BlockCall:
+    """What a block is called with besides the hidden state; tensors have batch size 1 and broadcast."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class CausalLM:
+    """A frozen causal language model that can be entered and left at any layer.
+
+    Batches are right-padded and no attention mask is passed: with causal attention, what stands to the right
+    of a token cannot change it, so padding positions only have to be left unscored.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Any `AutoModelForCausalLM`. It is switched to eval mode and its parameters to requires_grad False.
+    tokenizer : PreTrainedTokenizerBase, optional
+        Left out only where token ids come from elsewhere.
+    path : str, optional
+        Where the checkpoint was loaded from (directory, hub id or .gguf file).
+    fingerprint, tokenizer_fingerprint : str, optional
+        SHA-256 in hex; computed from the weights and the tokenizer when first asked for, if not given.
+
+    Raises
+    ------
+    ModelError
+        The model is not causal, has no stack of blocks, or its parts do not add up to its own forward pass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        path: str | None = None,
+        fingerprint: str | None = None,
+        tokenizer_fingerprint: str | None = None,
+    ) -> None:
+        self.model = model
+        self.path = path
+        self._tokenizer = tokenizer
+        self._fingerprint = fingerprint
+        self._tokenizer_fingerprint = tokenizer_fingerprint
+        self._lock = threading.RLock()
+        self._calls: OrderedDict[int, list[_BlockCall]] = OrderedDict()
+        model.eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        self.name: str = type(model).__name__
+        self._structure = find_structure(model, self.device)
+        self.vocab_size = 0  # set by the probe: the width of the logits
+        self._check_parts()
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, self.vocab_size)
+
+    # What it is
+
+    @property
+    def tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            raise ModelError(
+                "this model was given without a tokenizer", fix="pass one to CausalLM(model, tokenizer)"
+            )
+        return self._tokenizer
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self._structure.blocks
+
+    @property
+    def head(self) -> nn.Module:
+        return self._structure.head
+
+    @property
+    def n_layers(self) -> int:
+        return len(self._structure.blocks)
+
+    @property
+    def d_model(self) -> int:
+        return self._structure.d_model
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the model has positions for, in tokens."""
+        return context_length(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            from stride_cli.models.loading import model_fingerprint
+
+            self._fingerprint = model_fingerprint(self.path if self.path is not None else self.model)
+        return self._fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        if self._tokenizer_fingerprint is None:
+            from stride_cli.models.loading import tokenizer_fingerprint
+
+            self._tokenizer_fingerprint = tokenizer_fingerprint(self.tokenizer)
+        return self._tokenizer_fingerprint
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Token ids that end a generation."""
+        ends: set[int] = set()
+        sources = [
+            getattr(self.model, "generation_config", None),
+            self.model.config.get_text_config(),
+            self._tokenizer,
+        ]
+        for source in sources:
+            end = getattr(source, "eos_token_id", None)
+            ends.update(end if isinstance(end, list | tuple) else [] if end is None else [end])
+        return frozenset(ends)
+
+    # Running it
+
+    def hidden(self, ids: Tensor, layer: int) -> Tensor:
+        """Residual stream after `layer` blocks; only those blocks are run.
+
+        Parameters
+        ----------
+        ids : Tensor (B, T) int64
+            Right-padded token ids (any id serves as padding).
+        layer : int
+            0 is the input of the first block, n_layers the output of the last one, before the final norm.
+
+        Returns
+        -------
+        Tensor (B, T, d_model), the model's dtype.
+        """
+        self._check_layer(layer)
+        self._check_ids(ids)
+        caught: list[Tensor] = []
+        me = threading.get_ident()
+
+        def catch_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() == me:
+                caught.append(split_call(args, kwargs)[0])
+                raise _Stop
+
+        def catch_output(block: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == me:
+                caught.append(output[0] if isinstance(output, tuple) else output)
+                raise _Stop
+
+        with self._lock:
+            if layer < self.n_layers:
+                handle = self.blocks[layer].register_forward_pre_hook(catch_input, with_kwargs=True)
+            else:
+                handle = self.blocks[-1].register_forward_hook(catch_output)
+            try:
+                self._forward(ids)
+            except _Stop:
+                pass
+            finally:
+                handle.remove()
+        return caught[0]
+
+    def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
+        """Blocks `layer`…end and the final norm, from a residual stream.
+
+        Differentiable in `hidden`. Safe under `torch.func` transforms once `prepare(T)` has been called;
+        forward mode needs PyTorch's plain attention, `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+
+        Parameters
+        ----------
+        hidden : Tensor (B, T, d_model)
+            As from `hidden(ids, layer)`, possibly steered, with any batch size.
+        layer : int
+
+        Returns
+        -------
+        Tensor (B, T, d_model), what the output head reads.
+        """
+        hidden = self.advance(hidden, layer, self.n_layers)
+        for module in self._structure.tail:
+            hidden = module(hidden)
+        return hidden
+
+    def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Blocks `start` … `stop` − 1: the residual stream (B, T, d_model) after `stop` blocks."""
+        self._check_layer(start)
+        self._check_layer(stop)
+        calls = self.prepare(hidden.shape[1])
+        for block, call in zip(self.blocks[start:stop], calls[start:stop], strict=True):
+            output = block(hidden, *call.args, **call.kwargs)
+            hidden = output[0] if isinstance(output, tuple) else output
+        return hidden
+
+    @cached_property
+    def _linear_layers(self) -> LinearLayers:
+        def run() -> None:
+            # inference tensors do not count their changes
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
+
+        return find_linear_layers(self.blocks, self.d_model, run)
+
+    def linear_layers(self, which: str) -> list[nn.Module]:
+        """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
+        which its feed-forward part writes, or "all". Empty where a block has no such part that can be told,
+        or several (mixtures of experts)."""
+        found = self._linear_layers
+        return found.mlp if which == "mlp" else found.all
+
+    @contextmanager
+    def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
+        """While it lasts, `visit(number, inputs, outputs)` is called when one of `linear_layers` has run in
+        this thread.
+
+        Parameters
+        ----------
+        length : int       T of the passes to come
+        visit : callable
+            inputs (B, T, in) and outputs (B, T, out), in the autograd graph; what it returns, if anything,
+            takes the place of the outputs.
+        """
+        self.prepare(length)  # runs the model's own forward pass
+        with visiting(self._linear_layers, which, length, visit):
+            yield
+
+    def logits(self, final: Tensor) -> Tensor:
+        """The output head, with the model's own scaling and soft-capping.
+
+        Parameters
+        ----------
+        final : Tensor (…, d_model)
+            Any selection of positions of what `continue_from` gives.
+
+        Returns
+        -------
+        Tensor (…, vocab_size), the model's dtype.
+        """
+        return head_logits(self.model, final)
+
+    def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """As `logits`, before the model's soft cap: where logit spaces act.
+
+        `tokens` (…, m) int64 selects m of the vocabulary at each position; gives (…, m).
+        """
+        return uncapped_logits(self.model, final, tokens)
+
+    def token_losses(self, final: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of targets (B, T) under the head at final (B, T, d): (B, T) fp32 nats, differentiable
+        once in `final`; where the head is a plain product, without holding all logits at once."""
+        weight = plain_head(self.model)
+        if weight is not None:
+            flat = final.reshape(-1, final.shape[-1])
+            losses = token_losses(flat, weight, targets.flatten(), soft_cap=logit_cap(self.model))
+        else:
+            logits = self.logits(final).float().flatten(0, 1)
+            losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
+        return losses.reshape(targets.shape)
+
+    def soft_cap(self, logits: Tensor) -> Tensor:
+        """What `logits` makes of `uncapped_logits`; the same where the model has no cap."""
+        return soft_cap(self.model, logits)
+
+    def cap_slope(self, logits: Tensor) -> Tensor | None:
+        """Derivative of the soft cap at capped logits, of the same shape; None where the model has no cap."""
+        cap = logit_cap(self.model)
+        return None if cap is None else 1 - (logits / cap).square()
+
+    @torch.no_grad()
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+        """Greedy continuation of one prompt.
+
+        Stops before an end-of-sequence token (which is not returned), after `max_new_tokens`, or when the
+        context is full.
+
+        Raises
+        ------
+        QueryError
+            The prompt is empty or leaves no room in the context.
+        NumericalError
+            A logit is not finite.
+        """
+        prompt = list(prompt_ids)
+        if not prompt:
+            raise QueryError("the prompt has no token", fix="give at least one word")
+        room = self.context_length - len(prompt)
+        if room <= 0:
+            raise QueryError(
+                f"the prompt has {len(prompt)} tokens, the model's context is {self.context_length}",
+                fix=f"shorten it to fewer than {self.context_length} tokens",
+            )
+        ends = self.end_tokens
+        ids = torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        cache: Any = None
+        generated: list[int] = []
+        for _ in range(min(max_new_tokens, room)):
+            output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            last = output.logits[0, -1]
+            if not bool(torch.isfinite(last).all()):
+                raise NumericalError(
+                    f"a logit after {len(prompt) + len(generated)} tokens is not finite",
+                    fix="load the model with --dtype fp32, or check its weights",
+                )
+            token = int(last.argmax())
+            if token in ends:
+                break
+            generated.append(token)
+            cache = output.past_key_values
+            ids = torch.tensor([[token]], dtype=torch.int64, device=self.device)
+        return generated
+
+    def prepare(self, length: int) -> list[_BlockCall]:
+        """What the blocks are called with at this sequence length, captured once from the model's own forward
+        pass.
+
+        The blocks themselves are passed through meanwhile, so this costs an embedding of one sequence.
+        """
+        with self._lock:
+            if length in self._calls:
+                self._calls.move_to_end(length)
+                return self._calls[length]
+            ids = torch.zeros((1, length), dtype=torch.int64, device=self.device)
+            calls: list[_BlockCall] = []
+            # inference tensors could not take part in a later backward pass
+            with torch.inference_mode(False), torch.no_grad(), self._blocks_passed_through(calls):
+                self._run_body(ids)
+            self._calls[length] = calls
+            while len(self._calls) > _CALLS_KEPT:
+                self._calls.popitem(last=False)
+            return calls
+
+    # Inside
+
+    def _forward(self, ids: Tensor) -> Any:
+        return self.model(input_ids=ids, use_cache=False)
+
+    def _run_body(self, ids: Tensor) -> None:
+        """The forward pass up to the head."""
+        me = threading.get_ident()
+
+        def stop(module: nn.Module, args: Any) -> None:
+            if threading.get_ident() == me:
+                raise _Stop
+
+        handle = self.head.register_forward_pre_hook(stop)
+        try:
+            self._forward(ids)
+        except _Stop:
+            pass
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _blocks_passed_through(self, calls: list[_BlockCall]) -> Iterator[None]:
+        """Within: blocks return their input, and what they are called with is recorded in `calls`."""
+        me = threading.get_ident()
+
+        def pass_through(forward: Callable[..., Any], as_tuple: bool) -> Callable[..., Any]:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != me:  # another thread is running the real model meanwhile
+                    return forward(*args, **kwargs)
+                hidden, rest, keywords = split_call(args, kwargs)
+                calls.append(_BlockCall(rest, keywords))
+                return (hidden,) if as_tuple else hidden
+
+            return wrapped
+
+        shadowed = [block.__dict__.get("forward") for block in self.blocks]
+        for block, as_tuple in zip(self.blocks, self._structure.tuple_output, strict=True):
+            block.forward = pass_through(block.forward, as_tuple)
+        try:
+            yield
+        finally:
+            for block, before in zip(self.blocks, shadowed, strict=True):
+                if before is None:
+                    del block.forward
+                else:
+                    block.forward = before
+
+    @torch.no_grad()
+    def _check_parts(self) -> None:
+        """Compare the parts with the whole on a short probe, and check that later tokens change nothing
+        before."""
+        length = min(_PROBE_LENGTH, self.context_length)
+        n_tokens = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(2 * length, device=self.device) * 7 % n_tokens).view(2, length)
+        whole = self._forward(ids).logits
+        self.vocab_size = int(whole.shape[-1])
+        scale = float(whole.abs().max().clamp_min(1e-6))
+        if not torch.isfinite(whole).all():
+            raise ModelError(
+                f"{self.name}: the logits of a probe are not finite",
+                fix="the weights are damaged, or the dtype cannot hold them: try --dtype fp32",
+            )
+        tolerance = scale * (1e-4 if whole.dtype == torch.float32 else 5e-2)
+        shortened = self._forward(ids[:, : length // 2]).logits
+        if float((shortened - whole[:, : length // 2]).abs().max()) > tolerance:
+            raise ModelError(
+                f"{self.name} is not causal: later tokens change earlier predictions",
+                fix="give a decoder-only language model",
+            )
+        middle = self.n_layers // 2
+        hidden = self.hidden(ids, middle)
+        try:
+            parts = self.logits(self.continue_from(hidden, middle))
+        except (RuntimeError, TypeError, ValueError) as error:
+            # e.g. Bloom: its position biases are laid out for one batch size
+            raise ModelError(
+                f"{self.name}: blocks cannot be continued with another batch size: {first_line(error)}",
+                fix="use another architecture: Llama, Qwen, OLMo, GPT-2, GPT-NeoX, NanoChat and others work",
+            ) from error
+        if parts.shape != whole.shape or float((parts - whole).abs().max()) > tolerance:
+            raise ModelError(
+                f"{self.name}: continuing from layer {middle} does not give the model's own logits",
+                fix="this architecture does more than run blocks, a norm and a head: please report it",
+            )
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer <= self.n_layers:
+            raise ModelError(f"layer {layer} is not between 0 and the model's {self.n_layers} layers")
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.ndim != 2 or ids.shape[1] == 0:
+            raise ValueError(f"ids must have shape (B, T) with T ≥ 1, not {tuple(ids.shape)}")
+        if ids.shape[1] > self.context_length:
+            raise QueryError(
+                f"a sequence has {ids.shape[1]} tokens, the model's context is {self.context_length}",
+                fix=f"use blocks of at most {self.context_length} tokens",
+            )
+
+    def __repr__(self) -> str:
+        where = f" from {Path(self.path).name}" if self.path else ""
+        size = f"{self.n_layers} layers × {self.d_model}, vocabulary {self.vocab_size}"
+        return f"<CausalLM {self.name}{where}: {size}>"

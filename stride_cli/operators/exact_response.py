@@ -1,0 +1,229 @@
+"""Exact measurement: K steered continuations from the layer (paper, alg:stride, "Measure perturbation")."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.data.batches import Batch
+from stride_cli.errors import QueryError
+from stride_cli.operators.gates import gate_rows
+from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.spaces import LogitSpace, entry_states, first_block, layer_space
+from stride_cli.operators.store import Operators
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.models.language.causal_lm import CausalLM
+
+_LOGIT_BYTES = 256 << 20
+_FEW_CLASSES = 1024
+_AGREEMENT = 0.999
+# of a large model fine-tuned on little, a whole step changes losses by a thousand nats
+_STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+
+
+def measure_exact(
+    model: CausalLM,
+    operators: Operators,
+    batch: Batch,
+    *,
+    subsets: np.ndarray | None = None,
+    batch_size: int = 8,
+) -> np.ndarray:
+    """Loss change that steering towards each subset causes on each query.
+
+        y[q, k] = loss(base, q) − loss(steered by k, q)                        operators fitted by sgd
+        y[q, k] = (loss(steered by −εk, q) − loss(steered by +εk, q)) / 2ε     closed form, ε = operators.step
+
+    Sign: positive where subset k lowers the loss on q (opposite to the paper's eq:perturbation). The hidden
+    state is computed once per query, the head runs at scored positions only, the loss is in float32.
+
+    Parameters
+    ----------
+    model : CausalLM
+    operators : Operators        K subsets
+    batch : Batch                Q queries
+    subsets : (S,) int64         measure only these; all K by default
+    batch_size : int             steered continuations at once; the result does not depend on it
+
+    Returns
+    -------
+    ndarray (Q, S) float64       mean nats per scored token
+
+    Raises
+    ------
+    QueryError                   a query has no scored token
+    """
+    chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
+    spaces = [space.to(model.device) for space in operators.spaces]
+    central = operators.fit == "closed"
+    responses = np.zeros((len(batch.ids), len(chosen)))
+    with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
+        for row in range(len(batch.ids)):
+            weights = batch.weights[row, 1:]
+            scored = torch.nonzero(weights).flatten()
+            if len(scored) == 0:
+                raise QueryError(
+                    f"query {int(batch.rows[row])} has no scored token",
+                    fix="give it a response of one token or more",
+                )
+            # the last scored token is predicted, not read (a classifier's rows always have two places)
+            length = max(2, int(scored[-1]) + 1)
+            ids = batch.ids[row : row + 1, :length].to(model.device)
+            targets = batch.ids[row, scored + 1].to(model.device)
+            share = (weights[scored] / weights[scored].sum()).to(model.device)
+            scored = scored.to(model.device)
+            hidden, inputs = entry_states(model, spaces, operators.layer, ids)
+            inputs = None if inputs is None else inputs[:, scored]
+            unsteered = None
+            if all(space.site == "logit" for space in spaces):  # the blocks say the same for every subset
+                final = model.continue_from(hidden, operators.layer)[:, scored]
+                unsteered = final, model.uncapped_logits(final).float()
+            losses = partial(
+                _losses,
+                model,
+                spaces,
+                operators.layer,
+                hidden,
+                inputs,
+                ids[:, scored],
+                scored=scored,
+                targets=targets,
+                share=share,
+                unsteered=unsteered,
+            )
+            base = None if central else losses(None)[0]
+            limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
+            size = max(1, min(batch_size, limit))
+            for start in range(0, len(chosen), size):
+                picked = chosen[start : start + size]
+                gates = [
+                    torch.from_numpy(gate_rows(gate, picked)).to(model.device) for gate in operators.gates
+                ]
+                if central:
+                    scaled = [gate * operators.step for gate in gates]
+                    change = (losses([-gate for gate in scaled]) - losses(scaled)) / (2 * operators.step)
+                else:
+                    assert base is not None
+                    change = base - losses(gates)
+                responses[row, start : start + len(picked)] = change.cpu().numpy()
+                bar.advance(len(picked))
+    return responses
+
+
+def choose_step(model: CausalLM, operators: Operators, batch: Batch, *, seed: int) -> tuple[float, float]:
+    """The largest ε at which central differences agree with the first-order response.
+
+    Parameters
+    ----------
+    batch : Batch      probe sequences
+
+    Returns
+    -------
+    step : float, agreement : float      Pearson correlation over 24 random subsets at that step, worst probe
+    """
+    chosen = np.sort(stream(seed, "step probes").permutation(operators.n_subsets)[:24])
+    linear = measure_linear(model, operators, batch)[:, chosen]
+    best = (_STEPS[-1], -1.0)
+    before = operators.step
+    try:
+        for step in _STEPS:
+            operators.step = step
+            exact = measure_exact(model, operators, batch, subsets=chosen)
+            agreement = min(pearson(a, b) for a, b in zip(linear, exact, strict=True))
+            if agreement >= _AGREEMENT:
+                return step, agreement
+            if agreement > best[1]:
+                best = (step, agreement)
+    finally:
+        operators.step = before
+    return best
+
+
+def pearson(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson correlation; 0 where either side does not vary."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / scale if scale > 0 and np.isfinite(scale) else 0.0
+
+
+def _losses(
+    model: CausalLM,
+    spaces: list,
+    layer: int,
+    hidden: torch.Tensor,
+    inputs: torch.Tensor | None,
+    tokens: torch.Tensor,
+    gates: list[torch.Tensor] | None,
+    scored: torch.Tensor,
+    targets: torch.Tensor,
+    share: torch.Tensor,
+    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
+    losses = token_losses(model, spaces, layer, hidden, inputs, tokens, gates, scored, targets, unsteered)
+    return (losses.double() * share.double()).sum(dim=1)
+
+
+def token_losses(
+    model: CausalLM,
+    spaces: list,
+    layer: int,
+    hidden: torch.Tensor,
+    inputs: torch.Tensor | None,
+    tokens: torch.Tensor,
+    gates: list[torch.Tensor] | None,
+    scored: torch.Tensor,
+    targets: torch.Tensor,
+    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Loss of each scored token in each steered continuation, (B, S) nats: float32, of few classes float64.
+
+    Parameters
+    ----------
+    hidden : (1, T, d)          state of the sequence after the `first_block` blocks
+    inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
+    tokens : (1, S) int64       tokens at the scored positions
+    gates : list of (B, p)      one per space; None: one continuation, unsteered
+    scored, targets : (S,)      positions that predict, and the tokens they should predict
+    unsteered : ((1, S, d), (1, S, V)), optional
+        State before the head and uncapped logits at the scored positions, where no space acts on the residual
+        stream: the blocks and the head are not run again.
+    """
+    count = 1 if gates is None else len(gates[0])
+    state = hidden.expand(count, -1, -1)
+    pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
+    layers = None if gates is None else layer_space(spaces)
+
+    def steer(number: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        assert layers is not None and gates is not None
+        return output + layers(read, gates[spaces.index(layers)], number).to(output.dtype)
+
+    if unsteered is None:
+        with model.at_layers(layers.which, hidden.shape[1], steer) if layers else nullcontext():
+            if (start := first_block(spaces, layer)) < layer:
+                state = model.advance(state, start, layer)
+            shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
+            if not isinstance(shift, int):
+                state = state + shift.to(state.dtype)
+            final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
+        logits = model.uncapped_logits(final).float()  # (B, S, V)
+    else:
+        final, logits = (part.expand(count, -1, -1) for part in unsteered)
+    for space, gate in pairs:
+        if isinstance(space, LogitSpace):
+            read = space.reads(final, inputs, tokens)
+            logits = logits + space(read.expand(count, *read.shape[1:]), gate)
+    logits = model.soft_cap(logits)
+    if logits.shape[-1] <= _FEW_CLASSES:
+        # a sure classifier's loss is far below 1, and float32 would round its change away
+        logits = logits.double()
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.repeat(count), reduction="none"
+    ).reshape(count, -1)

@@ -1,0 +1,286 @@
+"""From a file of examples to a trained classifier in a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stride_cli import output
+from stride_cli.errors import CorpusError, ModelError, UsageError
+from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe, software_versions
+from stride_cli.models.classifier.directory import load_weights, refuse_existing, save_classifier
+from stride_cli.models.classifier.examples import (
+    Columns,
+    Examples,
+    class_numbers,
+    find_classes,
+    read_examples,
+)
+from stride_cli.models.classifier.networks import build_network, choose_network
+from stride_cli.models.classifier.steering import checkpoint_steps
+from stride_cli.models.loading import resolve_device
+from stride_cli.randomness import stream
+from stride_cli.training.classifier_loop import outcomes_of, train_network
+from stride_cli.training.engines import one_thread
+
+_ONE_THREAD = 1_000_000  # weights
+_CHECKPOINTS = 9
+
+
+@dataclass(frozen=True)
+class ClassifierOptions:
+    """What training a classifier can be told; None means "what suits the network".
+
+    Attributes
+    ----------
+    network : "mlp", "resnet9", "logistic", or the path of an adapter file (see `networks`)
+    width, layers : of the network
+    rows : train on so many rows: the first ones, or drawn by `shuffle`
+    rows_file : .npy with a bool mask over the file's rows, or their numbers, instead
+    holdout : so many of the other rows are kept as queries
+    shuffle : rows and held-out rows are drawn by the seed instead of taken in the order of the file
+    weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
+    checkpoints : kept along the way, evenly spaced; default: 9 of a network of less than a million weights
+    epochs, batch_size, optimizer, lr, weight_decay, schedule, seed : see `ClassifierRecipe`
+    device : where training runs
+    """
+
+    network: str = "mlp"
+    width: int | None = None
+    layers: int | None = None
+    rows: int | None = None
+    rows_file: str | None = None
+    holdout: int = 0
+    shuffle: bool = False
+    weights: str | None = None
+    checkpoints: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    schedule: str | None = None
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """What came out.
+
+    Attributes
+    ----------
+    path : Path
+    recipe : ClassifierRecipe
+    parameters : int
+    loss, accuracy : float                       on the training rows, of the finished model
+    held_out_loss, held_out_accuracy : float, optional
+    rows, held_out, classes : int                how many
+    seconds : float
+    """
+
+    path: Path
+    recipe: ClassifierRecipe
+    parameters: int
+    loss: float
+    accuracy: float
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    rows: int
+    held_out: int
+    classes: int
+    seconds: float
+
+
+def train_classifier(
+    source: str | Path,
+    out: str | Path,
+    options: ClassifierOptions | None = None,
+    *,
+    columns: Columns | None = None,
+    overwrite: bool = False,
+) -> TrainedClassifier:
+    """Train a classifier on rows of a file and write it to a directory, with its recipe.
+
+    Inputs are standardised by mean and deviation of the training rows: one pair for images (integers, or more
+    than one axis an example), one a column else.
+
+    Parameters
+    ----------
+    source : .npz, .csv, .tsv or .parquet; see `data.read_examples`
+    out : directory
+    columns : Columns, optional
+    overwrite : replace a classifier at `out`
+
+    Raises
+    ------
+    CorpusError, ModelError, UsageError, NumericalError
+    """
+    began = time.monotonic()
+    options = options or ClassifierOptions()
+    out = Path(out)
+    refuse_existing(out, overwrite=overwrite)
+    examples = read_examples(source, columns)
+    classes = find_classes(examples)
+    labels = class_numbers(examples, classes)
+    training, held_out = choose_rows(examples, labels, options)
+    missing = sorted(set(range(len(classes))) - set(labels[training].tolist()))
+    if missing:
+        output.note(
+            f"warning: no training row has the label '{classes[missing[0]]}'; --shuffle draws rows at random"
+        )
+    recipe = default_recipe(
+        choose_network(options.network, width=options.width, layers=options.layers),
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        optimizer=options.optimizer,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        schedule=options.schedule,
+        seed=options.seed,
+        data={
+            "source": os.path.abspath(source),  # noqa: PTH100 (resolve() would follow links)
+            "fingerprint": examples.fingerprint(),
+            "training": examples.fingerprint(training),
+            "rows": len(training),
+            "classes": len(classes),
+            "weights": None if options.weights is None else Path(options.weights).name,
+        },
+        versions=software_versions(),
+    )
+    standardisation = Standardisation.of(
+        examples.inputs[training], by_column=len(examples.shape) == 1 and examples.inputs.dtype.kind == "f"
+    )
+    device = resolve_device(options.device)
+    network = build_network(recipe.network, examples.shape, len(classes), seed=recipe.seed)
+    ClassifierModel(network, classes=classes, shape=examples.shape, standardisation=standardisation)
+    network.requires_grad_(True)
+    if options.weights is not None:
+        load_weights(network, Path(options.weights))
+    elif recipe.epochs == 0:
+        raise UsageError("0 epochs of random weights are no model", fix="give --weights FILE, or --epochs 20")
+    network.to(device)
+    inputs = torch.from_numpy(standardisation.apply(examples.inputs[training])).to(device)
+    targets = torch.from_numpy(labels[training]).to(device)
+    # a small network is trained faster on one thread, and to the same bits wherever there are more
+    small = sum(parameter.numel() for parameter in network.parameters()) < _ONE_THREAD
+    wanted = options.checkpoints if options.checkpoints is not None else _CHECKPOINTS if small else 0
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(step: int) -> None:
+        kept[step] = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+
+    with (
+        output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
+        one_thread() if small else contextlib.nullcontext(),
+    ):
+        marks = checkpoint_steps(recipe.steps(len(training)), wanted)
+        train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks, at_mark=keep)
+    loss, accuracy = _evaluate(network, inputs, targets)
+    others: tuple[float | None, float | None] = (None, None)
+    if len(held_out):
+        queries = torch.from_numpy(standardisation.apply(examples.inputs[held_out])).to(device)
+        others = _evaluate(network, queries, torch.from_numpy(labels[held_out]).to(device))
+    save_classifier(
+        network,
+        out,
+        recipe=recipe,
+        classes=classes,
+        shape=examples.shape,
+        standardisation=standardisation,
+        columns=examples.columns,
+        training=training,
+        held_out=held_out,
+        checkpoints=kept,
+        overwrite=overwrite,
+    )
+    return TrainedClassifier(
+        out,
+        recipe,
+        sum(parameter.numel() for parameter in network.parameters()),
+        loss,
+        accuracy,
+        *others,
+        rows=len(training),
+        held_out=len(held_out),
+        classes=len(classes),
+        seconds=time.monotonic() - began,
+    )
+
+
+def choose_rows(
+    examples: Examples, labels: np.ndarray, options: ClassifierOptions
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on, and rows held out, both int64: disjoint.
+
+    Raises
+    ------
+    UsageError       more rows than there are, or none left
+    CorpusError      the file of rows does not fit
+    """
+    n = len(examples)
+    if options.rows is not None and options.rows_file is not None:
+        raise UsageError("--rows and --rows-from both say which rows", fix="give one of the two")
+    if options.holdout < 0 or (options.rows is not None and options.rows < 1):
+        raise UsageError("--rows and --holdout count rows", fix="give --rows 1000 --holdout 100")
+    order = stream(options.seed, "rows").permutation(n) if options.shuffle else np.arange(n)
+    if options.rows_file is not None:
+        chosen = _read_rows(options.rows_file, n)
+        rest = order[~np.isin(order, chosen)]
+    else:
+        count = n - options.holdout if options.rows is None else options.rows
+        if count < 1 or count + options.holdout > n:
+            raise UsageError(
+                f"{max(0, count):,} rows to train on and {options.holdout:,} held out do not fit "
+                f"{examples.path}, which has {n:,}",
+                fix="give fewer --rows, or a smaller --holdout",
+            )
+        chosen, rest = order[:count], order[count:]
+    if len(rest) < options.holdout:
+        raise UsageError(
+            f"--holdout {options.holdout:,} is more than the {len(rest):,} rows that are left",
+            fix="hold out fewer",
+        )
+    if len(set(labels[chosen].tolist())) < 2:
+        raise CorpusError(
+            f"{examples.path}: all {len(chosen):,} training rows have one label",
+            fix="draw them at random with --shuffle",
+        )
+    return chosen.astype(np.int64), rest[: options.holdout].astype(np.int64)
+
+
+def _read_rows(path: str, n: int) -> np.ndarray:
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"the rows '{path}' cannot be read: {error}", fix="numpy.save(FILE, mask)"
+        ) from error
+    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype.kind not in "biu":
+        raise CorpusError(f"'{path}' holds no row numbers and no mask", fix="numpy.save(FILE, mask)")
+    if rows.dtype == bool:
+        if len(rows) != n:
+            raise CorpusError(f"the mask '{path}' has {len(rows):,} entries (expected {n:,}, one a row)")
+        rows = np.flatnonzero(rows)
+    if len(rows) == 0 or rows.min() < 0 or rows.max() >= n or len(np.unique(rows)) < len(rows):
+        raise CorpusError(f"'{path}' names rows that are not in the file, or twice, or none (0 … {n - 1})")
+    return rows.astype(np.int64)
+
+
+@torch.no_grad()
+def _evaluate(network: Any, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    """Mean loss, nats, and accuracy."""
+    network.eval()
+    logits = torch.cat([network(inputs[start : start + 512]) for start in range(0, len(inputs), 512)])
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelError("the trained network's logits are not finite", fix="train with a lower --lr")
+    losses, _ = outcomes_of(logits, labels)
+    return float(losses.mean()), float((logits.argmax(-1) == labels).double().mean())

@@ -1,0 +1,185 @@
+"""`stride model finetune`: go on training a model on a corpus; of prompts with answers, on the answers
+only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.language_recipe import Recipe, versions
+from stride_cli.models.language.lora import add_lora
+from stride_cli.models.language.structure import check_vocabulary, context_length
+from stride_cli.models.loading import (
+    load_tokenizer,
+    load_weights,
+    model_fingerprint,
+    resolve_device,
+    tokenizer_fingerprint,
+)
+from stride_cli.training.corpus_chunks import cut, read_corpus
+from stride_cli.training.language_loop import choose_dtype
+from stride_cli.training.recorded_run import Trained, check_choices, count_steps, run_recipe
+from stride_cli.training.run_directory import RunDirectory, refuse_existing
+
+_BLOCK_SIZE = 512
+_EPOCHS = 3.0
+_BATCH_TOKENS = 2048
+_SMALL = 50_000_000  # parameters; below, a model takes and needs larger steps
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """What `stride model finetune` can be told; None = chosen to fit model and corpus.
+
+    `lora_rank` 0 trains all weights.
+    """
+
+    lora_rank: int = 0
+    epochs: float | None = None
+    steps: int | None = None
+    batch_tokens: int | None = None
+    lr: float | None = None
+    schedule: str = "linear"
+    checkpoints: int = 0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+def finetune_model(
+    sources: Sequence[str],
+    model: str | Path,
+    out: str | Path,
+    options: FinetuneOptions = FinetuneOptions(),
+    *,
+    reading: ReadOptions | None = None,
+    overwrite: bool = False,
+    save_seconds: float = 20.0,
+) -> Trained:
+    """Fine-tune a checkpoint and put the whole model (low-rank parts merged, fp32) at `out` in one rename.
+
+    The loss counts the tokens that the index scores: answers only for prompts with responses and
+    conversations (in the model's chat template, where it has one), all of a plain text. Killed, the same call
+    goes on.
+
+    Parameters
+    ----------
+    sources : sequence of str
+        As for `read_documents`; the corpus is held in memory.
+    model : str or Path
+        Directory, hub id or .gguf file; it is not changed.
+    out : str or Path
+        As for `train_model`.
+
+    Raises
+    ------
+    CorpusError, UsageError, ModelError, NumericalError; IndexBusy, StorageFull
+    """
+    out = Path(out)
+    check_choices(
+        schedule=options.schedule,
+        epochs=options.epochs,
+        steps=options.steps,
+        batch_tokens=options.batch_tokens,
+        lr=options.lr,
+        checkpoints=options.checkpoints,
+    )
+    if options.lora_rank < 0:
+        raise UsageError(
+            f"--lora is {options.lora_rank}, expected a rank of at least 1", fix="leave it out to train all"
+        )
+    refuse_existing(out, overwrite=overwrite)
+    device = resolve_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    tokenizer = load_tokenizer(model)
+    corpus = read_corpus(sources, reading or ReadOptions())
+    fingerprint = model_fingerprint(model)
+    base = load_weights(model)
+    check_vocabulary(tokenizer, base.get_input_embeddings().weight.shape[0])
+    request = {"kind": "finetune", "model": fingerprint, "corpus": corpus.fingerprint, **asdict(options)}
+    with RunDirectory(out, request, overwrite=overwrite) as run:
+        recipe = run.load_recipe()
+        if recipe is None:
+            block_size = min(_BLOCK_SIZE, context_length(base))
+            chunks, record = cut(corpus, tokenizer, block_size=block_size)
+            epochs, steps = count_steps(
+                chunks,
+                epochs=_EPOCHS if options.epochs is None else options.epochs,
+                steps=options.steps,
+                batch_tokens=options.batch_tokens or _BATCH_TOKENS,
+                seed=options.seed,
+            )
+            recipe = Recipe(
+                kind="finetune",
+                base=str(Path(model).resolve() if Path(model).exists() else model),  # or a hub id
+                base_fingerprint=fingerprint,
+                lora_rank=options.lora_rank,
+                block_size=block_size,
+                epochs=epochs,
+                steps=steps,
+                batch_tokens=options.batch_tokens or _BATCH_TOKENS,
+                optimizer="adamw",
+                lr=0.0,
+                adam_lr=options.lr or default_lr(base.num_parameters(), options.lora_rank),
+                weight_decay=0.0,
+                schedule=options.schedule,
+                warmup=0.05,
+                final_lr=0.02,
+                clip=1.0,
+                dtype=dtype,
+                seed=options.seed,
+                corpus=record,
+                tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+                versions=versions(),
+            )
+            run.save_recipe(recipe)
+        else:
+            chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size)
+        return run_recipe(
+            run,
+            recipe,
+            _make_trainable(base, recipe),
+            chunks,
+            tokenizer,
+            device=device,
+            checkpoints=options.checkpoints,
+            save_seconds=save_seconds,
+        )
+
+
+def base_model(recipe: Recipe) -> Any:
+    """The model that a fine-tuning starts from, on the CPU in fp32, made trainable by the recipe.
+
+    Raises
+    ------
+    ModelError
+        The base model is gone, or is another one by now.
+    """
+    assert recipe.base is not None
+    found = model_fingerprint(recipe.base)
+    if found != recipe.base_fingerprint:
+        raise ModelError(
+            f"'{recipe.base}' has fingerprint {found}, the recipe's base model {recipe.base_fingerprint}",
+            fix="put the original base model back there",
+        )
+    return _make_trainable(load_weights(recipe.base), recipe)
+
+
+def default_lr(n_parameters: int, lora_rank: int) -> float:
+    """Peak rate of AdamW: low-rank matrices take ten times the rate of whole weights, small models more
+    too."""
+    rate = 3e-5 if n_parameters >= _SMALL else 3e-4
+    return rate * 10 if lora_rank else rate
+
+
+def _make_trainable(model: Any, recipe: Recipe) -> Any:
+    if recipe.lora_rank:
+        add_lora(model, rank=recipe.lora_rank, seed=recipe.seed)
+    else:
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+    return model

@@ -1,0 +1,380 @@
+"""The training loop: chunks and a recipe in, weights out; interruptible anywhere, repeatable on any
+subset."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from index_format.durable import write_file
+from stride_cli.errors import CorpusError, ModelError, NumericalError
+from stride_cli.models.language.language_recipe import Recipe
+from stride_cli.models.language.objective import next_token_loss
+from stride_cli.models.muon import Muon, multiplies_bf16
+from stride_cli.output import Ticker
+from stride_cli.training.epoch_batches import make_batch, plan_epoch
+
+_LOG_LINES = 2000
+_EVALUATED_TOKENS = 50_000
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run of the loop did.
+
+    Attributes
+    ----------
+    loss : float
+        Mean nats per scored token over the last whole pass, while it was training.
+    steps : int
+    tokens : int
+        Scored tokens trained on, repeats counted.
+    seconds : float
+        Of this process (a resumed run does not count what came before).
+    log : list
+        At most 2,000 of {"step", "epoch", "loss", "lr", "tokens"}; loss is the mean since the last.
+    """
+
+    loss: float
+    steps: int
+    tokens: int
+    seconds: float
+    log: list[dict[str, Any]]
+
+
+@dataclass
+class _State:
+    """Where a run is; with weights and optimizer states, all that its future depends on."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # within the epoch
+    tokens: int = 0
+    loss_sum: float = 0.0  # since the last point of the log
+    loss_count: int = 0
+    pass_sum: float = 0.0  # over this pass, and over the last whole one
+    pass_count: int = 0
+    last_pass: float = math.nan
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+
+def train(
+    model: Any,
+    chunks: Sequence[Any],
+    recipe: Recipe,
+    *,
+    subset: np.ndarray | None = None,
+    state_path: Path | None = None,
+    save_seconds: float = 20.0,
+    checkpoint_steps: Sequence[int] = (),
+    on_checkpoint: Callable[[int], None] | None = None,
+    ticker: Ticker | None = None,
+) -> TrainingResult:
+    """Train a model's parameters that require gradients, in place, by a recipe.
+
+    Minimises the mean loss of the scored tokens of each batch. There is no dropout: the same model, chunks,
+    recipe, subset, machine and number of threads give the same weights, bit for bit on a CPU, also across
+    interruptions.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        As from `initial_model(recipe)`, on the device to train on.
+    chunks : sequence of Chunk
+        Of the whole corpus; chunk i is chunk i of an index with the same tokenizer and block size.
+    recipe : Recipe
+    subset : ndarray (n,) bool or (m,) int64, optional
+        Train on these chunks only, with as many passes over them as the recipe makes over all (so m/n of its
+        steps).
+    state_path : Path, optional
+        A file for the state of the run: read, if there, to go on from.
+    save_seconds : float
+        The state is written this often, or less where writing takes long.
+    checkpoint_steps, on_checkpoint : optional
+        Called with the step, after each of these steps.
+    ticker : Ticker, optional
+        Told of each step.
+
+    Raises
+    ------
+    CorpusError
+        The subset has no scored token.
+    NumericalError
+        The loss is not finite.
+    """
+    began = time.monotonic()
+    total, passes = _passes(chunks, recipe, subset)
+    model.eval()  # no dropout; gradients flow as in training mode
+    device = next(model.parameters()).device
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizers = _make_optimizers(model, parameters, recipe)
+    state = _State()
+    if state_path is not None and state_path.exists():
+        state = _restore(state_path, parameters, optimizers, device)
+        if ticker is not None:
+            ticker.advance(state.step)
+    every = max(1, math.ceil(total / _LOG_LINES))
+    marks = set(checkpoint_steps)
+    peak = recipe.lr if recipe.optimizer == "muon+adamw" else recipe.adam_lr
+    saved, spent = time.monotonic(), 0.0
+    for batch in _remaining(passes, state, total):
+        rate = _rate(recipe, state.step, total)
+        tensors = make_batch([chunks[i] for i in batch], device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.dtype == "bf16"):
+            loss = next_token_loss(model, tensors)
+        loss.backward()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise NumericalError(
+                f"the training loss is {value} at step {state.step + 1} of {total}",
+                fix="train again with a lower --lr, and --overwrite",
+            )
+        _apply(optimizers, rate, recipe)
+        _count(state, value, len(tensors.targets), every, total, rate * peak)
+        if ticker is not None:
+            ticker.advance()
+            ticker.describe(f"training, loss {value:.3f}")
+        if state.step in marks and on_checkpoint is not None:
+            on_checkpoint(state.step)
+        # writing may take a twentieth of the time at most
+        due = time.monotonic() - saved > max(save_seconds, 20 * spent)
+        if state_path is not None and due and state.step < total:
+            start = time.monotonic()
+            _save(state_path, state, parameters, optimizers)
+            saved = time.monotonic()
+            spent = saved - start
+    last = state.last_pass if math.isfinite(state.last_pass) else state.pass_sum / max(1, state.pass_count)
+    return TrainingResult(last, state.step, state.tokens, time.monotonic() - began, state.log)
+
+
+def planned_steps(
+    chunks: Sequence[Any], recipe: Recipe, *, subset: np.ndarray | None = None
+) -> tuple[int, Iterator[tuple[np.ndarray, float]]]:
+    """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers) and the
+    share of the peak learning rate; CorpusError as `train`."""
+    total, passes = _passes(chunks, recipe, subset)
+
+    def steps() -> Iterator[tuple[np.ndarray, float]]:
+        state = _State()
+        for batch in _remaining(passes, state, total):
+            yield batch, _rate(recipe, state.step, total)
+            state.step += 1
+            state.pass_count += 1
+
+    return total, steps()
+
+
+def initial_model(recipe: Recipe) -> Any:
+    """The model that a recipe starts from: initial weights by its seed, or the base model of a fine-tuning
+    (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
+    gradients."""
+    if recipe.architecture is not None:
+        from stride_cli.models.language.nanochat import build_model
+
+        return build_model(recipe.architecture, seed=recipe.seed)
+    from stride_cli.training.finetuning import base_model
+
+    return base_model(recipe)
+
+
+@torch.no_grad()
+def mean_loss(model: Any, chunks: Sequence[Any], recipe: Recipe, *, limit: int = _EVALUATED_TOKENS) -> float:
+    """Mean nats per scored token over the corpus, or over an even sample of its chunks of about `limit`
+    tokens."""
+    members = np.flatnonzero(np.array([chunk.n_scored for chunk in chunks]))
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+    step = max(1, int(lengths[members].sum()) // limit)
+    device = next(model.parameters()).device
+    total, count = 0.0, 0
+    plan = plan_epoch(lengths, members[::step], batch_tokens=recipe.batch_tokens, seed=0, epoch=0)
+    for batch in plan:
+        tensors = make_batch([chunks[i] for i in batch], device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.dtype == "bf16"):
+            total += float(next_token_loss(model, tensors)) * len(tensors.targets)
+        count += len(tensors.targets)
+    return total / count
+
+
+def choose_dtype(dtype: str, device: torch.device) -> str:
+    """Resolve "auto": bf16 where the device multiplies it faster, else fp32."""
+    if dtype != "auto":
+        if dtype not in ("fp32", "bf16"):
+            raise ModelError(f"dtype '{dtype}' is unknown for training", fix="one of auto, fp32, bf16")
+        return dtype
+    return "bf16" if multiplies_bf16(device) else "fp32"
+
+
+def _passes(
+    chunks: Sequence[Any], recipe: Recipe, subset: np.ndarray | None
+) -> tuple[int, Callable[[int], list[np.ndarray]]]:
+    """Optimizer steps in all, and the batches of each pass over the subset."""
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+    scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
+    among, members = np.flatnonzero(scored), _members(subset, scored)
+
+    def batches(epoch: int) -> list[np.ndarray]:
+        return plan_epoch(
+            lengths,
+            members,
+            batch_tokens=recipe.batch_tokens,
+            seed=recipe.seed,
+            epoch=epoch,
+            among=among,
+        )
+
+    if len(members) == len(among):
+        return recipe.steps, batches
+    return max(1, round(recipe.epochs * len(batches(0)))), batches
+
+
+def _members(subset: np.ndarray | None, scored: np.ndarray) -> np.ndarray:
+    wanted = np.ones(len(scored), bool)
+    if subset is not None:
+        subset = np.asarray(subset)
+        if subset.dtype == bool:
+            if subset.shape != scored.shape:
+                raise ValueError(f"the subset mask has shape {subset.shape}, expected {scored.shape}")
+            wanted = subset
+        else:
+            wanted = np.zeros(len(scored), bool)
+            wanted[subset] = True
+    members = np.flatnonzero(wanted & (scored > 0))
+    if len(members) == 0:
+        raise CorpusError(
+            "there is no token to train on: no chunk has a scored token",
+            fix="give documents of two tokens or more, or prompts with a response",
+        )
+    return members
+
+
+def _remaining(passes: Callable[[int], list[np.ndarray]], state: _State, total: int) -> Iterator[np.ndarray]:
+    """Batches from where the state is, moving it along the passes."""
+    while state.step < total:
+        plan = passes(state.epoch)
+        while state.batch < len(plan) and state.step < total:
+            batch = plan[state.batch]
+            state.batch += 1
+            yield batch
+        if state.batch == len(plan):
+            state.epoch, state.batch = state.epoch + 1, 0
+            state.last_pass, state.pass_sum, state.pass_count = state.pass_sum / state.pass_count, 0.0, 0
+
+
+def _count(state: _State, loss: float, tokens: int, every: int, total: int, lr: float) -> None:
+    state.step += 1
+    state.tokens += tokens
+    state.loss_sum += loss
+    state.loss_count += 1
+    state.pass_sum += loss
+    state.pass_count += 1
+    if state.step % every == 0 or state.step == total:
+        state.log.append(
+            {
+                "step": state.step,
+                "epoch": state.epoch,
+                "loss": state.loss_sum / state.loss_count,
+                "lr": lr,
+                "tokens": state.tokens,
+            }
+        )
+        state.loss_sum, state.loss_count = 0.0, 0
+
+
+def _rate(recipe: Recipe, step: int, total: int) -> float:
+    """Share of the peak learning rate at a step (from 0)."""
+    warm = recipe.warmup * total
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    if recipe.schedule == "constant":
+        return 1.0
+    done = (step - warm) / max(1.0, total - warm)
+    shape = 1 - done if recipe.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return recipe.final_lr + (1 - recipe.final_lr) * shape
+
+
+def _make_optimizers(model: Any, parameters: dict[str, Any], recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks and AdamW for embeddings, head and vectors; or AdamW for all."""
+    embeddings = {
+        id(p)
+        for m in model.modules()
+        if isinstance(m, torch.nn.Embedding)
+        for p in m.parameters(recurse=False)
+    }
+    head = model.get_output_embeddings()
+    embeddings.update(id(p) for p in (head.parameters() if head is not None else ()))
+    matrices = [p for p in parameters.values() if p.ndim == 2 and id(p) not in embeddings]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in parameters.values() if id(p) not in chosen]
+    betas = (0.9, 0.95)
+    if recipe.optimizer == "muon+adamw":
+        made: list[torch.optim.Optimizer] = []
+        if matrices:
+            made.append(Muon(matrices, lr=recipe.lr, weight_decay=recipe.weight_decay))
+        if rest:
+            made.append(torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=betas, weight_decay=0.0))
+    elif recipe.optimizer == "adamw":
+        groups = [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        kept = [group for group in groups if group["params"]]
+        made = [torch.optim.AdamW(kept, lr=recipe.adam_lr, betas=betas)]
+    else:
+        raise ModelError(f"optimizer '{recipe.optimizer}' is unknown", fix="one of muon+adamw, adamw")
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return made
+
+
+def _apply(optimizers: list[torch.optim.Optimizer], rate: float, recipe: Recipe) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * rate
+        if recipe.clip and isinstance(optimizer, torch.optim.AdamW):  # Muon's steps have a norm of their own
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(own, recipe.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _save(
+    path: Path, state: _State, parameters: dict[str, Any], optimizers: list[torch.optim.Optimizer]
+) -> None:
+    """Replace the state file in one step, so that a kill leaves the old or the new one."""
+    buffer = io.BytesIO()
+    record = {
+        "state": vars(state),
+        "weights": {name: p.detach().cpu() for name, p in parameters.items()},
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
+    torch.save(record, buffer)
+    fresh = path.with_name(path.name + ".new")
+    write_file(fresh, buffer.getvalue())
+    fresh.replace(path)
+
+
+def _restore(
+    path: Path, parameters: dict[str, Any], optimizers: list[torch.optim.Optimizer], device: torch.device
+) -> _State:
+    try:
+        record = torch.load(path, map_location=device, weights_only=True)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(record["weights"][name])
+        for optimizer, saved in zip(optimizers, record["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return _State(**record["state"])
+    except Exception as error:  # unpickling raises many classes
+        raise ModelError(
+            f"the state of the unfinished training cannot be read: {path}",
+            fix="start afresh with --overwrite",
+        ) from error

@@ -1,0 +1,281 @@
+"""Retraining a language model by its recipe on a subset of its index's chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from index_format.durable import make_directory, sync_directory, write_file
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.errors import ModelError
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.language.language_recipe import FILE_NAME, Recipe, read_recipe
+from stride_cli.operators.budget import DIFFERENTIATED
+from stride_cli.output import note
+from stride_cli.training.fast.stacked import can_stack, train_stacked
+from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.outcomes import job_key
+from stride_cli.training.retraining import Job, Outcome
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
+
+_TOKENS = 4096  # of queries evaluated together
+_AT_ONCE = 4  # more is hardly faster, and leaves processes without work at the end
+_SHORT = 12  # digits of a fingerprint in messages
+
+
+@dataclass
+class LanguageTrainer:
+    """Trains by a recipe, as `stride_cli.training.language_loop.train` does; see `retraining.Trainer`.
+
+    Attributes
+    ----------
+    recipe : Recipe
+    chunks : list of Chunk       all n, of the index
+    queries : QuerySet
+    device : str                 "cpu", "cuda", "cuda:1" …
+    keep : Path or None          retrained weights, one safetensors file a job
+    at_once : int                jobs trained side by side by `train_stacked`, to rounding what `train` gives;
+                                 1 = one after the other by `train` itself; 0 = what is faster
+    peak_bytes : int             about what training takes; 0 = not known
+    """
+
+    recipe: Recipe
+    chunks: list[Chunk]
+    queries: QuerySet
+    device: str = "cpu"
+    keep: Path | None = None
+    at_once: int = 0
+    peak_bytes: int = 0
+    digest: str = field(init=False)
+    weights_digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.at_once == 0:
+            self.at_once = _AT_ONCE if can_stack(self.recipe, self.device) else 1
+        # what names files and versions does not decide a retrained model, the seed is the job's
+        kept = asdict(replace(self.recipe, seed=0, corpus={}, versions={}, base=None))
+        text = json.dumps([kept, self.recipe.corpus["fingerprint"], len(self.chunks)], sort_keys=True)
+        self.weights_digest = hashlib.sha256(text.encode()).hexdigest()
+        both = self.weights_digest + self.queries.fingerprint()
+        self.digest = hashlib.sha256(both.encode()).hexdigest()
+
+    @property
+    def n_chunks(self) -> int:
+        return len(self.chunks)
+
+    def prepare(self) -> None:
+        """See `retraining.Trainer`."""
+        import stride_cli.preloaded  # noqa: F401
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """One model per job; see `retraining.Trainer`."""
+        return [self._evaluate(model) for model in self.models(jobs)]
+
+    def models(self, jobs: Sequence[Job]) -> Iterator[Any]:
+        """The retrained models (PreTrainedModel, in eval mode, on the trainer's device), in order."""
+        found = [self._kept(job) for job in jobs]
+        missing = [job for job, model in zip(jobs, found, strict=True) if model is None]
+        trained = self._train(missing)
+        for model in found:
+            yield next(trained) if model is None else model
+
+    def _train(self, jobs: Sequence[Job]) -> Iterator[Any]:
+        if jobs and self.at_once > 1:
+            masks, seeds = [job.mask for job in jobs], [job.seed for job in jobs]
+            for job, model in zip(jobs, train_stacked(self.chunks, self.recipe, masks, seeds), strict=True):
+                self._save(job, model)
+                yield model
+            return
+        for job in jobs:
+            recipe = self.recipe.with_seed(job.seed)
+            model = initial_model(recipe).to(self.device)
+            train(model, self.chunks, recipe, subset=job.mask)
+            self._save(job, model)
+            yield model
+
+    def _evaluate(self, model: Any) -> Outcome:
+        return Outcome(query_losses(CausalLM(model), self.queries))
+
+    def _file(self, job: Job) -> Path | None:
+        return None if self.keep is None else self.keep / f"{job_key(self.weights_digest, job)}.safetensors"
+
+    def _save(self, job: Job, model: Any) -> None:
+        from safetensors.torch import save
+
+        path = self._file(job)
+        if path is None:
+            return
+        trained = {name: value.detach().cpu().contiguous() for name, value in _trained(model)}
+        make_directory(path.parent)
+        # another worker may be writing weights beside these, never these
+        fresh = path.with_name(path.name + ".new")
+        write_file(fresh, save(trained, metadata={"sha256": _content(trained)}))
+        fresh.replace(path)
+        sync_directory(path.parent)
+
+    def _kept(self, job: Job) -> Any:
+        """The model of a job whose weights were kept; None where there are none, or damaged ones."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._file(job)
+        if path is None or not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                stored = (file.metadata() or {}).get("sha256")
+        except (SafetensorError, OSError):
+            weights, stored = {}, None
+        model = initial_model(self.recipe.with_seed(job.seed))
+        wanted = dict(_trained(model))
+        if weights.keys() != wanted.keys() or stored != _content(weights):
+            note(f"{path} is damaged: that model is trained again")
+            return None
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(weights[name])
+        return model.to(self.device)
+
+
+def open_language_trainer(
+    task: Task, queries: QuerySet, *, recipe: Recipe | str | Path | None = None, keep: Path | None = None
+) -> LanguageTrainer:
+    """The trainer of a task's language model; see `retraining.open_trainer`.
+
+    Raises
+    ------
+    ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
+    """
+    if isinstance(recipe, str | Path):
+        recipe = _read(Path(recipe))
+    if recipe is None:
+        recipe = None if task.model.path is None else read_recipe(task.model.path)
+    if recipe is None:
+        raise ModelError(
+            f"the model '{task.model.path or task.model.name}' has no recipe ({FILE_NAME}), so it cannot be "
+            "trained again on subsets",
+            fix="make it with `stride model train` or `stride model finetune`, or give --recipe FILE or "
+            "--command 'python train.py --mask {mask} --out {out}'",
+        )
+    check_recipe(recipe, task.index)
+    chunks = index_chunks(task)
+    trainer = LanguageTrainer(recipe, chunks, queries, str(task.model.device), keep)
+    trainer.peak_bytes = training_bytes(task.model, recipe.batch_tokens, trainer.at_once)
+    return trainer
+
+
+def training_bytes(model: CausalLM, batch_tokens: int, at_once: int = 1) -> int:
+    """About what training takes, in bytes: weights, gradients and two moments of every model, and what a
+    batch of one leaves for its backward pass (that of every block, and the logits three times), in fp32.
+
+    SmolLM2-135M with batches of 2,048 tokens: 6.8 GB, measured 7.0 to 8.5.
+    """
+    states = 16 * model.n_parameters * at_once
+    per_token = 4 * (DIFFERENTIATED * model.n_layers * model.d_model + 3 * model.vocab_size)
+    return states + batch_tokens * per_token
+
+
+def check_recipe(recipe: Recipe, index: Index) -> None:
+    """Compare a recipe's corpus, block size and tokenizer with an index's: only when they agree are the
+    index's chunks what the model was trained on.
+
+    Raises
+    ------
+    ModelError      names both
+    """
+    prints = index.attributes["fingerprints"]
+    pairs = (
+        ("corpus", recipe.corpus.get("fingerprint"), prints["corpus"]),
+        ("tokenizer", recipe.tokenizer_fingerprint, prints["tokenizer"]),
+        ("block size", recipe.block_size, index.attributes["block_size"]),
+    )
+    wrong = [(name, trained, indexed) for name, trained, indexed in pairs if trained != indexed]
+    if not wrong:
+        return
+    said = "; ".join(
+        f"{name} {str(trained)[:_SHORT]} in the recipe, {str(indexed)[:_SHORT]} in the index"
+        for name, trained, indexed in wrong
+    )
+    sources = " ".join(str(source) for source in recipe.corpus.get("sources", ["CORPUS"]))
+    raise ModelError(
+        f"index {index.path} does not hold the chunks that its model was trained on: {said}",
+        fix=f"index the training corpus: stride index build {sources} --block-size {recipe.block_size} …",
+    )
+
+
+def index_chunks(task: Task) -> list[Chunk]:
+    """The chunks of a task's index, as training takes them."""
+    reader = task.chunks
+    chunks = []
+    for row in range(reader.n_chunks):
+        start, stop = int(reader.offsets[row]), int(reader.offsets[row + 1])
+        mask = None
+        if reader.loss_mask is not None:
+            mask = reader.chunk(row)[1].astype(np.uint8)
+        tokens = np.asarray(reader.tokens[start:stop]).astype(np.int32)
+        chunks.append(Chunk(tokens, max(1, int(reader.loss_start[row])), mask))
+    return chunks
+
+
+@torch.no_grad()
+def query_losses(model: CausalLM, queries: QuerySet) -> np.ndarray:
+    """Loss of every query under a model.
+
+    Parameters
+    ----------
+    model : CausalLM          or a classifier with the same interface
+    queries : QuerySet
+
+    Returns
+    -------
+    ndarray (Q,) float64      mean nats per scored token; logits and their log-sum in fp32, the mean in fp64
+    """
+    losses = np.zeros(len(queries))
+    longest = max((len(ids) for ids in queries.ids), default=1)
+    for batch in queries.batches(max(1, _TOKENS // longest)):
+        ids = batch.ids.to(model.device)
+        hidden = model.hidden(ids, model.n_layers)
+        final = model.continue_from(hidden, model.n_layers)
+        rows, columns = torch.nonzero(batch.weights[:, 1:], as_tuple=True)
+        logits = model.logits(final[rows, columns]).float()  # (N, V)
+        each = torch.nn.functional.cross_entropy(logits, ids[rows, columns + 1], reduction="none")
+        values = each.double().cpu().numpy()
+        sums = np.bincount(rows.numpy(), values, minlength=len(ids))
+        losses[batch.rows] = sums / np.bincount(rows.numpy(), minlength=len(ids))
+    return losses
+
+
+def _trained(model: Any) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+
+
+def _content(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Recipe:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        try:
+            return Recipe.from_json(path.read_text(encoding="utf-8"))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{path} is not a recipe: {error}", fix=f"give a {FILE_NAME} of `stride model train`"
+            ) from error
+    raise ModelError(f"there is no recipe to read at {path}", fix=f"give the path of a {FILE_NAME}")

@@ -1,0 +1,125 @@
+"""What training from scratch and fine-tuning have in common: recipe from options, run, publication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stride_cli import output
+from stride_cli.errors import UsageError
+from stride_cli.models.language.language_recipe import Recipe
+from stride_cli.models.language.lora import merged_weights
+from stride_cli.training.epoch_batches import plan_epoch
+from stride_cli.training.language_loop import TrainingResult, mean_loss, train
+from stride_cli.training.run_directory import RunDirectory, save_model
+
+SCHEDULES = ("linear", "cosine", "constant")
+OPTIMIZERS = ("muon+adamw", "adamw")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a training.
+
+    Attributes
+    ----------
+    path : Path
+        The model directory.
+    recipe : Recipe
+    parameters : int
+        Of the whole model.
+    loss : float
+        Mean nats per scored token of the finished model on its training set (or an even sample of it).
+    result : TrainingResult
+    """
+
+    path: Path
+    recipe: Recipe
+    parameters: int
+    loss: float
+    result: TrainingResult
+
+
+def check_choices(
+    *,
+    schedule: str = "linear",
+    optimizer: str = "adamw",
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_tokens: int | None = None,
+    lr: float | None = None,
+    checkpoints: int = 0,
+) -> None:
+    """UsageError for an option that cannot work."""
+    for name, value, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
+        if value not in known:
+            raise UsageError(f"--{name} {value} is unknown", fix=f"one of {', '.join(known)}")
+    if epochs is not None and steps is not None:
+        raise UsageError("--epochs and --steps both say how long to train", fix="give one of the two")
+    for name, number in (("epochs", epochs), ("steps", steps), ("batch-tokens", batch_tokens), ("lr", lr)):
+        if number is not None and not (number > 0 and math.isfinite(number)):
+            raise UsageError(f"--{name} is {number}, expected more than 0")
+    if checkpoints < 0:
+        raise UsageError(f"--checkpoints is {checkpoints}, expected 0 or more")
+
+
+def count_steps(
+    chunks: Sequence[Any], *, epochs: float, steps: int | None, batch_tokens: int, seed: int
+) -> tuple[float, int]:
+    """(passes, steps) of a training, one of them given."""
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+    members = np.flatnonzero(np.array([chunk.n_scored for chunk in chunks]))
+    a_pass = len(plan_epoch(lengths, members, batch_tokens=batch_tokens, seed=seed, epoch=0))
+    if steps is not None:
+        return steps / a_pass, steps
+    return epochs, max(1, round(epochs * a_pass))
+
+
+def run_recipe(
+    run: RunDirectory,
+    recipe: Recipe,
+    model: Any,
+    chunks: Sequence[Any],
+    tokenizer: Any,
+    *,
+    device: torch.device,
+    checkpoints: int,
+    save_seconds: float,
+) -> Trained:
+    """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
+    publish it."""
+    model = model.to(device)
+    # evenly spaced; the last of `checkpoints` + 1 equal parts ends with the model itself
+    marks = sorted(
+        {round(recipe.steps * part / (checkpoints + 1)) for part in range(1, checkpoints + 1)} - {0}
+    )
+
+    def save_checkpoint(step: int) -> None:
+        directory = run.model / "checkpoints" / f"step-{step:06d}"
+        save_model(model, tokenizer, directory, merged_weights(model))
+
+    with output.progress("training", recipe.steps, unit="steps") as ticker:
+        result = train(
+            model,
+            chunks,
+            recipe,
+            state_path=run.state,
+            save_seconds=save_seconds,
+            checkpoint_steps=marks,
+            on_checkpoint=save_checkpoint,
+            ticker=ticker,
+        )
+    loss = mean_loss(model, chunks, recipe)
+    save_model(model, tokenizer, run.model, merged_weights(model))
+    run.save_log(result.log)
+    run.publish()
+    parameters = sum(
+        p.numel() for name, p in model.named_parameters() if not name.endswith((".lora_a", ".lora_b"))
+    )
+    return Trained(run.out, recipe, parameters, loss, result)

@@ -1,0 +1,201 @@
+"""Ground truth by retraining: a job is a subset of the chunks and a seed, its outcome the queries' losses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.output import progress
+from stride_cli.training.outcomes import OutcomeStore, job_key
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.methods.protocol import Task
+    from stride_cli.models.language.language_recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Train on these chunks, from this seed.
+
+    Attributes
+    ----------
+    mask : (n,) bool
+    seed : int      of initial weights and order
+    """
+
+    mask: np.ndarray
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a retrained model makes of the queries.
+
+    Attributes
+    ----------
+    losses : (Q,) float64              mean nats per scored token
+    margins : (Q,) float64 or None     classifiers: logit of the label − logsumexp of the others
+    """
+
+    losses: np.ndarray
+    margins: np.ndarray | None = None
+
+
+class Trainer(Protocol):
+    """Trains models on subsets of a task's chunks; can be pickled, for it is sent to worker processes.
+
+    Attributes
+    ----------
+    digest : str        SHA-256 in hex of all that decides an outcome besides mask and seed: recipe, corpus,
+                        queries
+    n_chunks : int      n
+    at_once : int       how many jobs are trained together
+    peak_bytes : int    about what that takes in memory; 0 = not known
+    """
+
+    digest: str
+    at_once: int
+    peak_bytes: int
+
+    @property
+    def n_chunks(self) -> int: ...
+
+    def prepare(self) -> None:
+        """Import what `run` needs, and compute nothing: processes are forked from this one."""
+        ...
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Train one model per job, on one thread.
+
+        A job's outcome depends on the jobs beside it to rounding only; the same jobs in the same order give
+        the same bits.
+        """
+        ...
+
+
+def open_trainer(
+    task: Task,
+    queries: QuerySet,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    command: str | None = None,
+    keep: Path | None = None,
+) -> Trainer:
+    """What retrains the model of a task.
+
+    Parameters
+    ----------
+    task : Task
+    queries : QuerySet            whose losses are wanted of every retrained model
+    recipe : Recipe or path of one, optional
+        Default: the recipe stored with the model.
+    command : str, optional       train by this command instead; see `CommandTrainer`
+    keep : Path, optional         keep the retrained weights here, and use those that are there already
+
+    Raises
+    ------
+    ModelError      there is no recipe, or it is of another corpus, block size or tokenizer than the index
+    UsageError      the command lacks {mask} or {out}, or both a recipe and a command are given
+    """
+    if command is not None:
+        from stride_cli.training.command_trainer import open_command_trainer
+
+        if recipe is not None:
+            raise UsageError("a recipe and a command both say how to train", fix="give one of the two")
+        return open_command_trainer(task, queries, command, keep=keep)
+    if not task.is_language:
+        from stride_cli.training.classifier_trainer import open_classifier_trainer
+
+        trainer: Trainer = open_classifier_trainer(task, queries, recipe=recipe)
+        return trainer
+    from stride_cli.training.language_trainer import open_language_trainer
+
+    return open_language_trainer(task, queries, recipe=recipe, keep=keep)
+
+
+def store_of(index: Index) -> Path:
+    """Where an index's outcomes are kept: INDEX.retraining, beside it."""
+    return index.path.with_name(index.path.name + ".retraining")
+
+
+def retrain(
+    trainer: Trainer,
+    jobs: Sequence[Job],
+    *,
+    store: Path,
+    engine: str = "local",
+    workers: int | None = None,
+) -> list[Outcome]:
+    """The outcomes of jobs, in order; what is in the store is not trained again.
+
+    Every group of jobs is kept as soon as it is done, so that a run that was interrupted anywhere goes on
+    with what is missing, and ends with the same bits.
+
+    Parameters
+    ----------
+    trainer : Trainer
+    jobs : sequence of Job      equal ones are trained once
+    store : Path                directory of the outcomes, as from `store_of`
+    engine : "local" or "ray"   processes of this machine, or tasks of a Ray cluster
+    workers : int, optional     models (or groups of them) trained at the same time; default: all that the
+                                machine, or the cluster, has room for
+
+    Raises
+    ------
+    UsageError        an unknown engine, or a mask of another length than the corpus
+    NumericalError    a retrained model's loss is not finite
+    IndexBusy         another process is using the store
+    and what training raises
+    """
+    from stride_cli.training.engines import open_engine
+
+    run = open_engine(engine)
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers is {workers}, expected 1 or more")
+    for job in jobs:
+        if job.mask.shape != (trainer.n_chunks,):
+            raise UsageError(
+                f"a mask has shape {job.mask.shape}, expected one entry for each of {trainer.n_chunks} chunks"
+            )
+    keys = [job_key(trainer.digest, job) for job in jobs]
+    with OutcomeStore(store) as kept:
+        found = {key: outcome for key in set(keys) if (outcome := kept.read(key)) is not None}
+        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
+        names = list(missing)
+        size = max(1, trainer.at_once)
+        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
+        # closed at once, whatever happens here: its workers end with it
+        with progress("retraining", len(keys), unit="models") as bar, contextlib.closing(finished):
+            bar.advance(len(keys) - len(names))
+            for number, outcomes in finished:
+                for outcome in outcomes:
+                    check_finite(outcome.losses)
+                kept.add(groups[number], outcomes)
+                found.update(zip(groups[number], outcomes, strict=True))
+                bar.advance(len(outcomes))
+    return [found[key] for key in keys]
+
+
+def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:
+    """How many distinct models `retrain` would have to train."""
+    keys = {job_key(trainer.digest, job) for job in jobs}
+    with OutcomeStore(store) as kept:
+        return sum(kept.read(key) is None for key in keys)
+
+
+def check_finite(losses: np.ndarray) -> None:
+    """NumericalError where a retrained model has a loss that is not finite."""
+    if not np.isfinite(losses).all():
+        raise NumericalError(
+            "a retrained model's loss on a query is not finite",
+            fix="train the base model with a lower --lr, and build the index again",
+        )

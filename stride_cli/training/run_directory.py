@@ -1,0 +1,192 @@
+"""Where a model is made: OUT.partial, which survives a kill, becomes OUT by one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from index_format.durable import (
+    DirectoryLock,
+    exchange,
+    make_directory,
+    rename_new,
+    storage,
+    sync_directory,
+    sync_tree,
+    write_file,
+)
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.language_recipe import FILE_NAME, Recipe
+from stride_cli.models.loading import quiet_transformers
+
+LOG_NAME = "training_log.jsonl"
+_REQUEST = "training.json"
+
+
+class RunDirectory:
+    """OUT.partial while a model is trained: the request, the state to resume from, and the model so far.
+
+    Parameters
+    ----------
+    out : Path
+        Where the model goes.
+    request : mapping
+        All that was asked for, corpus fingerprint included; JSON values. A partial run is gone on with only
+        if its request is the same.
+    overwrite : bool
+        Discard another request's partial run, and replace what is at `out` once the new model is whole.
+
+    Raises
+    ------
+    UsageError
+        Something is at `out`, or the unfinished run there is of another request.
+    IndexBusy
+        Another process is training there.
+    """
+
+    def __init__(self, out: Path, request: Mapping[str, Any], *, overwrite: bool) -> None:
+        self.out = Path(out)
+        self.partial = self.out.with_name(self.out.name + ".partial")
+        self.model = self.partial / "model"
+        self.state = self.partial / "state.pt"
+        self._overwrite = overwrite
+        refuse_existing(self.out, overwrite=overwrite)
+        text = json.dumps(request, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        self._lock = DirectoryLock(self.partial)
+        try:
+            self.resumes = self._adopt(key, request)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _adopt(self, key: str, request: Mapping[str, Any]) -> bool:
+        """Whether there is a run of this request to go on with; else start an empty one."""
+        file = self.partial / _REQUEST
+        found = _read_json(file)
+        if found is not None and found.get("key") == key:
+            return True
+        if found is not None and not self._overwrite:
+            raise UsageError(
+                f"{self.partial} is an unfinished training with other settings or another corpus"
+                f"{_difference(found.get('request') or {}, request)}",
+                fix="rerun it with the same settings to finish it, or --overwrite to discard it",
+            )
+        for entry in self.partial.iterdir():
+            if entry.name != DirectoryLock.NAME:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        make_directory(self.model)
+        write_file(file, json.dumps({"key": key, "request": request}, indent=1).encode())
+        sync_directory(self.partial)
+        return False
+
+    def save_recipe(self, recipe: Recipe) -> None:
+        """Record what defaults were resolved to, so that a resumed run does not choose again."""
+        write_file(self.model / FILE_NAME, recipe.to_json().encode())
+        sync_directory(self.model)
+
+    def load_recipe(self) -> Recipe | None:
+        """The recipe of the run that is resumed; None if it did not get that far."""
+        file = self.model / FILE_NAME
+        try:
+            return Recipe.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+        except ValueError as error:
+            raise ModelError(
+                f"{file} cannot be read: {error}", fix="start afresh with --overwrite"
+            ) from error
+
+    def save_log(self, log: Iterable[Mapping[str, Any]]) -> None:
+        """The loss curve, as JSON Lines beside the weights."""
+        text = "".join(json.dumps(point) + "\n" for point in log)
+        write_file(self.model / LOG_NAME, text.encode())
+
+    def publish(self) -> None:
+        """Make the model appear at `out`, whole, and remove what it was made with."""
+        sync_tree(self.model)
+        if self.out.exists():
+            exchange(self.model, self.out, self.partial / "replaced")
+        else:
+            rename_new(self.model, self.out)
+        sync_directory(self.out.parent)
+        shutil.rmtree(self.partial)
+        self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """UsageError when something is at `out` and may not be replaced."""
+    if overwrite and out.exists() and not _is_model(out):
+        raise UsageError(f"'{out}' exists and is not a model directory", fix="choose another --out")
+    if out.exists() and not overwrite:
+        raise UsageError(f"'{out}' exists", fix="choose another --out, or replace it with --overwrite")
+
+
+def saved_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a run that is resumed; ModelError if it cannot be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer of the unfinished training in {directory} cannot be read",
+            fix="start afresh with --overwrite",
+        ) from error
+
+
+def save_model(model: Any, tokenizer: Any, directory: Path, weights: dict[str, Any] | None = None) -> None:
+    """Write weights, config and tokenizer, so that AutoModelForCausalLM and AutoTokenizer load them.
+
+    `weights` takes the place of the model's own state dict.
+
+    Raises
+    ------
+    StorageFull
+        No space left.
+    """
+    make_directory(directory)
+    n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    try:
+        with storage(directory, n_bytes), quiet_transformers():
+            model.save_pretrained(directory, state_dict=weights)
+            tokenizer.save_pretrained(directory)
+    except Exception as error:
+        if "No space left" in str(error) and not isinstance(error, OSError):
+            # safetensors reports a full disk with a class of its own
+            with storage(directory, n_bytes):
+                raise OSError(28, "No space left on device") from error
+        raise
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if not names:
+        return ""
+    told = [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in names[:3] if name != "corpus"]
+    return f" ({'; '.join(told)})" if told else " (the documents differ)"

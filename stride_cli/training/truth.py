@@ -1,0 +1,375 @@
+"""What retraining on random subsets does to queries: measured once, kept in the index's ``truth/`` group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.errors import IndexMismatch, StageMissing
+from index_format.reader import Index
+from index_format.writer import GroupWriter
+from stride_cli.data.query_set import QuerySet
+from stride_cli.errors import UsageError
+from stride_cli.output import note
+from stride_cli.randomness import stream, stream_key
+from stride_cli.training.retraining import Job, Outcome, count_missing, open_trainer, retrain, store_of
+
+if TYPE_CHECKING:
+    from stride_cli.methods.protocol import Task
+    from stride_cli.models.language.language_recipe import Recipe
+    from stride_cli.training.retraining import Trainer
+
+_FIX = "stride evaluate truth --index {} --queries QUERIES.jsonl"
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """R random subsets of the chunks and the losses of models that were retrained on them.
+
+    Attributes
+    ----------
+    masks : (R, n) bool                 subset r, of round(α_r · n) chunks
+    alpha : (R,) float64                its share of the chunks
+    losses : (R, S, Q) float64          mean nats per scored token of query q under seed s
+    margins : (R, S, Q) float64 | None  classifiers: logit of the label − logsumexp of the others
+    base_losses : (Q,) float64          of the model that was trained on everything
+    queries : QuerySet
+    seeds : (S,) int64                  of initial weights and order; never the base model's own, unless
+    own_seed : bool                     that is the only one
+    trainer : str                       digest of recipe, corpus and queries
+    trained, reused : int               of the call that made this: models trained, and found finished
+    """
+
+    masks: np.ndarray
+    alpha: np.ndarray
+    losses: np.ndarray
+    margins: np.ndarray | None
+    base_losses: np.ndarray
+    queries: QuerySet
+    seeds: np.ndarray
+    own_seed: bool = False
+    trainer: str = ""
+    trained: int = 0
+    reused: int = 0
+
+    @property
+    def n_subsets(self) -> int:
+        return len(self.masks)
+
+    @property
+    def n_seeds(self) -> int:
+        return len(self.seeds)
+
+    def take(self, rows: np.ndarray | Sequence[int]) -> Truth:
+        """The given subsets only."""
+        return replace(
+            self,
+            masks=self.masks[rows],
+            alpha=self.alpha[rows],
+            losses=self.losses[rows],
+            margins=None if self.margins is None else self.margins[rows],
+        )
+
+    @classmethod
+    def from_index(cls, index: Index, *, alpha: float | None = None) -> Truth:
+        """The truth of an index, of one α or of all.
+
+        Raises
+        ------
+        StageMissing       there is none, or none of that α
+        IndexMismatch      the index was appended to since
+        """
+        attributes = index.group_attributes("truth")  # StageMissing where there is none
+        n = int(attributes["n_chunks"])
+        if n != index.n_chunks:
+            raise IndexMismatch(
+                f"the truth of index {index.path} is of {n:,} chunks, by now it has {index.n_chunks:,}",
+                fix=_FIX.format(index.path) + " --overwrite",
+            )
+        arrays = {name.removeprefix("truth/"): np.asarray(index.array(name)) for name in index.names("truth")}
+        offsets = arrays["query_offsets"]
+        pairs = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+        queries = QuerySet(
+            [arrays["query_ids"][start:stop] for start, stop in pairs],
+            [arrays["query_weights"][start:stop] for start, stop in pairs],
+            attributes["names"],
+            attributes["texts"],
+        )
+        truth = cls(
+            masks=np.unpackbits(arrays["masks"], axis=1, count=n).astype(bool),
+            alpha=np.array(arrays["alpha"]),
+            losses=np.array(arrays["losses"]),
+            margins=np.array(arrays["margins"]) if "margins" in arrays else None,
+            base_losses=np.array(arrays["base_losses"]),
+            queries=queries,
+            seeds=np.asarray(attributes["seeds"], np.int64),
+            own_seed=bool(attributes.get("own_seed", False)),
+            trainer=str(attributes["trainer"]),
+        )
+        if alpha is None:
+            return truth
+        rows = np.flatnonzero(_per_mille(truth.alpha) == per_mille(alpha))
+        if len(rows) == 0:
+            there = ", ".join(f"{value:g}" for value in sorted(set(truth.alpha.tolist())))
+            raise StageMissing(
+                f"index {index.path} has retrained subsets of α = {there}, none of {alpha:g}",
+                fix=_FIX.format(index.path) + f" --alpha {alpha:g}",
+            )
+        return truth.take(rows)
+
+
+def build_truth(
+    task: Task,
+    queries: QuerySet,
+    *,
+    n_subsets: int = 100,
+    n_seeds: int = 1,
+    own_seed: bool = False,
+    alpha: float = 0.3,
+    recipe: Recipe | str | Path | None = None,
+    command: str | None = None,
+    keep: Path | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> Truth:
+    """Retrain on random subsets, and put what becomes of the queries' losses into the index's truth/ group.
+
+    There will be at least `n_subsets` subsets of this α and at least `n_seeds` seeds of every subset; what
+    the group has already stays, with its row numbers. Finished models are kept in `store_of(index)`, so that
+    an interrupted call goes on, and nothing is trained twice.
+
+    Parameters
+    ----------
+    task : Task
+    queries : QuerySet
+    n_subsets, n_seeds : int      R (of this α) and S
+    own_seed : bool               from the model's own initial weights and in its own order, S = 1: what this
+                                  very model would have been, not what is true of its training on average
+    alpha : float                 share of the chunks, in steps of 0.001
+    recipe, command, keep         how to retrain: `open_trainer`
+    engine, workers               where: `retrain`
+    overwrite : bool              replace a truth of other queries or another recipe
+
+    Returns
+    -------
+    Truth      all of the group, of every α
+
+    Raises
+    ------
+    UsageError      a number is wrong; other queries or another recipe than the group's, without `overwrite`
+    ModelError      the model cannot be retrained; see `open_trainer`
+    and what `retrain` raises
+    """
+    for name, number in (("--subsets", n_subsets), ("--seeds", n_seeds)):
+        if number < 1:
+            raise UsageError(f"{name} is {number}, expected 1 or more")
+    share = per_mille(alpha)
+    if n_seeds > 1 and command is not None and "{seed}" not in command:
+        raise UsageError(
+            f"--seeds is {n_seeds}, and --command has no {{seed}}", fix="add for example --seed {seed}"
+        )
+    trainer = open_trainer(task, queries, recipe=recipe, command=command, keep=keep)
+    own = _seed_of(trainer, n_seeds) if own_seed else None
+    old = None if overwrite else _stored(task, queries, trainer, own_seed)
+    shares = [] if old is None else _per_mille(old.alpha).tolist()
+    shares += [share] * max(0, n_subsets - shares.count(share))
+    n_seeds = max(n_seeds, 0 if old is None else old.n_seeds)
+    seeds = subset_seeds(task.index.seed, n_seeds) if own is None else np.array([own], np.int64)
+    numbers = [shares[:row].count(value) for row, value in enumerate(shares)]
+    masks = np.stack(
+        [
+            subset_mask(task.index.seed, task.n_chunks, value / 1000, number)
+            for value, number in zip(shares, numbers, strict=True)
+        ]
+    )
+    if old is not None and not np.array_equal(old.masks, masks[: old.n_subsets]):
+        raise UsageError(
+            f"the stored subsets of index {task.index.path} are not those that its seed gives",
+            fix=_FIX.format(task.index.path) + " --overwrite",
+        )
+    n_old, s_old = (0, 0) if old is None else (old.n_subsets, old.n_seeds)
+    wanted = [
+        (row, s) for row in range(len(masks)) for s in range(n_seeds) if row >= n_old or s >= s_old
+    ]  # whatever the group has is not asked for again, even when the store is gone
+    jobs = [Job(masks[row], int(seeds[s])) for row, s in wanted]
+    store = store_of(task.index)
+    missing = count_missing(trainer, jobs, store=store)
+    if missing:
+        note(f"retraining {missing:,} models on {len(masks):,} subsets × {n_seeds} seeds; kept in {store}")
+    outcomes = retrain(trainer, jobs, store=store, engine=engine, workers=workers)
+    losses, margins = _fill(old, wanted, outcomes, (len(masks), n_seeds, len(queries)))
+    truth = Truth(
+        masks=masks,
+        alpha=np.asarray(shares, np.float64) / 1000,
+        losses=losses,
+        margins=margins,
+        base_losses=_base_losses(task, queries),
+        queries=queries,
+        seeds=seeds,
+        own_seed=own_seed,
+        trainer=trainer.digest,
+        trained=missing,
+        reused=len(masks) * n_seeds - missing,
+    )
+    if old is None or jobs:
+        _write(task, truth)
+    return truth
+
+
+def register_inputs(index: Index, model: Any) -> None:
+    """Give a classifier, just opened, the inputs of the truth's queries that are no rows of the index's file.
+
+    Nothing where there is no truth, or none such. Queries of the truth are then known by their numbers.
+    """
+    if not index.has("truth") or "truth/query_inputs" not in index.names("truth"):
+        return
+    inputs = np.asarray(index.array("truth/query_inputs"))
+    model.register(inputs, np.zeros(len(inputs), np.int64))
+
+
+def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarray:
+    """Random subset `number` of a share α: (n,) bool with round(α·n) ones, at least 1 and at most n − 1.
+
+    It depends on nothing but the arguments, so that more subsets can be added later.
+    """
+    size = min(max(1, round(alpha * n_chunks)), max(1, n_chunks - 1))
+    mask = np.zeros(n_chunks, bool)
+    mask[stream(seed, "truth subset", per_mille(alpha), number).permutation(n_chunks)[:size]] = True
+    return mask
+
+
+def subset_seeds(seed: int, count: int) -> np.ndarray:
+    """Seeds of retraining, (count,) int64 below 2³¹; more can be added later."""
+    keys = [stream_key(seed, "truth seed", number) % (1 << 31) for number in range(count)]
+    return np.asarray(keys, np.int64)
+
+
+def seeds_in_words(count: int, own: bool) -> str:
+    """What a subset was trained from."""
+    return "the model's own seed" if own else f"{count} seed{'s' if count > 1 else ''}"
+
+
+def per_mille(alpha: float) -> int:
+    """α as a whole number of thousandths; UsageError where it is none between 1 and 999."""
+    share = round(alpha * 1000)
+    if not 1 <= share <= 999 or abs(share - alpha * 1000) > 1e-6:
+        raise UsageError(
+            f"--alpha is {alpha}, expected a share between 0.001 and 0.999 in steps of 0.001",
+            fix="try --alpha 0.3",
+        )
+    return share
+
+
+def _per_mille(alpha: np.ndarray) -> np.ndarray:
+    return np.round(alpha * 1000).astype(np.int64)
+
+
+def _seed_of(trainer: Trainer, n_seeds: int) -> int:
+    """What the model itself was trained from; UsageError where that is not known, or more is asked for."""
+    if n_seeds > 1:
+        raise UsageError(
+            f"--own-seed is one seed, --seeds asks for {n_seeds}", fix="drop --seeds, or --own-seed"
+        )
+    recipe = getattr(trainer, "recipe", None)
+    if recipe is None:
+        raise UsageError(
+            "--own-seed needs the recipe of the model, and --command trains it without",
+            fix="drop --own-seed, and let the command start from the model's own seed",
+        )
+    return int(recipe.seed)
+
+
+def _stored(task: Task, queries: QuerySet, trainer: Trainer, own_seed: bool) -> Truth | None:
+    """What the index has already, if it can be added to."""
+    index = Index.open(task.index.path)  # a stage that the task's own index has open would stay as it was
+    if not index.has("truth"):
+        return None
+    old = Truth.from_index(index)
+    again = "replace it with --overwrite"
+    if old.queries.fingerprint() != queries.fingerprint():
+        raise UsageError(
+            f"index {index.path} has a truth of {len(old.queries)} other queries "
+            f"({', '.join(old.queries.names[:3])} …)",
+            fix=f"give the same queries to extend it, or {again}",
+        )
+    if old.trainer != trainer.digest:
+        raise UsageError(
+            f"index {index.path} has a truth that another recipe or command retrained "
+            f"({old.trainer[:12]}, now {trainer.digest[:12]})",
+            fix=f"give the same recipe or command to extend it, or {again}",
+        )
+    if old.own_seed != own_seed:
+        kinds = ("from other seeds than the model's own", "from the model's own seed")
+        raise UsageError(
+            f"index {index.path} has a truth that was retrained {kinds[old.own_seed]}",
+            fix=f"{'give' if old.own_seed else 'drop'} --own-seed to extend it, or {again}",
+        )
+    return old
+
+
+def _base_losses(task: Task, queries: QuerySet) -> np.ndarray:
+    from stride_cli.training.language_trainer import query_losses
+
+    return query_losses(task.model, queries)
+
+
+def _fill(
+    old: Truth | None,
+    wanted: Sequence[tuple[int, int]],
+    outcomes: Sequence[Outcome],
+    shape: tuple[int, int, int],
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Losses and margins, old and new together."""
+    losses = np.full(shape, np.nan)
+    has_margins = outcomes[0].margins is not None if outcomes else old is not None and old.margins is not None
+    margins = np.full(shape, np.nan) if has_margins else None
+    if old is not None:
+        losses[: old.n_subsets, : old.n_seeds] = old.losses
+        if margins is not None and old.margins is not None:
+            margins[: old.n_subsets, : old.n_seeds] = old.margins
+    for (row, s), outcome in zip(wanted, outcomes, strict=True):
+        losses[row, s] = outcome.losses
+        if margins is not None:
+            margins[row, s] = outcome.margins
+    return losses, margins
+
+
+def _write(task: Task, truth: Truth) -> None:
+    path, queries, inputs = task.index.path, truth.queries, None
+    if not task.is_language:
+        from stride_cli.data.example_queries import own_inputs
+
+        model: Any = task.model
+        queries, inputs = own_inputs(model, queries)
+    packed = np.packbits(truth.masks, axis=1)
+    key = hashlib.sha256(truth.trainer.encode() + packed.tobytes() + truth.seeds.tobytes()).hexdigest()
+    lengths = [len(ids) for ids in queries.ids]
+    # all that is in it is in the store as well: an unfinished write is not worth keeping
+    with GroupWriter(path, "truth", key, overwrite=True) as writer:
+        writer.append("truth/masks", packed)
+        writer.append("truth/alpha", truth.alpha)
+        writer.append("truth/losses", truth.losses)
+        if truth.margins is not None:
+            writer.append("truth/margins", truth.margins)
+        writer.append("truth/base_losses", truth.base_losses)
+        writer.append("truth/query_ids", np.concatenate(queries.ids))
+        writer.append("truth/query_offsets", np.cumsum([0, *lengths], dtype=np.int64))
+        writer.append("truth/query_weights", np.concatenate(queries.weights))
+        if inputs is not None and len(inputs):
+            writer.append("truth/query_inputs", inputs)
+        writer.publish(
+            {
+                "n_chunks": int(truth.masks.shape[1]),
+                "seeds": truth.seeds.tolist(),
+                "own_seed": truth.own_seed,
+                "names": queries.names,
+                "texts": queries.texts,
+                "trainer": truth.trainer,
+            }
+        )

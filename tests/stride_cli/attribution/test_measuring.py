@@ -1,0 +1,65 @@
+"""Responses of several checkpoints, each of its own subsets, as one measurement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stride_cli.attribution.additive import additive_measurement
+from stride_cli.attribution.measuring import stack_checkpoints
+
+
+def drawn(seed: int, count: int, queries: int, subsets: int) -> tuple[list[np.ndarray], np.ndarray]:
+    random = np.random.default_rng(seed)
+    scales = np.exp(random.normal(0, 3, (count, queries, 1)))
+    responses = random.normal(size=(count, queries, subsets)) * scales + random.normal(size=(count, 1, 1))
+    return list(responses), random.integers(1, 9, (count, subsets))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4), st.integers(2, 30), st.booleans())
+def test_what_the_recovery_explains_is_each_ones_own_at_the_first_ones_spread(
+    seed: int, count: int, queries: int, subsets: int, intercept: bool
+) -> None:
+    responses, sizes = drawn(seed, count, queries, subsets)
+    found = stack_checkpoints(responses, sizes if intercept else None)
+    assert found.shape == (queries, count * subsets)
+    if intercept and count > 1:
+        found = additive_measurement(found, sizes)
+    elif intercept:
+        found = additive_measurement(found, sizes[0])
+    expected = []
+    for values, own in zip(responses, sizes, strict=True):
+        y = additive_measurement(values, own) if intercept else values
+        first = additive_measurement(responses[0], sizes[0]) if intercept else responses[0]
+        expected.append(y * (np.std(first, axis=1) / np.std(y, axis=1))[:, None])
+    wanted = np.concatenate(expected, axis=1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9 * np.abs(wanted).max() + 1e-12)
+
+
+def test_one_checkpoint_is_left_as_it_is() -> None:
+    (alone,), sizes = drawn(1, 1, 3, 8)
+    assert stack_checkpoints([alone], sizes[0]) is alone
+
+
+def test_the_scale_of_the_others_does_not_matter_and_that_of_the_first_does() -> None:
+    (first, second), sizes = drawn(2, 2, 3, 20)
+    usual = stack_checkpoints([first, second], sizes)
+    np.testing.assert_allclose(stack_checkpoints([first, 1e6 * second], sizes), usual, rtol=1e-9)
+    np.testing.assert_allclose(stack_checkpoints([5 * first, second], sizes), 5 * usual, rtol=1e-9)
+
+
+def test_a_checkpoint_that_answers_nothing_says_nothing() -> None:
+    (first, second), sizes = drawn(3, 2, 2, 20)
+    silent = np.zeros_like(second)
+    np.testing.assert_allclose(stack_checkpoints([first, silent], sizes), np.hstack([first, silent]))
+    assert not stack_checkpoints([silent, second], sizes).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    (first, second), sizes = drawn(4, 2, 2, 20)
+    second[1, 3] = bad
+    found = stack_checkpoints([first, second], sizes)
+    assert np.isfinite(found[0]).all() and not np.isfinite(found[1]).all()

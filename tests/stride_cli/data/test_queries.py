@@ -1,0 +1,98 @@
+"""Queries: what is scored, what is refused; a byte-level tokenizer on the tiny model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from stride_cli.data.queries import build_query
+from stride_cli.errors import QueryError
+
+
+class Letters:
+    """One token a character; token 0 begins a text."""
+
+    bos_token_id = 0
+    chat_template = None
+
+    def __call__(self, text: str, **_) -> dict:
+        return {"input_ids": [ord(letter) % 60 + 1 for letter in text]}
+
+    def decode(self, ids, **_) -> str:
+        return "x" * len(ids)
+
+
+class Speller(Letters):
+    """Decodes what it encoded."""
+
+    def __call__(self, text: str, **_) -> dict:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, ids, **_) -> str:
+        return "".join(chr(token) for token in ids)
+
+
+@pytest.fixture
+def model():
+    return SimpleNamespace(
+        tokenizer=Letters(), context_length=20, generate=lambda ids, count: [7] * min(count, 5)
+    )
+
+
+def test_only_the_response_is_scored(model) -> None:
+    query = build_query(model, "abc", response="de")
+    assert query.response == " de" and not query.generated
+    assert query.ids[0] == 0 and len(query.ids) == 1 + 3 + 3
+    np.testing.assert_array_equal(query.weights, [0, 0, 0, 0, 1, 1, 1])
+
+
+def test_white_space_between_prompt_and_response_is_left_alone(model) -> None:
+    assert build_query(model, "abc ", response="de").response == "de"
+    assert build_query(model, "abc", response="\nde").response == "\nde"
+
+
+def test_without_a_response_the_model_continues(model) -> None:
+    query = build_query(model, "abc", max_new_tokens=3)
+    assert query.generated and query.weights.sum() == 3 and list(query.ids[-3:]) == [7, 7, 7]
+
+
+def test_a_span_scores_its_own_tokens(model) -> None:
+    model.tokenizer = Speller()
+    query = build_query(model, "in", response="1789, when", span="1789")
+    assert query.response == " 1789, when"
+    scored = "".join(chr(token) for token, weight in zip(query.ids, query.weights, strict=True) if weight)
+    assert scored == "1789"
+
+
+def test_the_context_is_filled_but_not_overrun(model) -> None:
+    assert len(build_query(model, "a" * 17, max_new_tokens=16).ids) <= 20
+    for prompt, response in (("a" * 20, None), ("a" * 10, "b" * 12)):
+        with pytest.raises(QueryError, match="context is 20 tokens"):
+            build_query(model, prompt, response=response)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        (" \n", {}, "the prompt is empty"),
+        ("a\0b", {}, "NUL"),
+        ("a", {"response": "  "}, "the response is empty"),
+        ("a", {"response": "b", "span": "c"}, "the span 'c' is not in the response"),
+        ("a", {"chat": True}, "chat template"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_a_remedy(
+    model, prompt: str, changes: dict, message: str
+) -> None:
+    with pytest.raises(QueryError, match=message) as caught:
+        build_query(model, prompt, **changes)
+    assert caught.value.fix
+
+
+def test_a_model_that_has_nothing_to_say(model) -> None:
+    model.generate = lambda ids, count: []
+    with pytest.raises(QueryError, match="no continuation"):
+        build_query(model, "abc")

@@ -1,0 +1,266 @@
+"""Tiny tasks whose gradients can be computed one by one: two language models, and classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.query_set import QuerySet
+from stride_cli.methods.protocol import Task
+
+VOCABULARY = 41
+
+
+class MemoryIndex:
+    """The arrays of an index that `ChunkReader` reads, in memory."""
+
+    def __init__(self, chunks: list[np.ndarray], kind: str) -> None:
+        offsets = np.concatenate([[0], np.cumsum([len(chunk) for chunk in chunks])])
+        self.attributes = {"config": {"kind": kind}}
+        self.arrays = {
+            "corpus/tokens": np.concatenate(chunks).astype(np.uint16),
+            "corpus/chunk_offsets": offsets.astype(np.int64),
+            "corpus/loss_start": np.ones(len(chunks), np.int32),
+        }
+
+    def array(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def has(self, name: str) -> bool:
+        return name in self.arrays
+
+
+class TableClassifier:
+    """A classifier with the interface of `CausalLM`: tokens are (number of the input, label)."""
+
+    def __init__(self, table: Tensor, features: nn.Module, head: nn.Linear) -> None:
+        self.table = table
+        self.model = nn.ModuleDict({"features": features, "head": head}).requires_grad_(False).eval()
+        self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
+        self.path = None
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def hidden(self, ids: Tensor, layer: int) -> Tensor:
+        return self.table[ids[:, 0]]  # (B, …)
+
+    def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
+        state = self.model["features"](hidden)
+        return torch.stack([state, torch.zeros_like(state)], dim=1)  # (B, 2, d)
+
+    def logits(self, final: Tensor) -> Tensor:
+        return self.model["head"](final)
+
+
+def language_task(module: Any, n_chunks: int = 24, seed: int = 0, equal: int | None = None) -> Task:
+    from stride_cli.models.language.causal_lm import CausalLM
+
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 12, n_chunks) if equal is None else np.full(n_chunks, equal)
+    chunks = [random.integers(0, VOCABULARY, length) for length in lengths]
+    index: Any = MemoryIndex(chunks, "language")
+    return Task(index, CausalLM(module), ChunkReader(index), 0)
+
+
+def _queries(n: int) -> QuerySet:
+    random = np.random.default_rng(7)
+    ids = [random.integers(0, VOCABULARY, length) for length in random.integers(3, 9, n)]
+    weights = [np.ones(len(row), np.float32) for row in ids]
+    weights[0][:2] = 0.0  # an answer after a prompt
+    return QuerySet(ids, weights, [str(number) for number in range(n)])
+
+
+@pytest.fixture(scope="session")
+def queries() -> QuerySet:
+    return _queries(7)
+
+
+@pytest.fixture(scope="session")
+def nanochat_task() -> Task:
+    from transformers import NanoChatConfig, NanoChatForCausalLM
+
+    torch.manual_seed(0)
+    module = NanoChatForCausalLM(
+        NanoChatConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            pad_token_id=None,
+        )
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(5)
+    return language_task(module)
+
+
+@pytest.fixture(scope="session")
+def gpt2_task() -> Task:
+    """Conv1D layers with biases."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    module = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=32,
+            bos_token_id=0,
+            eos_token_id=1,
+            tie_word_embeddings=False,
+        )
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return language_task(module, seed=1)
+
+
+def classifier_task(
+    features: nn.Module, head: nn.Linear, inputs: Tensor, labels: np.ndarray, n_train: int
+) -> tuple[Task, QuerySet]:
+    """The first n_train inputs are chunks, the others queries."""
+    pairs = np.stack([np.arange(len(inputs)), labels], axis=1)
+    index: Any = MemoryIndex(list(pairs[:n_train]), "classifier")
+    model: Any = TableClassifier(inputs, features, head)
+    weights = [np.array([0.0, 1.0], np.float32)] * (len(pairs) - n_train)
+    queries = QuerySet(list(pairs[n_train:]), weights, [str(row) for row in range(len(weights))])
+    return Task(index, model, ChunkReader(index), 0), queries
+
+
+def example_gradients(
+    task: Task, rows: list[tuple[np.ndarray, np.ndarray]], names: list[str], *, power: float = 1.0
+) -> np.ndarray:
+    """Gradient of each row's loss in the named parameters by autograd, one row at a time, (rows, p) float64.
+
+    Parameters come one after the other; the gradient of each is flattened as (out, in).
+    """
+    model = task.model
+    parameters = dict(model.model.named_parameters())
+    chosen = [parameters[name] for name in names]
+    found = []
+    for ids, weights in rows:
+        for parameter in chosen:
+            parameter.requires_grad_(True)
+        tokens = torch.from_numpy(np.asarray(ids, np.int64))[None]
+        final = model.continue_from(model.hidden(tokens, 0), 0)
+        log_p = model.logits(final).log_softmax(-1)[0, : len(ids) - 1]
+        losses = -log_p.gather(-1, tokens[0, 1:, None])[:, 0]
+        weight = torch.from_numpy(np.asarray(weights[1:], np.float32))
+        loss = (losses * weight).sum() / max(1.0, float(weight.sum())) ** power
+        gradients = torch.autograd.grad(loss, chosen)
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+        found.append(torch.cat([gradient.flatten() for gradient in gradients]).double().numpy())
+    return np.stack(found)
+
+
+@pytest.fixture(scope="session")
+def autograd() -> Callable[..., np.ndarray]:
+    return example_gradients
+
+
+@pytest.fixture(scope="session")
+def make_classifier() -> Callable[..., tuple[Task, QuerySet]]:
+    return classifier_task
+
+
+def fit_softmax(inputs: Tensor, labels: Tensor, weights: Tensor, ridge: float, classes: int) -> Tensor:
+    """Minimiser of Σ_i w_i loss_i / Σ_i w_i + ½ ridge ‖W‖² over (classes, d), by Newton's method, float64."""
+    solution = torch.zeros(classes, inputs.shape[1], dtype=torch.float64)
+
+    def objective(flat: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(inputs @ flat.view_as(solution).T, labels, reduction="none")
+        return (losses * weights).sum() / weights.sum() + 0.5 * ridge * flat.square().sum()
+
+    flat = solution.flatten()
+    for _ in range(12):
+        slope = torch.func.grad(objective)(flat)
+        if float(slope.norm()) < 1e-11:
+            break
+        flat = flat - torch.linalg.solve(torch.func.hessian(objective)(flat), slope)
+    return flat.view_as(solution)
+
+
+class Softmax:
+    """A fitted softmax regression as a task, and its exact influences.
+
+    Attributes
+    ----------
+    task, queries
+    exact : (Q, n) float64       g_qᵀ H⁻¹ g_i with H the Hessian of the objective
+    ridge : float                mean of the Hessian's eigenvalues without the ridge times `damping`
+    """
+
+    def __init__(self, n: int = 120, d: int = 5, classes: int = 3, n_queries: int = 12) -> None:
+        torch.manual_seed(3)
+        centres = torch.randn(classes, d, dtype=torch.float64) * 1.2
+        labels = torch.arange(n + n_queries) % classes
+        self.inputs = centres[labels] + torch.randn(n + n_queries, d, dtype=torch.float64)
+        self.inputs[:, -1] = 1.0
+        labels = torch.where(torch.rand(n + n_queries) < 0.15, (labels + 1) % classes, labels)
+        self.labels, self.n, self.classes, self.ridge = labels, n, classes, 0.02
+        train, weights = self.inputs[:n], torch.ones(n, dtype=torch.float64)
+        self.weight = fit_softmax(train, labels[:n], weights, self.ridge, classes)
+        head = nn.Linear(d, classes, bias=False)
+        with torch.no_grad():
+            head.weight.copy_(self.weight.float())
+        self.task, self.queries = classifier_task(nn.Identity(), head, self.inputs.float(), labels.numpy(), n)
+        p = (self.inputs @ self.weight.T).softmax(-1)
+        error = p - nn.functional.one_hot(labels, classes)
+        self.gradients = torch.einsum("ni,nj->nij", error, self.inputs).flatten(1)  # (n + Q, C·d)
+        spread = torch.diag_embed(p[:n]) - p[:n, :, None] * p[:n, None, :]
+        self.ggn = torch.einsum("nij,nk,nl->ikjl", spread, train, train).reshape(classes * d, classes * d) / n
+        self.hessian = self.ggn + self.ridge * torch.eye(classes * d, dtype=torch.float64)
+
+    def influence(self, matrix: Tensor) -> np.ndarray:
+        """g_qᵀ matrix⁻¹ g_i, (Q, n)."""
+        return (self.gradients[self.n :] @ torch.linalg.solve(matrix, self.gradients[: self.n].T)).numpy()
+
+    def left_out(self) -> np.ndarray:
+        """Change of every query's loss when an example is left out and the model fitted again, (Q, n)."""
+        n, held = self.n, slice(self.n, None)
+
+        def losses(weight: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(
+                self.inputs[held] @ weight.T, self.labels[held], reduction="none"
+            )
+
+        base, changes = losses(self.weight), []
+        for row in range(n):
+            weights = torch.ones(n, dtype=torch.float64)
+            weights[row] = 0.0
+            refit = fit_softmax(self.inputs[:n], self.labels[:n], weights, self.ridge, self.classes)
+            changes.append(losses(refit) - base)
+        return torch.stack(changes, dim=1).numpy()
+
+
+@pytest.fixture(scope="session")
+def softmax() -> Softmax:
+    return Softmax()
+
+
+@pytest.fixture(scope="session")
+def left_out(softmax: Softmax) -> np.ndarray:
+    return softmax.left_out()
+
+
+@pytest.fixture(scope="session")
+def agreement() -> Callable[[np.ndarray, np.ndarray], float]:
+    """Pearson correlation over chunks, the smallest over queries."""
+
+    def smallest(found: np.ndarray, expected: np.ndarray) -> float:
+        return min(float(np.corrcoef(a, b)[0, 1]) for a, b in zip(found, expected, strict=True))
+
+    return smallest

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from stride_cli.methods.gradients.trackstar import TrackStar
+from stride_cli.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _cosines(held, train, damping=0.1):
+    fisher = train.T @ train / len(train)
+    fisher += damping * np.trace(fisher) / len(fisher) * np.eye(len(fisher))
+    values, vectors = np.linalg.eigh(fisher)
+    root = (vectors / np.sqrt(values)) @ vectors.T
+    a, b = held @ root, train @ root
+    return (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+
+
+def test_whole_space_by_hand(softmax):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    found = _scores(TrackStar(rank=8, moments="none"), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, _cosines(held, train), rtol=1e-3, atol=1e-3)
+    assert np.abs(found).max() <= 1 + 1e-5
+
+
+def test_adafactor_moments_by_hand(softmax):
+    matrices = softmax.gradients.numpy().reshape(-1, 3, 5)
+    squares = np.square(matrices[: softmax.n]).mean(axis=0)
+    rows, columns = squares.mean(axis=1), squares.mean(axis=0)
+    divided = (matrices / np.sqrt(np.outer(rows, columns) / rows.mean())).reshape(-1, 15)
+    found = _scores(TrackStar(rank=8), softmax.task, softmax.queries)
+    expected = _cosines(divided[softmax.n :], divided[: softmax.n])
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_without_unit_length_it_is_influence(softmax, left_out, agreement):
+    fisher = softmax.gradients[: softmax.n].T @ softmax.gradients[: softmax.n] / softmax.n
+    fisher += 0.1 * torch.trace(fisher) / len(fisher) * torch.eye(len(fisher))
+    method = TrackStar(rank=8, moments="none", normalize=False)
+    found = _scores(method, softmax.task, softmax.queries)
+    assert agreement(found, softmax.influence(fisher)) > 0.9999
+    means = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, left_out, strict=True)]
+    assert np.mean(means) > 0.9
+
+
+def test_batches_and_padding_change_nothing(gpt2_task, queries):
+    expected = _scores(TrackStar(rank=4, batch_tokens=1000), gpt2_task, queries)
+    found = _scores(TrackStar(rank=4, batch_tokens=12), gpt2_task, queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
+    method = TrackStar(rank=4)
+    method.fit(gpt2_task)
+    assert method.bytes_per_chunk == 8 * 16 * 4

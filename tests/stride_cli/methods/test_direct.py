@@ -1,0 +1,164 @@
+"""Single chunks read from their own gradients, against what subsets of them answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stride_cli.attribution.additive import additive_measurement
+from stride_cli.attribution.direct_readout import chunk_influences
+from stride_cli.attribution.measuring import stack_checkpoints
+from stride_cli.errors import UsageError
+from stride_cli.methods.protocol import score_all
+from stride_cli.methods.registry import open_method
+from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.designs import Designs
+from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.recovery.refinement import candidates
+
+K, DEGREE = 12, 3
+
+
+def fitted(task, seed: int, **options):
+    settings = resolve_settings(TrainOptions(fit="closed", **options), task.model, task.index)
+    design = Designs.drawn(task.n_chunks, K, DEGREE, seed)
+    return design, fit_closed(task.model, task.chunks, np.asarray(design.columns), K, settings)
+
+
+def matrix(design: Designs, n_chunks: int) -> np.ndarray:
+    M = np.zeros((K, n_chunks))
+    M[np.asarray(design.columns).T.astype(int), np.arange(n_chunks)] = 1
+    return M
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"space": "logit"}, {"space": "mlp-matrix", "rank": 8}, {"space": "logit", "stability": 4.0}],
+    ids=["default", "logit", "mlp-matrix", "stability 4"],
+)
+def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_queries, options) -> None:
+    """y = M w exactly: recovery and direct readout speak of the same influences, in the same unit."""
+    task, queries = task_and_queries
+    design, operators = fitted(task, 1, **options)
+    batch = queries.batch(range(len(queries)))
+    responses = measure_linear(task.model, operators, batch)
+    rows = np.arange(task.n_chunks)
+    found = chunk_influences(
+        [(task.model, operators)], [batch], task.chunks, rows, responses, design.row_sizes
+    )
+    expected = additive_measurement(responses, design.row_sizes)
+    np.testing.assert_allclose(
+        found @ matrix(design, task.n_chunks).T, expected, atol=2e-5 * np.abs(expected).max()
+    )
+    assert np.abs(found.mean(axis=1)).max() < 1e-5 * np.abs(found).max()
+    some = np.array([7, 2, 11])
+    part = chunk_influences(
+        [(task.model, operators)], [batch], task.chunks, some, responses, design.row_sizes, intercept=False
+    )
+    shift = found[:, some] - part  # without an intercept no mean is taken off: the same for all chunks
+    np.testing.assert_allclose(shift, shift[:, :1].repeat(3, 1), atol=1e-5 * np.abs(found).max())
+
+
+def test_models_are_put_on_the_scale_of_the_first(task_and_queries) -> None:
+    task, queries = task_and_queries
+    (one, first), (two, second) = fitted(task, 1, space="logit"), fitted(task, 2, space="logit")
+    loud = replace(second, gates=[5.0 * gate for gate in second.gates], direct_scale=5.0)
+    batch = queries.batch(range(len(queries)))
+    sizes = np.stack([one.row_sizes, two.row_sizes])
+    raw = [measure_linear(task.model, operators, batch) for operators in (first, loud)]
+    stacked = stack_checkpoints(raw, sizes)
+    rows = np.arange(task.n_chunks)
+    found = chunk_influences(
+        [(task.model, first), (task.model, loud)], [batch], task.chunks, rows, stacked, sizes
+    )
+    each = []
+    for number, (design, operators) in enumerate(((one, first), (two, second))):
+        y = additive_measurement(stacked[:, number * K : (number + 1) * K], design.row_sizes)
+        own = chunk_influences(
+            [(task.model, operators)], [batch], task.chunks, rows, raw[0], design.row_sizes
+        )
+        own -= own.mean(axis=1, keepdims=True)
+        predicted = own @ matrix(design, task.n_chunks).T
+        each.append(own * (y.std(axis=1) / predicted.std(axis=1))[:, None])
+    np.testing.assert_allclose(found, np.mean(each, axis=0), atol=1e-4 * np.abs(found).max())
+
+
+def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
+    task, queries = task_and_queries
+
+    def scores(spec: str) -> np.ndarray:
+        method = open_method(spec)
+        method.fit(task)
+        return score_all(method, queries)
+
+    few = f"stride:subsets={K},degree={DEGREE}"
+    for shrink in ("true", "false"):
+        refined = scores(f"{few},refine={task.n_chunks},shrink={shrink}")
+        direct = scores(f"direct:shrink={shrink}")
+        direct -= direct.mean(1, keepdims=True) if shrink == "false" else 0.0
+        for a, b in zip(refined, direct, strict=True):
+            np.testing.assert_allclose(a / np.abs(a).max(), b / np.abs(b).max(), atol=1e-4)
+    recovered, refined = scores(f"{few},shrink=false"), scores(f"{few},shrink=false,refine=5")
+    for a, b in zip(recovered, refined, strict=True):
+        others = (a != 0) & (b != 0)
+        trust = np.median(b[others] / a[others]) if others.any() else 1.0  # of what was not read
+        assert 0 <= trust <= 1 + 1e-6
+        assert 0 < (~np.isclose(b, trust * a, rtol=1e-4)).sum() <= 5
+    assert (scores(f"{few},nonneg=true,refine={task.n_chunks}") >= 0).all()
+
+
+def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
+    task, queries = task_and_queries
+    method = open_method("stride:space=residual-matrix,rank=6,curvature=fisher,subsets=12,degree=3,refine=4")
+    method.fit(task)
+    with pytest.raises(UsageError, match="--refine"):
+        score_all(method, queries)
+    with pytest.raises(UsageError, match="refine is -1"):
+        open_method("stride:refine=-1")
+
+
+def test_sketches_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypatch) -> None:
+    """With as few subsets as here the recovery alone knows little: either finds more of what matters."""
+    task, queries = task_and_queries
+
+    def method(spec: str):
+        found = open_method(f"stride:subsets={K},degree={DEGREE},shrink=false{spec}")
+        found.fit(task)
+        return found
+
+    exact = np.abs(score_all(method(f",refine={task.n_chunks}"), queries))
+    plain, sketched = method(",refine=4"), method(",refine=4,sketch=24")
+    assert sketched.bytes_per_chunk > plain.bytes_per_chunk + 3 + 4
+
+    def found(scores: np.ndarray) -> float:
+        """Share of the influence of the chunks whose scores are exact."""
+        return float((exact * np.isclose(np.abs(scores), exact, rtol=1e-4)).sum() / exact.sum())
+
+    by_pairs = found(score_all(plain, queries))
+    # what the recovery alone would read
+    monkeypatch.setattr(
+        "stride_cli.recovery.refinement.candidates",
+        lambda columns, solution, count, second: candidates(columns, solution, count),
+    )
+    alone = found(score_all(plain, queries))
+    assert found(score_all(sketched, queries)) == pytest.approx(alone)
+    monkeypatch.undo()
+    assert by_pairs > alone and found(score_all(sketched, queries)) > alone
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("sketch=-1", "--sketch is -1"),
+        ("sketch=5000", "expected 0 to 4,096"),
+        ("sketch=8,fit=sgd", "of the closed form's gates"),
+        ("sketch=8,space=residual", "sums over chunks"),
+        ("sketch=8,space=logit,curvature=fisher", "sums over chunks"),
+    ],
+)
+def test_fits_that_cannot_have_sketches_are_refused(task_and_queries, options: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_method(f"stride:{options}").fit(task_and_queries[0])

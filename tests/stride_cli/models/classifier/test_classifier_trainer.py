@@ -1,0 +1,146 @@
+"""Retraining a classifier's task: outcomes by definition, together as alone, and tasks that cannot be."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from index_format.reader import Index
+from stride_cli import api
+from stride_cli.data.batches import ChunkReader
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.methods.protocol import Task
+from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
+from stride_cli.models.classifier.networks import build_network
+from stride_cli.training.classifier_loop import train_network
+from stride_cli.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
+from stride_cli.training.classifiers import ClassifierOptions, train_classifier
+from stride_cli.training.retraining import Job
+from stride_cli.training.truth import Truth, build_truth
+
+
+def jobs(n: int, count: int = 4, size: int = 200) -> list[Job]:
+    random = np.random.default_rng(0)
+    masks = np.zeros((count, n), bool)
+    for mask in masks:
+        mask[random.permutation(n)[:size]] = True
+    return [Job(mask, 10 + number) for number, mask in enumerate(masks)]
+
+
+def test_outcomes_are_those_of_a_model_trained_alone(task: Task) -> None:
+    model: Any = task.model
+    queries = model.read_queries("held-out")
+    trainer = open_classifier_trainer(task, queries)
+    assert trainer.at_once > 1 and trainer.n_chunks == 500
+    wanted = jobs(500)
+    outcomes = trainer.run(wanted)
+    recipe = read_classifier_recipe(model.path)
+    inputs, targets = torch.from_numpy(trainer.inputs), torch.from_numpy(trainer.labels)
+    ids = torch.from_numpy(np.stack(queries.ids))
+    for job, outcome in zip(wanted, outcomes, strict=True):
+        network = build_network(recipe.network, model.shape, 10, seed=job.seed)
+        train_network(network, inputs, targets, recipe, members=np.flatnonzero(job.mask), seed=job.seed)
+        with torch.no_grad():
+            logits = network(model.inputs(ids)).double()
+        expected = torch.nn.functional.cross_entropy(logits, ids[:, 1], reduction="none").numpy()
+        np.testing.assert_allclose(outcome.losses, expected, rtol=2e-3, atol=1e-5)
+        # the margin is log p / (1 − p)
+        np.testing.assert_allclose(outcome.margins, -np.log(np.expm1(outcome.losses)), rtol=1e-6)
+
+
+def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Task) -> None:
+    model: Any = task.model
+    queries = model.read_queries("held-out")
+    trainer = open_classifier_trainer(task, queries)
+    (outcome,) = trainer.run([Job(np.ones(500, bool), 0)])
+    ids = torch.from_numpy(np.stack(queries.ids))
+    own = torch.nn.functional.cross_entropy(model.predict(ids).double(), ids[:, 1], reduction="none")
+    np.testing.assert_allclose(outcome.losses, own.numpy(), rtol=5e-3, atol=1e-5)
+
+
+def test_a_trainer_travels_and_repeats_itself(task: Task) -> None:
+    model: Any = task.model
+    trainer = open_classifier_trainer(task, model.queries_of_rows([500, 501]))
+    wanted = jobs(500, 3)
+    first = trainer.run(wanted)
+    again = pickle.loads(pickle.dumps(trainer)).run(wanted)
+    alone = trainer.run(wanted[1:2])
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a.losses, b.losses)
+    np.testing.assert_allclose(alone[0].losses, first[1].losses, rtol=1e-3, atol=1e-6)
+
+
+def test_the_digest_knows_recipe_queries_and_rows(task: Task) -> None:
+    model: Any = task.model
+    recipe = read_classifier_recipe(model.path)
+    queries = model.queries_of_rows([500, 501])
+    digests = {
+        open_classifier_trainer(task, queries).digest,
+        open_classifier_trainer(task, queries, recipe=model.path).digest,
+        open_classifier_trainer(task, queries, recipe=recipe.__class__.from_json(recipe.to_json())).digest,
+    }
+    assert len(digests) == 1
+    digests.add(open_classifier_trainer(task, model.queries_of_rows([501, 500])).digest)
+    digests.add(open_classifier_trainer(task, model.queries_of_rows([500, 501], labels=[0, 1])).digest)
+    digests.add(open_classifier_trainer(task, queries, recipe=replace(recipe, lr=0.01)).digest)
+    assert len(digests) == 4
+
+
+def test_truth_is_built_kept_and_found_again(task: Task, digits_index: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run.stride"
+    shutil.copytree(digits_index, copy)
+    index = Index.open(copy)
+    model: Any = api.open_model(index)
+    own = Task(index, model, ChunkReader(index), index.seed)
+    truth = build_truth(own, model.read_queries("held-out"), n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
+    assert truth.losses.shape == (3, 2, 60) and truth.margins is not None and truth.trained == 6
+    # a new process has a new table: held-out rows keep their numbers in it
+    index = Index.open(copy)
+    again = Truth.from_index(index)
+    fresh: Any = api.open_model(index)
+    rows = again.queries.batch(np.arange(60))
+    losses = torch.nn.functional.cross_entropy(fresh.predict(rows.ids), rows.ids[:, 1], reduction="none")
+    np.testing.assert_allclose(truth.base_losses, losses.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_networks_with_state_are_trained_one_by_one(digits_file: Path, tmp_path: Path) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(
+        "def network(shape, n_classes):\n"
+        "    from torch.nn import BatchNorm1d, Flatten, Linear, ReLU, Sequential\n"
+        "    return Sequential(Flatten(), BatchNorm1d(64), Linear(64, 8), ReLU(), Linear(8, n_classes))\n"
+    )
+    options = ClassifierOptions(network=str(source), rows=100, holdout=5, epochs=2)
+    train_classifier(digits_file, tmp_path / "model", options)
+    out = tmp_path / "run.stride"
+    index = api.build_index([str(digits_file)], model_path=str(tmp_path / "model"), out=out)
+    model: Any = api.open_model(index)
+    own = Task(index, model, ChunkReader(index), 0)
+    trainer = open_classifier_trainer(own, model.read_queries("held-out"))
+    assert trainer.at_once == 1
+    outcomes = trainer.run(jobs(100, 2, 60))
+    assert np.isfinite([outcome.losses for outcome in outcomes]).all()
+
+
+def test_refusals(task: Task, digits_file: Path, tmp_path: Path) -> None:
+    model: Any = task.model
+    queries = model.read_queries("held-out")
+    trainer = open_classifier_trainer(task, queries)
+    assert isinstance(trainer, ClassifierTrainer)
+    with pytest.raises(UsageError, match=r"shape \(3,\) .expected \(500,\)"):
+        trainer.run([Job(np.ones(3, bool), 0)])
+    recipe = read_classifier_recipe(model.path)
+    other = replace(recipe, data={**(recipe.data or {}), "training": "0" * 64})
+    with pytest.raises(ModelError, match="recipe is of other rows"):
+        open_classifier_trainer(task, queries, recipe=other)
+    with pytest.raises(ModelError, match="began with given weights"):
+        open_classifier_trainer(task, queries, recipe=replace(recipe, epochs=0))
+    with pytest.raises(ModelError, match="no recipe"):
+        open_classifier_trainer(task, queries, recipe=tmp_path)

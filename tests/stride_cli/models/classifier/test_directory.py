@@ -1,0 +1,226 @@
+"""Training a directory, loading it, indexing its rows, and everything that does not fit together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from index_format.errors import IndexExists, IndexMismatch
+from index_format.reader import Index
+from index_format.verify import verify
+from stride_cli import api
+from stride_cli.errors import CorpusError, ModelError, QueryError, StrideError, UsageError
+from stride_cli.models.classifier.directory import find_row, load_classifier
+from stride_cli.models.classifier.examples import Columns, read_examples
+from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.training.classifiers import ClassifierOptions, train_classifier
+
+TABLE = Columns(label="status", id="name", drop=("remark",))
+
+
+def test_a_directory_loads_as_it_was_trained(digits_model: Path, digits_file: Path) -> None:
+    model = load_model(digits_model)
+    assert model.fingerprint == model_fingerprint(digits_model)
+    assert model.vocab_size == 10 and model.n_layers == 1 and model.d_model == 32
+    file = np.load(digits_file)
+    queries = model.register(file["images"][500:560], file["labels"][500:560])  # type: ignore[attr-defined]
+    rows = queries.batch(np.arange(60))
+    accuracy = (model.predict(rows.ids).argmax(-1) == rows.ids[:, 1]).double().mean()  # type: ignore[attr-defined]
+    assert accuracy > 0.85
+    assert load_classifier(digits_model, dtype="fp64").dtype == torch.float64
+
+
+def test_the_index_holds_the_training_rows(digits_index: Path, digits_file: Path) -> None:
+    index = Index.open(digits_index)
+    assert index.n_chunks == index.n_documents == 500 and not verify(digits_index)
+    labels = np.load(digits_file)["labels"]
+    assert [index.chunk_tokens(row).tolist() for row in (0, 499)] == [[0, labels[0]], [499, labels[499]]]
+    assert index.document_id(17) == "17"
+    assert index.attributes["config"]["kind"] == "classifier"
+    model = api.open_model(index)
+    assert model.held_out.tolist() == list(range(500, 560))  # type: ignore[attr-defined]
+
+
+def test_a_table_is_indexed_by_its_ids(table_file: Path, tmp_path: Path) -> None:
+    options = ClassifierOptions(width=8, holdout=20, shuffle=True, epochs=40)
+    trained = train_classifier(table_file, tmp_path / "model", options, columns=TABLE)
+    assert trained.held_out_accuracy is not None and trained.held_out_accuracy > 0.7
+    index = api.build_index([str(table_file)], model_path=str(tmp_path / "model"), out=tmp_path / "i.stride")
+    model = api.open_model(index)
+    names = read_examples(table_file, TABLE).ids
+    held_out = {names[row] for row in model.held_out}  # type: ignore[attr-defined]
+    indexed = {index.document_id(row) for row in range(100)}
+    assert len(held_out) == 20 and held_out | indexed == set(names)
+    # one mean and deviation a column, of the training rows
+    inputs = model.inputs(torch.tensor([[row, 0] for row in range(100)]))  # type: ignore[attr-defined]
+    assert inputs.mean(0).abs().max() < 1e-5 and (inputs.std(0, unbiased=False) - 1).abs().max() < 1e-5
+    assert find_row(model, "p7") == 7 and find_row(model, 7) == 7  # type: ignore[arg-type]
+
+
+def test_a_mask_of_rows(digits_file: Path, tmp_path: Path) -> None:
+    mask = np.arange(600) % 2 == 1
+    np.save(tmp_path / "mask.npy", mask)
+    options = ClassifierOptions(width=8, rows_file=str(tmp_path / "mask.npy"), holdout=5, epochs=1)
+    train_classifier(digits_file, tmp_path / "model", options)
+    index = api.build_index([str(digits_file)], model_path=str(tmp_path / "model"), out=tmp_path / "i.stride")
+    assert [index.document_id(row) for row in range(3)] == ["1", "3", "5"]
+    assert api.open_model(index).held_out.tolist() == [0, 2, 4, 6, 8]  # type: ignore[attr-defined]
+
+
+def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -> None:
+    from stride_cli.models.classifier.networks import build_network, choose_network
+
+    network = build_network(choose_network("mlp", width=8), (8, 8), 10, seed=9)
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    options = ClassifierOptions(width=8, weights=str(tmp_path / "weights.pt"), epochs=0)
+    train_classifier(digits_file, tmp_path / "model", options)
+    loaded = load_classifier(tmp_path / "model")
+    torch.testing.assert_close(loaded.model.state_dict(), network.state_dict(), rtol=0, atol=0)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(width=9, weights=options.weights))
+    with pytest.raises(ModelError, match="no weights"):
+        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(weights="absent.pt"))
+    with pytest.raises(UsageError, match="0 epochs"):
+        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(epochs=0))
+
+
+def test_another_file_is_indexed_whole(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
+    file = np.load(digits_file)
+    np.savez(tmp_path / "new.npz", images=file["images"][::2], labels=file["labels"][::2])
+    index = api.build_index(
+        [str(tmp_path / "new.npz")], model_path=str(digits_model), out=tmp_path / "i.stride"
+    )
+    assert index.n_chunks == 300
+    model = api.open_model(index)
+    assert len(model.held_out) == 0  # type: ignore[attr-defined]
+
+
+def test_data_that_does_not_fit_the_model(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
+    images = np.load(digits_file)["images"][:20]
+    for arrays, message in (
+        ({"images": images[:, :7], "labels": np.arange(20) % 10}, r"shape \(7, 8\) .expected \(8, 8\)"),
+        ({"images": images, "labels": np.arange(20)}, "'10', is out of range"),
+    ):
+        np.savez(tmp_path / "bad.npz", **arrays)
+        with pytest.raises(CorpusError, match=message):
+            api.build_index(
+                [str(tmp_path / "bad.npz")], model_path=str(digits_model), out=tmp_path / "i.stride"
+            )
+    assert not list(tmp_path.glob("i.stride*"))  # nothing halfway
+    with pytest.raises(UsageError, match="one file"):
+        api.build_index(["a.npz", "b.npz"], model_path=str(digits_model), out=tmp_path / "i.stride")
+
+
+def test_an_index_is_not_overwritten(digits_model: Path, digits_file: Path, digits_index: Path) -> None:
+    with pytest.raises(IndexExists):
+        api.build_index([str(digits_file)], model_path=str(digits_model), out=digits_index)
+
+
+def test_other_data_or_another_model_is_refused(
+    digits_model: Path, digits_file: Path, tmp_path: Path
+) -> None:
+    data, other = tmp_path / "digits.npz", tmp_path / "other"
+    shutil.copy(digits_file, data)
+    index = api.build_index([str(data)], model_path=str(digits_model), out=tmp_path / "i.stride")
+    train_classifier(data, other, ClassifierOptions(width=32, rows=500, epochs=1))
+    with pytest.raises(IndexMismatch, match="model"):
+        api.open_model(index, str(other))
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    shutil.copytree(tmp_path / "i.stride", moved / "i.stride")
+    data.rename(moved / "digits.npz")
+    assert api.open_model(Index.open(moved / "i.stride")).n_layers == 1  # found beside the index
+    file = dict(np.load(digits_file))
+    file["images"][3, 0, 0] += 1
+    np.savez(moved / "digits.npz", **file)
+    with pytest.raises(IndexMismatch, match="is not what index"):
+        api.open_model(Index.open(moved / "i.stride"))
+    (moved / "digits.npz").unlink()
+    with pytest.raises(CorpusError, match="is gone"):
+        api.open_model(Index.open(moved / "i.stride"))
+    with pytest.raises(ModelError, match="is no classifier"):
+        api.open_model(index, str(tmp_path))
+
+
+def test_rows_that_cannot_be_chosen(digits_file: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "short.npy", np.ones(3, bool))
+    np.save(tmp_path / "far.npy", np.array([0, 600]))
+    np.save(tmp_path / "twice.npy", np.array([1, 1]))
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    cases: list[tuple[dict, str]] = [
+        ({"rows": 590, "holdout": 11}, "do not fit"),
+        ({"rows": 0}, "count rows"),
+        ({"holdout": 600}, "do not fit"),
+        ({"rows": 1}, "have one label"),
+        ({"rows": 5, "rows_file": "x.npy"}, "both say"),
+        ({"rows_file": str(tmp_path / "absent.npy")}, "cannot be read"),
+        ({"rows_file": str(tmp_path / "short.npy")}, "has 3 entries .expected 600"),
+        ({"rows_file": str(tmp_path / "far.npy")}, "not in the file"),
+        ({"rows_file": str(tmp_path / "twice.npy")}, "twice"),
+        ({"rows_file": str(tmp_path / "text.npy")}, "no row numbers"),
+    ]
+    for options, message in cases:
+        with pytest.raises(StrideError, match=message):
+            train_classifier(digits_file, tmp_path / "model", ClassifierOptions(**options))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_missing_class_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(
+        tmp_path / "sorted.npz",
+        inputs=np.random.default_rng(0).normal(size=(30, 2)),
+        labels=np.repeat([0, 1, 2], 10),
+    )
+    train_classifier(tmp_path / "sorted.npz", tmp_path / "model", ClassifierOptions(rows=20, epochs=1))
+    assert "no training row has the label '2'; --shuffle" in capsys.readouterr().err
+
+
+def test_directories_that_are_damaged(digits_model: Path, tmp_path: Path) -> None:
+    def damaged(name: str) -> Path:
+        copy = tmp_path / name
+        shutil.copytree(digits_model, copy)
+        return copy
+
+    copy = damaged("weights")
+    (copy / "weights.safetensors").write_bytes((copy / "weights.safetensors").read_bytes()[:-9])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_classifier(copy)
+    (copy / "weights.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights"):
+        load_classifier(copy)
+    copy = damaged("description")
+    (copy / "classifier.json").write_text("{")
+    with pytest.raises(ModelError, match=r"classifier.json cannot be read"):
+        load_classifier(copy)
+    description = json.loads((digits_model / "classifier.json").read_text())
+    (copy / "classifier.json").write_text(json.dumps({**description, "classifier_version": 9}))
+    with pytest.raises(ModelError, match="version 9"):
+        load_classifier(copy)
+    with pytest.raises(ModelError, match="dtype 'bf16' is unknown"):
+        load_classifier(digits_model, dtype="bf16")
+
+
+def test_a_directory_is_not_overwritten_unasked(digits_file: Path, tmp_path: Path) -> None:
+    options = ClassifierOptions(width=4, rows=50, epochs=1)
+    train_classifier(digits_file, tmp_path / "model", options)
+    first = model_fingerprint(tmp_path / "model")
+    with pytest.raises(UsageError, match="exists"):
+        train_classifier(digits_file, tmp_path / "model", options)
+    other = ClassifierOptions(width=4, rows=50, epochs=1, seed=1)
+    train_classifier(digits_file, tmp_path / "model", other, overwrite=True)
+    assert model_fingerprint(tmp_path / "model") != first
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    with pytest.raises(UsageError, match="not a classifier's directory"):
+        train_classifier(digits_file, tmp_path / "mine", options, overwrite=True)
+
+
+def test_rows_are_found_by_id_or_number(task) -> None:  # type: ignore[no-untyped-def]
+    assert find_row(task.model, "17") == 17
+    with pytest.raises(QueryError, match="no row '600'"):
+        find_row(task.model, 600)

@@ -1,0 +1,186 @@
+"""Files of examples: what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stride_cli.errors import CorpusError, MissingExtraError
+from stride_cli.models.classifier.examples import (
+    Columns,
+    Examples,
+    class_numbers,
+    find_classes,
+    label_names,
+    read_examples,
+)
+
+TABLE = Columns(label="status", id="name", drop=("remark",))
+
+
+def npz(folder: Path, **arrays: np.ndarray) -> Path:
+    file = folder / "data.npz"
+    np.savez(file, **arrays)
+    return file
+
+
+def table(folder: Path, text: str, name: str = "data.csv") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_npz(digits_file: Path) -> None:
+    examples = read_examples(digits_file)
+    assert examples.shape == (8, 8) and examples.inputs.dtype == np.uint8 and len(examples) == 600
+    assert find_classes(examples) == [str(digit) for digit in range(10)]
+    assert examples.ids[17] == "17"
+    np.testing.assert_array_equal(
+        class_numbers(examples, find_classes(examples)), np.load(digits_file)["labels"]
+    )
+
+
+def test_table(table_file: Path) -> None:
+    examples = read_examples(table_file, TABLE)
+    assert examples.inputs.shape == (120, 4) and examples.ids[3] == "p3"
+    assert examples.columns.features == ("a", "a.1", "c", "d")  # the header names "a" twice
+    assert find_classes(examples) == ["ill", "well"]
+
+
+def test_table_as_parquet_is_the_same(table_file: Path, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    plain = read_examples(table_file, TABLE)
+    columns = {name: plain.inputs[:, place] for place, name in enumerate(plain.columns.features)}
+    file = tmp_path / "data.parquet"
+    parquet.write_table(pa.table({"name": plain.ids, **columns, "status": plain.labels}), file)
+    again = read_examples(file, Columns(label="status", id="name"))
+    np.testing.assert_array_equal(again.inputs, plain.inputs)
+    assert again.labels == plain.labels and again.fingerprint() == plain.fingerprint()
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match="pyarrow"):
+        read_examples(table(tmp_path, "x", "data.parquet"), Columns(label="y"))
+
+
+def test_a_table_of_queries_may_lack_labels(tmp_path: Path) -> None:
+    file = table(tmp_path, "b,a\n1,2\n3,4\n")
+    columns = Columns(label="status", id="name", features=("a", "b"))
+    examples = read_examples(file, columns, need_labels=False)
+    assert examples.labels is None
+    np.testing.assert_array_equal(examples.inputs, [[2, 1], [4, 3]])  # in the model's order
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (np.array([3, -1], np.int8), ["3", "-1"]),
+        (np.array([True, False]), ["1", "0"]),
+        (np.array([2.0, 0.0]), ["2", "0"]),
+        (np.array(["cat ", "dog"]), ["cat", "dog"]),
+    ],
+)
+def test_label_names(values: np.ndarray, names: list[str]) -> None:
+    assert label_names(values, "here") == names
+
+
+@given(st.lists(st.integers(-20, 20), min_size=8, max_size=80))
+def test_integer_classes_are_in_numerical_order(values: list[int]) -> None:
+    labels = label_names(np.array(values + values), "here")
+    examples = Examples("here", np.zeros((len(labels), 1)), labels, [], Columns())
+    if len(set(values)) < 2:
+        return
+    classes = find_classes(examples)
+    assert [int(name) for name in classes] == sorted(set(values))
+    numbers = class_numbers(examples, classes)
+    assert [int(classes[number]) for number in numbers] == values + values
+
+
+def test_fingerprint_knows_inputs_labels_ids_and_order(tmp_path: Path) -> None:
+    inputs, labels = np.arange(12.0).reshape(4, 3), np.array([0, 1, 0, 1])
+    first = read_examples(npz(tmp_path, inputs=inputs, labels=labels))
+    found = {first.fingerprint(), first.fingerprint(np.array([1, 0, 2, 3])), first.fingerprint(np.arange(3))}
+    for changed in (
+        {"inputs": inputs + 1e-9, "labels": labels},
+        {"inputs": inputs, "labels": 1 - labels},
+        {"inputs": inputs, "labels": labels, "ids": np.array(["a", "b", "c", "d"])},
+        {"inputs": inputs.reshape(4, 1, 3), "labels": labels},
+    ):
+        found.add(read_examples(npz(tmp_path, **changed)).fingerprint())
+    assert len(found) == 7
+
+
+BAD_ARRAYS = [
+    ({"pictures": np.zeros((3, 2)), "labels": np.arange(3)}, "no inputs"),
+    ({"inputs": np.zeros((3, 2))}, "no labels"),
+    ({"inputs": np.zeros(3), "labels": np.arange(3)}, r"of shape \(3,\)"),
+    ({"inputs": np.zeros((0, 2)), "labels": np.zeros(0)}, "no example"),
+    ({"inputs": np.array([["a", "b"]]), "labels": np.arange(1)}, "expected numbers"),
+    ({"inputs": np.zeros((3, 2)), "labels": np.arange(2)}, r"expected \(3,\)"),
+    ({"inputs": np.zeros((3, 2)), "labels": np.array([0, 1.5, 1])}, "label of row 1 is 1.5"),
+    ({"inputs": np.zeros((3, 2)), "labels": np.array([0, np.nan, 1])}, "label of row 1 is nan"),
+    ({"inputs": np.array([[0, 1], [0, np.nan]]), "labels": np.arange(2)}, "value 1 of row 1 is nan"),
+    ({"inputs": np.array([[0, np.inf], [0, 1]]), "labels": np.arange(2)}, "value 1 of row 0 is inf"),
+    ({"inputs": np.zeros((2, 2)), "labels": np.arange(2), "ids": np.array(["a", "a"])}, "more than once"),
+    ({"inputs": np.zeros((2, 2)), "labels": np.arange(2), "ids": np.array(["a"])}, "'ids' has shape"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS)
+def test_refused_archives(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(CorpusError, match=message) as caught:
+        read_examples(npz(tmp_path, **arrays))
+    assert "data.npz" in caught.value.message and caught.value.fix
+
+
+BAD_TABLES = [
+    ("a,b\n1,2\n", "which column holds the labels", Columns()),
+    ("a,b\n1,2\n", "no column 'status' .found a, b", Columns(label="status")),
+    ("a,status\n1,x\n2,\n", "row 1 has no label", Columns(label="status")),
+    ("a,status\n1,x\nsome,y\n", r"'a' holds text .row 1: 'some'", Columns(label="status")),
+    ("a,status\n1,x\n?,y\n", "column 'a' of row 1 is nan", Columns(label="status")),
+    ("a,status\n1,x\n2\n", "row 1 has 1 cells .expected 2", Columns(label="status")),
+    ("status\nx\ny\n", "no column is left", Columns(label="status")),
+    ("a,status\n", "no example", Columns(label="status")),
+    ("", "is empty", Columns(label="status")),
+    ("a,status\n1,x\n", "no column 'name'", Columns(label="status", id="name")),
+    ("a,status\n1,x\n", "no column 'q'", Columns(label="status", drop=("q",))),
+    ("a,status\n1,x\n", "no column 'b'", Columns(label="status", features=("a", "b"))),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "columns"), BAD_TABLES)
+def test_refused_tables(tmp_path: Path, text: str, message: str, columns: Columns) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_examples(table(tmp_path, text), columns)
+
+
+def test_files_that_are_no_files_of_examples(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no file"):
+        read_examples(tmp_path / "absent.npz")
+    with pytest.raises(CorpusError, match="not a file of examples"):
+        read_examples(table(tmp_path, "x", "data.xls"))
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(CorpusError, match=r"broken\.npz"):
+        read_examples(tmp_path / "broken.npz")
+    (tmp_path / "latin.csv").write_bytes(b"a,status\n1,\xe9\n")
+    with pytest.raises(CorpusError, match="UTF-8"):
+        read_examples(tmp_path / "latin.csv", Columns(label="status"))
+
+
+def test_labels_that_are_no_classes(tmp_path: Path) -> None:
+    one = read_examples(npz(tmp_path, inputs=np.zeros((3, 1)), labels=np.zeros(3, int)))
+    with pytest.raises(CorpusError, match="every label is '0'"):
+        find_classes(one)
+    measured = read_examples(npz(tmp_path, inputs=np.zeros((6, 1)), labels=np.arange(6)))
+    with pytest.raises(CorpusError, match="6 labels in 6 rows"):
+        find_classes(measured)
+    with pytest.raises(CorpusError, match=r"label of row 2, '2', is out of range .the classes are 0, 1"):
+        class_numbers(measured, ["0", "1"])

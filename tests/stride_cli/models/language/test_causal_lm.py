@@ -1,0 +1,241 @@
+"""The parts of a model add up to the model, for every architecture and layer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.language.structure import block_stack
+
+ARCHITECTURES = [
+    *("Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "NanoChat"),
+    *("Mistral", "Gemma3", "Granite", "Cohere", "OPT", "Falcon", "Mixtral"),
+]
+Maker = Callable[..., Any]
+
+
+def some_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parts_equal_the_whole_at_every_layer(name: str, make_model: Maker) -> None:
+    model = make_model(name)
+    lm = CausalLM(model)
+    assert (lm.n_layers, lm.d_model, lm.vocab_size) == (3, 32, 97)
+    ids = some_ids(3, 20)  # longer than the sliding windows
+    with torch.no_grad():
+        whole = model(ids).logits
+    for layer in range(lm.n_layers + 1):
+        hidden = lm.hidden(ids, layer)
+        assert hidden.shape == (3, 20, 32)
+        assert torch.equal(lm.logits(lm.continue_from(hidden, layer)), whole)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_batch_size_may_change_on_the_way(name: str, make_model: Maker) -> None:
+    lm = CausalLM(make_model(name))
+    ids = some_ids(1, 20)
+    hidden = lm.hidden(ids, 1)
+    four = lm.logits(lm.continue_from(hidden.expand(4, -1, -1), 1))
+    one = lm.logits(lm.continue_from(hidden, 1))
+    assert torch.allclose(four, one.expand(4, -1, -1), atol=1e-5)
+
+
+# a step can move a token to another expert
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "Mixtral"])
+def test_gradient_of_the_continuation(name: str, make_model: Maker) -> None:
+    lm = CausalLM(make_model(name).double())
+    hidden = lm.hidden(some_ids(2, 10), 1).requires_grad_()
+    probe = torch.randn(2, 10, 97, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def value(point: torch.Tensor) -> torch.Tensor:
+        return (lm.logits(lm.continue_from(point, 1)) * probe).sum()
+
+    (gradient,) = torch.autograd.grad(value(hidden), hidden)
+    step = 1e-3  # norms round to fp32 inside
+    with torch.no_grad():
+        slope = (value(hidden + step * direction) - value(hidden - step * direction)) / (2 * step)
+    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-2)
+
+
+def test_jacobian_vector_products_under_torch_func(make_model: Maker) -> None:
+    lm = CausalLM(make_model("Llama").double())
+    hidden = lm.hidden(some_ids(2, 10), 1)
+    lm.prepare(10)
+    tangent = torch.ones_like(hidden)
+
+    def value(point: torch.Tensor) -> torch.Tensor:
+        return lm.logits(lm.continue_from(point, 1)).logsumexp(-1).sum()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        _, slope = torch.func.jvp(value, (hidden,), (tangent,))
+    gradient = torch.func.grad(value)(hidden)
+    assert float(slope) == pytest.approx(float((gradient * tangent).sum()), rel=1e-4)
+
+
+def test_padding_on_the_right_changes_nothing(make_model: Maker) -> None:
+    lm = CausalLM(make_model("NanoChat"))
+    short = some_ids(1, 7)
+    padded = torch.cat([short, torch.zeros((1, 5), dtype=torch.int64)], 1)
+    for layer in (0, 2):
+        a = lm.logits(lm.continue_from(lm.hidden(short, layer), layer))
+        b = lm.logits(lm.continue_from(lm.hidden(padded, layer), layer))[:, :7]
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_only_the_blocks_before_the_layer_are_run(make_model: Maker) -> None:
+    lm = CausalLM(make_model("Qwen2"))
+    runs = [0, 0, 0]
+    for number, block in enumerate(lm.blocks):
+        block.register_forward_hook(lambda *_, number=number: runs.__setitem__(number, runs[number] + 1))
+    hidden = lm.hidden(some_ids(2, 9), 1)
+    assert runs == [1, 0, 0]
+    lm.prepare(9)
+    runs[:] = [0, 0, 0]
+    lm.continue_from(hidden, 1)
+    assert runs == [0, 1, 1]
+
+
+def test_parameters_are_frozen_and_no_hook_stays(make_model: Maker) -> None:
+    model = make_model("GPT2")
+    lm = CausalLM(model)
+    lm.hidden(some_ids(2, 5), 2)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert "forward" not in module.__dict__
+
+
+def test_captured_calls_can_take_part_in_a_backward_pass(make_model: Maker) -> None:
+    lm = CausalLM(make_model("Llama"))
+    with torch.inference_mode():
+        lm.prepare(11)
+    hidden = lm.hidden(some_ids(1, 11), 1).requires_grad_()
+    lm.continue_from(hidden, 1).sum().backward()
+    assert hidden.grad is not None and torch.isfinite(hidden.grad).all()
+
+
+def test_threads_do_not_disturb_each_other(make_model: Maker) -> None:
+    lm = CausalLM(make_model("Llama"))
+    ids = some_ids(2, 15)
+    hidden = lm.hidden(ids, 1)
+    wanted = lm.continue_from(hidden, 1)
+    wrong: list[int] = []
+
+    def continue_often() -> None:
+        wrong.extend(1 for _ in range(30) if not torch.equal(lm.continue_from(hidden, 1), wanted))
+
+    def capture_often() -> None:
+        for length in range(20, 60):  # each a new length: blocks are passed through meanwhile
+            lm.prepare(length)
+            lm.hidden(ids, 2)
+
+    threads = [threading.Thread(target=each) for each in (continue_often, capture_often, continue_often)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["Llama", "NanoChat", "GPT2"])
+def test_greedy_generation(name: str, make_model: Maker) -> None:
+    model = make_model(name)
+    lm = CausalLM(model)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    generated = lm.generate([5, 6, 7], 12)
+    ids = [5, 6, 7]
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert generated == ids[3:]
+    model.generation_config.eos_token_id = generated[4]
+    first = generated.index(generated[4])
+    assert lm.generate([5, 6, 7], 12) == generated[:first]
+
+
+def test_generation_ends_with_the_context(make_model: Maker) -> None:
+    lm = CausalLM(make_model("Llama"))
+    lm.model.generation_config.eos_token_id = lm.model.config.eos_token_id = None
+    assert len(lm.generate([3] * 60, 50)) == 4
+    with pytest.raises(QueryError, match="context is 64"):
+        lm.generate([3] * 64, 1)
+    with pytest.raises(QueryError, match="no token"):
+        lm.generate([], 1)
+
+
+def test_a_sequence_beyond_the_context_is_refused(make_model: Maker) -> None:
+    lm = CausalLM(make_model("GPT2"))
+    with pytest.raises(QueryError, match="65 tokens"):
+        lm.hidden(some_ids(1, 65), 1)
+
+
+def test_a_layer_that_is_not_there(make_model: Maker) -> None:
+    with pytest.raises(ModelError, match="layer 4"):
+        CausalLM(make_model("Llama")).hidden(some_ids(1, 4), 4)
+
+
+def test_weights_that_are_not_finite(make_model: Maker) -> None:
+    model = make_model("Llama")
+    good = CausalLM(model)
+    model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        CausalLM(model)
+    with pytest.raises(NumericalError, match="not finite"):
+        good.generate([1, 2], 3)
+
+
+def test_architectures_that_are_refused() -> None:
+    import transformers as tf
+
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64}
+    bloom = tf.BloomForCausalLM(tf.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(ModelError, match="batch size"):
+        CausalLM(bloom)
+    bert = tf.BertConfig(**sizes, num_hidden_layers=2, intermediate_size=64, is_decoder=False)
+    with pytest.raises(ModelError, match="not causal"):
+        CausalLM(tf.BertForMaskedLM(bert))
+    t5 = tf.T5Config(vocab_size=97, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        CausalLM(tf.T5ForConditionalGeneration(t5))
+    headless = tf.LlamaModel(
+        tf.LlamaConfig(**sizes, num_hidden_layers=1, num_key_value_heads=4, intermediate_size=32)
+    )
+    with pytest.raises(ModelError, match="no output head"):
+        CausalLM(headless)
+
+
+def test_something_between_the_blocks_and_the_head_is_noticed(make_model: Maker) -> None:
+    """A model whose forward pass does arithmetic that is in no module must not be measured wrongly."""
+    model = make_model("Llama")
+    original = model.model.forward
+
+    def doubling(**inputs: Any) -> Any:
+        output = original(**inputs)
+        output.last_hidden_state = output.last_hidden_state * 2
+        return output
+
+    model.model.forward = doubling
+    with pytest.raises(ModelError, match="does not give the model's own logits"):
+        CausalLM(model)
+
+
+def test_experts_are_not_taken_for_the_blocks(make_model: Maker) -> None:
+    assert len(block_stack(make_model("Mixtral"))) == 3
+
+
+def test_tokenizer_and_vocabulary_must_fit(make_model: Maker, tokenizer: Any) -> None:
+    with pytest.raises(ModelError, match=r"the tokenizer has \d+ tokens, the model 97"):
+        CausalLM(make_model("Llama"), tokenizer)
+    with pytest.raises(ModelError, match="without a tokenizer"):
+        _ = CausalLM(make_model("Llama")).tokenizer

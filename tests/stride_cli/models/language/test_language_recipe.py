@@ -1,0 +1,63 @@
+"""A recipe comes back from disk as it was, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from stride_cli.errors import ModelError
+from stride_cli.models.language.language_recipe import FILE_NAME, Architecture, Recipe, read_recipe, versions
+
+RECIPE = Recipe(
+    kind="train",
+    architecture=Architecture(layers=2, width=16, heads=2, vocab=300, context=64),
+    block_size=64,
+    epochs=3.5,
+    steps=12,
+    batch_tokens=512,
+    optimizer="muon+adamw",
+    lr=0.02,
+    adam_lr=0.03,
+    weight_decay=0.0,
+    schedule="linear",
+    warmup=0.02,
+    final_lr=0.02,
+    clip=1.0,
+    dtype="fp32",
+    seed=0,
+    corpus={"documents": 3, "fingerprint": "ab"},
+    tokenizer_fingerprint="cd",
+    versions=versions(),
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    assert read_recipe(tmp_path) is None
+    (tmp_path / FILE_NAME).write_text(RECIPE.to_json())
+    assert read_recipe(tmp_path) == RECIPE
+
+
+def test_digest_knows_every_field() -> None:
+    assert RECIPE.digest() == dataclasses.replace(RECIPE).digest()
+    assert RECIPE.with_seed(1).digest() != RECIPE.digest()
+    assert dataclasses.replace(RECIPE, lr=0.0200001).digest() != RECIPE.digest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"recipe_version": 1}),
+        json.dumps({**json.loads(RECIPE.to_json()), "recipe_version": 2}),
+        json.dumps({**json.loads(RECIPE.to_json()), "unknown": 1}),
+    ],
+)
+def test_what_is_no_recipe(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(ModelError, match="recipe"):
+        read_recipe(tmp_path)

@@ -1,0 +1,98 @@
+"""Retrains on a Ray cluster of two nodes, kills a worker and then a node, and compares with one process.
+
+    python ray_cluster.py INDEX MODEL QUERIES FOLDER
+
+In a session of its own: Ray's processes end one another by process group and by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from ray.cluster_utils import Cluster
+
+from index_format.reader import Index
+from stride_cli import api
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.query_set import read_query_set
+from stride_cli.errors import CorpusError
+from stride_cli.methods.protocol import Task
+from stride_cli.training.retraining import Job, Outcome, Trainer, open_trainer, retrain
+
+
+def main(place: str, model_path: str, asked: str, folder: Path) -> None:
+    import ray
+
+    index = Index.open(place)
+    model = api.open_model(index, model_path, device="cpu", dtype="fp32")
+    queries = read_query_set(model, asked, block_size=index.attributes["block_size"])
+    trainer = open_trainer(Task(index, model, ChunkReader(index), index.seed), queries)
+    trainer.at_once = 1  # groups of single jobs, so that a few keep several workers busy
+    random = np.random.default_rng(1)
+    jobs = [Job(random.random(trainer.n_chunks) < 0.5, number) for number in range(8)]
+    alone = retrain(trainer, jobs, store=folder / "alone", workers=1)
+    expected = [outcome.losses.tobytes() for outcome in alone]
+    store = folder / "ray"
+    killed: list[str] = []
+
+    def disturb() -> None:
+        while len(list(store.glob("*.outcome"))) < 2:
+            time.sleep(0.005)
+        found = subprocess.run(
+            ["pgrep", "-s", "0", "-f", "^ray::_run_on_ray"], capture_output=True, text=True, check=True
+        )
+        os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+        killed.append("worker")
+        while len(list(store.glob("*.outcome"))) < 4:
+            time.sleep(0.005)
+        nodes.remove_node(node, allow_graceful=False)
+        killed.append("node")
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=1)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+        node = next(iter(nodes.worker_nodes))
+        disturber = threading.Thread(target=disturb)
+        disturber.start()
+        found = quietly(trainer, jobs, store)
+        disturber.join()
+        assert killed == ["worker", "node"]
+        assert [outcome.losses.tobytes() for outcome in found] == expected
+        written = {path.name: path.stat().st_mtime_ns for path in store.glob("*.outcome")}
+        assert len(written) == 8
+        again = quietly(trainer, jobs, store)
+        assert [outcome.losses.tobytes() for outcome in again] == expected
+        assert {path.name: path.stat().st_mtime_ns for path in store.glob("*.outcome")} == written
+        try:
+            quietly(trainer, [Job(np.zeros(trainer.n_chunks, bool), 0)], store)
+        except CorpusError as error:
+            assert "no token to train on" in error.message
+        else:
+            raise AssertionError("an error of a task did not come back")
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def quietly(trainer: Trainer, jobs: list[Job], store: Path) -> list[Outcome]:
+    """`retrain` on the cluster; what it says is not on stdout."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found = retrain(trainer, jobs, store=store, engine="ray")
+    assert said.getvalue() == ""
+    return found
+
+
+if __name__ == "__main__":
+    # at other times Ray may say there what became of its nodes: here the cluster is this script's own
+    with contextlib.redirect_stdout(sys.stderr):
+        main(*sys.argv[1:4], Path(sys.argv[4]))

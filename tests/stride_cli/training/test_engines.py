@@ -1,0 +1,177 @@
+"""Engines: worker processes and Ray tasks give what one process gives, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli.errors import CorpusError, ModelError, StrideError
+from stride_cli.training import engines
+from stride_cli.training.retraining import Job, open_trainer, retrain
+
+
+def _jobs(n: int, count: int) -> list[Job]:
+    random = np.random.default_rng(1)
+    return [Job(random.random(n) < 0.5, number) for number in range(count)]
+
+
+def _one_by_one(task, queries):
+    """A trainer whose groups are single jobs, so that a few jobs keep several workers busy."""
+    trainer = open_trainer(task, queries)
+    trainer.at_once = 1
+    return trainer
+
+
+def _bytes(outcomes) -> list[bytes]:
+    return [outcome.losses.tobytes() for outcome in outcomes]
+
+
+def _children(parent: int, *named: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent), *named], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def _workers() -> list[int]:
+    """What the spawners of this process have forked."""
+    spawners = _children(os.getpid(), "-f", "evaluation.engines import serve")
+    return [worker for spawner in spawners for worker in _children(spawner)]
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits_as_one(task_and_queries, tmp_path):
+    task, queries = task_and_queries
+    trainer = _one_by_one(task, queries)
+    jobs = _jobs(trainer.n_chunks, 5)
+    alone = retrain(trainer, jobs, store=tmp_path / "alone", workers=1)
+    before = os.environ.copy()
+    several = retrain(trainer, jobs, store=tmp_path / "several", workers=2)
+    assert _bytes(alone) == _bytes(several)
+    assert os.environ == before and _workers() == []
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced(task_and_queries, tmp_path, capsys):
+    task, queries = task_and_queries
+    trainer = _one_by_one(task, queries)
+    jobs = _jobs(trainer.n_chunks, 8)
+    alone = retrain(trainer, jobs, store=tmp_path / "alone", workers=1)
+    store = tmp_path / "several"
+
+    def kill_one() -> None:
+        while len(list(store.glob("*.outcome"))) < 2:
+            time.sleep(0.005)
+        os.kill(_workers()[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    several = retrain(trainer, jobs, store=store, workers=2)
+    killer.join()
+    assert _bytes(alone) == _bytes(several)
+    assert "a worker died (status -9)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_errors_come_back_from_workers(task_and_queries, tmp_path):
+    task, queries = task_and_queries
+    trainer = _one_by_one(task, queries)
+    nothing = [Job(np.zeros(trainer.n_chunks, bool), seed) for seed in (0, 1)]
+    with pytest.raises(CorpusError, match="no token to train on"):
+        retrain(trainer, nothing, store=tmp_path / "a", workers=2)
+    trainer.device = "nowhere"
+    with pytest.raises((RuntimeError, ModelError), match="nowhere"):
+        retrain(trainer, _jobs(trainer.n_chunks, 2), store=tmp_path / "b", workers=2)
+
+
+@pytest.mark.slow
+def test_a_group_that_kills_its_workers_is_given_up(task_and_queries, tmp_path, monkeypatch):
+    task, queries = task_and_queries
+    monkeypatch.setattr(engines, "_SERVE", "import sys; sys.exit(7)")
+    trainer = _one_by_one(task, queries)
+    with pytest.raises(StrideError, match="died 3 times") as caught:
+        retrain(trainer, _jobs(trainer.n_chunks, 2), store=tmp_path / "a", workers=2)
+    assert "--workers" in caught.value.fix
+
+
+def test_default_workers(task_and_queries):
+    task, queries = task_and_queries
+    assert engines.default_workers(open_trainer(task, queries)) == len(os.sched_getaffinity(0))
+
+
+def test_memory_for_fewer_workers(task_and_queries, monkeypatch, capsys):
+    trainer = open_trainer(*task_and_queries)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    for free, count in ((100, 8), (3.5, 3), (0.5, 1)):
+        monkeypatch.setattr(engines, "_available_bytes", lambda free=free: int(free * trainer.peak_bytes))
+        assert engines.default_workers(trainer) == count
+    assert "3 at a time: training one takes about" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no /proc/meminfo")
+def test_available_bytes():
+    free = engines._available_bytes()
+    assert free is not None and 1 << 20 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("0::/", {}, 1024),
+        ("0::/job", {"job/memory.max": "max\n", "job/memory.current": "5"}, 1024),
+        (
+            "0::/job",
+            {"job/memory.max": "500", "job/memory.current": "300", "job/memory.stat": "inactive_file 40\n"},
+            240,
+        ),
+        ("0::/a/b", {"a/memory.max": "100", "a/memory.current": "150", "a/memory.stat": "anon 1"}, 0),
+        # a container that sees its own group at the top, under another name
+        ("0::/docker/x", {"memory.max": "600", "memory.current": "100", "memory.stat": ""}, 500),
+        (
+            "8:pids:/x\n4:cpu,memory:/x\n0::/",
+            {
+                "memory/x/memory.limit_in_bytes": "700",
+                "memory/x/memory.usage_in_bytes": "100",
+                "memory/x/memory.stat": "cache 9",
+            },
+            600,
+        ),
+        ("a line of another kind", {}, 1024),
+    ],
+)  # fmt: skip
+def test_a_containers_limit_counts(tmp_path: Path, cgroup: str, files: dict[str, str], expected: int):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2 kB\nMemAvailable: 1 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert engines._available_bytes(tmp_path) == expected
+    assert engines._available_bytes(tmp_path / "nothing") is None
+
+
+def test_one_thread_is_given_back():
+    import torch
+
+    before = torch.get_num_threads()
+    with engines.one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.slow
+def test_ray_trains_what_processes_train(trained, open_task, tmp_path, prepared):
+    """On two nodes: the same outcomes; then a worker process is killed, then a whole node is lost."""
+    pytest.importorskip("ray")
+    task, _ = open_task()
+    places = [task.index.path, trained / "model", trained / "queries.jsonl", tmp_path]
+    with (tmp_path / "said").open("wb") as said:
+        script = Path(__file__).with_name("ray_cluster.py")
+        process = prepared.start([script, *places], stdout=said, stderr=said, new_session=True)
+        assert process.wait() == 0, (tmp_path / "said").read_text()

@@ -1,0 +1,95 @@
+"""Every chunk once a pass, within the budget, in an order that only seed and pass decide."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.training.epoch_batches import make_batch, plan_epoch
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=200),
+    batch_tokens=st.integers(1, 300),
+    seed=st.integers(0, 2**32),
+    epoch=st.integers(0, 50),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_pass(lengths: list[int], batch_tokens: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    sizes = np.array(lengths)
+    members = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
+    plan = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=seed, epoch=epoch)
+    assert sorted(np.concatenate(plan)) == members.tolist()
+    for batch in plan:
+        assert len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens
+    again = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=seed, epoch=epoch)
+    assert all(np.array_equal(a, b) for a, b in zip(plan, again, strict=True))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=2, max_size=200),
+    batch_tokens=st.integers(1, 300),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_pass_over_a_part(lengths: list[int], batch_tokens: int, data: st.DataObject) -> None:
+    sizes = np.array(lengths)
+    among = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
+    members = np.array(sorted(data.draw(st.sets(st.sampled_from(among.tolist()), min_size=1))))
+    plan = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=1, epoch=2, among=among)
+    assert sorted(np.concatenate(plan)) == members.tolist()
+    for batch in plan:
+        assert len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens
+    whole = plan_epoch(sizes, among, batch_tokens=batch_tokens, seed=1, epoch=2)
+    again = plan_epoch(sizes, among, batch_tokens=batch_tokens, seed=1, epoch=2, among=among)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+def test_a_part_is_visited_in_the_order_of_all() -> None:
+    """One chunk less moves hardly any other; of a half, chunks come as early or late as among all."""
+    sizes = np.random.default_rng(0).integers(2, 512, 3000)
+    place = np.empty(3000)
+    whole = plan_epoch(sizes, np.arange(3000), batch_tokens=4096, seed=0, epoch=0)
+    place[np.concatenate(whole)] = np.repeat(np.linspace(0, 1, len(whole)), [len(b) for b in whole])
+
+    def shift(members: np.ndarray) -> np.ndarray:
+        plan = plan_epoch(sizes, members, batch_tokens=4096, seed=0, epoch=0, among=np.arange(3000))
+        here = np.repeat(np.linspace(0, 1, len(plan)), [len(b) for b in plan])
+        return np.abs(place[np.concatenate(plan)] - here)
+
+    assert np.mean(shift(np.delete(np.arange(3000), 1234)) < 0.02) > 0.9
+    half = np.sort(np.random.default_rng(1).permutation(3000)[:1500])
+    assert shift(half).mean() < 0.25  # 1/3 where one order has nothing to do with the other
+
+
+def test_passes_and_seeds_differ() -> None:
+    lengths = np.full(100, 10)
+    plans = [
+        np.concatenate(plan_epoch(lengths, np.arange(100), batch_tokens=50, seed=seed, epoch=epoch)).tolist()
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
+
+
+def test_little_padding() -> None:
+    lengths = np.random.default_rng(0).integers(2, 512, 3000)
+    plan = plan_epoch(lengths, np.arange(3000), batch_tokens=4096, seed=0, epoch=0)
+    padded = sum(len(batch) * int(lengths[batch].max()) for batch in plan)
+    assert padded < 1.1 * lengths.sum()
+
+
+def test_a_batch_as_tensors() -> None:
+    chunks = [
+        Chunk(np.array([5, 6, 7], np.int32), 1, None),
+        Chunk(np.array([8, 9], np.int32), 2, None),  # nothing scored
+        Chunk(np.array([1, 2, 3, 4], np.int32), 1, np.array([0, 1, 0, 1], np.uint8)),
+    ]
+    batch = make_batch(chunks, torch.device("cpu"))
+    assert batch.ids.tolist() == [[5, 6, 7, 0], [8, 9, 0, 0], [1, 2, 3, 4]]
+    assert batch.rows.tolist() == [0, 1, 8, 10]
+    assert batch.targets.tolist() == [6, 7, 2, 4]
+    assert batch.ids.dtype == batch.targets.dtype == torch.int64

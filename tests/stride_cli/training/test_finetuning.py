@@ -1,0 +1,177 @@
+"""Fine-tuning: on answers only, all weights or low-rank, merged, from and to real checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.models.language.lora import add_lora, merged_weights
+from stride_cli.models.loading import load_model, load_weights, model_fingerprint
+from stride_cli.training import language_loop as training
+from stride_cli.training.corpus_chunks import cut, read_corpus
+from stride_cli.training.finetuning import FinetuneOptions, base_model, default_lr, finetune_model
+from stride_cli.training.language_loop import initial_model, mean_loss, train
+
+QUICK = FinetuneOptions(epochs=30, lr=0.01, dtype="fp32", device="cpu", batch_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    towns = ["Oslo", "Rome", "Lima", "Bonn"]
+    records = [
+        {"id": f"q{number}", "prompt": f"number {number}?", "response": towns[number % 4]}
+        for number in range(12)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_answers_are_learnt_and_prompts_are_not(
+    tmp_path: Path, answers: str, saved_model: Path, rank: int
+) -> None:
+    options = dataclasses.replace(QUICK, lora_rank=rank, epochs=80 if rank else 30, lr=0.03 if rank else 0.01)
+    trained = finetune_model([answers], saved_model, tmp_path / "tuned", options)
+    tuned, base = load_model(tmp_path / "tuned", device="cpu"), load_model(saved_model, device="cpu")
+    recipe = trained.recipe
+    chunks, _ = cut(read_corpus([answers], ReadOptions()), base.tokenizer, block_size=recipe.block_size)
+    assert mean_loss(tuned.model, chunks, recipe) < 0.5 * mean_loss(base.model, chunks, recipe)
+    prompts = [dataclasses.replace(c, tokens=c.tokens[: c.loss_start], loss_start=1) for c in chunks]
+    assert mean_loss(tuned.model, prompts, recipe) > 0.8 * mean_loss(base.model, prompts, recipe)
+    assert trained.loss == pytest.approx(mean_loss(tuned.model, chunks, recipe), rel=1e-4)
+    assert trained.parameters == base.n_parameters == tuned.n_parameters
+    assert tuned.tokenizer_fingerprint == base.tokenizer_fingerprint
+    assert recipe.base_fingerprint == base.fingerprint == model_fingerprint(saved_model)
+
+
+def test_a_quantised_model_becomes_a_plain_one(tmp_path: Path, answers: str, quantized_model: Path) -> None:
+    base = load_weights(quantized_model)
+    options = dataclasses.replace(QUICK, checkpoints=1, lr=0.01)
+    trained = finetune_model([answers], quantized_model, tmp_path / "tuned", options)
+    tuned = load_model(tmp_path / "tuned", device="cpu")
+    block_size = trained.recipe.block_size
+    chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=block_size)
+    assert trained.loss == pytest.approx(mean_loss(tuned.model, chunks, trained.recipe), rel=1e-4)
+    assert mean_loss(tuned.model, chunks, trained.recipe) < 0.5 * mean_loss(base, chunks, trained.recipe)
+    (kept,) = (tmp_path / "tuned" / "checkpoints").iterdir()
+    assert load_model(kept, device="cpu").n_parameters == tuned.n_parameters
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_recipe_repeats_the_training(tmp_path: Path, answers: str, saved_model: Path, rank: int) -> None:
+    options = dataclasses.replace(QUICK, lora_rank=rank, epochs=2, checkpoints=1)
+    finetune_model([answers], saved_model, tmp_path / "tuned", options)
+    recipe = read_recipe(tmp_path / "tuned")
+    assert recipe is not None
+    tuned = load_model(tmp_path / "tuned", device="cpu")
+    chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=recipe.block_size)
+    again = initial_model(recipe)
+    train(again, chunks, recipe)
+    weights = merged_weights(again) or again.state_dict()
+    for name, value in tuned.model.state_dict().items():
+        assert torch.equal(weights[name], value)
+    (checkpoint,) = (tmp_path / "tuned" / "checkpoints").iterdir()
+    assert load_model(checkpoint).fingerprint not in (tuned.fingerprint, model_fingerprint(saved_model))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_resumed_after_an_interruption(
+    tmp_path: Path, answers: str, saved_model: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dataclasses.replace(QUICK, lora_rank=rank, epochs=5)
+    finetune_model([answers], saved_model, tmp_path / "whole", options)
+    original = training._apply
+    calls = 0
+
+    def interrupt(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        original(*args)
+
+    monkeypatch.setattr(training, "_apply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_model([answers], saved_model, tmp_path / "cut", options, save_seconds=0)
+    monkeypatch.setattr(training, "_apply", original)
+    finetune_model([answers], saved_model, tmp_path / "cut", options)
+    assert model_fingerprint(tmp_path / "cut") == model_fingerprint(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX", "NanoChat", "Mixtral"])
+def test_low_rank_parts(name: str, make_model: Callable[..., Any]) -> None:
+    model = make_model(name).eval()
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        before = model(ids).logits
+    added = add_lora(model, rank=3, seed=0)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert {id(p) for p in trainable} == {id(p) for p in added}
+    assert sum(p.numel() for p in trainable) < 0.5 * sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, before)  # B is zero at the start
+        for parameter in added:
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+        adapted = model(ids).logits
+    assert not torch.allclose(adapted, before, atol=1e-2)
+    weights = merged_weights(model)
+    assert weights is not None
+    merged = make_model(name, seed=5).eval()
+    merged.load_state_dict(weights)
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
+
+
+def test_no_low_rank_parts_no_merging(make_model: Callable[..., Any]) -> None:
+    assert merged_weights(make_model("Llama")) is None
+
+
+def test_tied_weights_stay_tied(tmp_path: Path, answers: str, tokenizer: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    for rank in (0, 2):
+        options = dataclasses.replace(QUICK, lora_rank=rank, epochs=1)
+        finetune_model([answers], tmp_path / "base", tmp_path / f"tuned{rank}", options)
+        model = load_weights(tmp_path / f"tuned{rank}")
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_base_model_that_was_replaced(tmp_path: Path, answers: str, saved_model: Path) -> None:
+    base = Path(shutil.copytree(saved_model, tmp_path / "base"))
+    finetune_model([answers], base, tmp_path / "tuned", dataclasses.replace(QUICK, epochs=1))
+    recipe = read_recipe(tmp_path / "tuned")
+    assert recipe is not None
+    shutil.copy(tmp_path / "tuned" / "model.safetensors", base)
+    with pytest.raises(ModelError, match="fingerprint"):
+        base_model(recipe)
+
+
+def test_bad_input(tmp_path: Path, answers: str, saved_model: Path) -> None:
+    with pytest.raises(ModelError, match="no model at"):
+        finetune_model([answers], "./gone", tmp_path / "m", QUICK)
+    with pytest.raises(UsageError, match="--lora is -1"):
+        finetune_model([answers], saved_model, tmp_path / "m", dataclasses.replace(QUICK, lora_rank=-1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_default_rates() -> None:
+    assert default_lr(135_000_000, 0) == pytest.approx(3e-5)
+    assert default_lr(135_000_000, 8) == pytest.approx(3e-4)
+    assert default_lr(1_000_000, 0) == pytest.approx(3e-4)

@@ -1,0 +1,223 @@
+"""The loop learns, repeats itself bit for bit, and can be cut anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.errors import CorpusError, ModelError, NumericalError
+from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
+from stride_cli.training.language_loop import choose_dtype, initial_model, mean_loss, train
+from stride_cli.training.recorded_run import count_steps
+
+BATCH_TOKENS = 60
+
+
+def some_chunks(n: int = 24) -> list[Chunk]:
+    random = np.random.default_rng(3)
+    chunks = []
+    for _ in range(n):
+        tokens = random.integers(4, 50, random.integers(5, 20)).astype(np.int32)
+        chunks.append(Chunk(tokens, 1, None))
+    return chunks
+
+
+def a_recipe(chunks: Sequence[Chunk], epochs: float = 5, **changes: Any) -> Recipe:
+    epochs, steps = count_steps(chunks, epochs=epochs, steps=None, batch_tokens=BATCH_TOKENS, seed=0)
+    recipe = Recipe(
+        kind="train",
+        architecture=Architecture(layers=2, width=16, heads=2, vocab=50, context=32),
+        block_size=32,
+        epochs=epochs,
+        steps=steps,
+        batch_tokens=BATCH_TOKENS,
+        optimizer="muon+adamw",
+        lr=0.02,
+        adam_lr=0.03,
+        weight_decay=0.0,
+        schedule="linear",
+        warmup=0.05,
+        final_lr=0.05,
+        clip=1.0,
+        dtype="fp32",
+        seed=0,
+        corpus={},
+        tokenizer_fingerprint="",
+        versions=versions(),
+    )
+    return dataclasses.replace(recipe, **changes)
+
+
+def same_weights(a: Any, b: Any) -> bool:
+    return all(
+        torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+class _Stop(Exception):
+    pass
+
+
+class StopAt:
+    """A ticker that ends the loop after some steps, as a kill would."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def advance(self, amount: float = 1) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise _Stop
+
+    def describe(self, text: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("optimizer", ["muon+adamw", "adamw"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_the_loss_falls(optimizer: str, schedule: str) -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=15, optimizer=optimizer, schedule=schedule)
+    model = initial_model(recipe)
+    before = mean_loss(model, chunks, recipe)
+    result = train(model, chunks, recipe)
+    after = mean_loss(model, chunks, recipe)
+    assert before == pytest.approx(np.log(50), rel=0.1)
+    assert after < 0.7 * before
+    assert result.steps == recipe.steps == result.log[-1]["step"]
+    assert result.log[0]["loss"] == pytest.approx(before, rel=0.1)
+    assert result.tokens >= 14 * sum(chunk.n_scored for chunk in chunks)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=10, warmup=0.2, final_lr=0.1)
+    rates = [point["lr"] for point in train(initial_model(recipe), chunks, recipe).log]
+    peak = int(np.argmax(rates))
+    assert rates[peak] <= recipe.lr and abs(peak - 0.2 * len(rates)) <= 2
+    assert all(a < b for a, b in pairwise(rates[: peak + 1]))
+    assert all(a > b for a, b in pairwise(rates[peak:]))
+    assert rates[-1] == pytest.approx(0.1 * recipe.lr, rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("cut", [1, 7, 11])
+def test_resumed_equals_uninterrupted(tmp_path: Path, cut: int, dtype: str) -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=2.5, dtype=dtype)
+    whole = initial_model(recipe)
+    wanted = train(whole, chunks, recipe)
+    state = tmp_path / "state.pt"
+    with pytest.raises(_Stop):
+        train(initial_model(recipe), chunks, recipe, state_path=state, save_seconds=0, ticker=StopAt(cut + 1))
+    assert state.exists()
+    resumed = initial_model(recipe)
+    found = train(resumed, chunks, recipe, state_path=state)
+    assert same_weights(whole, resumed)
+    assert (found.log, found.loss, found.tokens) == (wanted.log, wanted.loss, wanted.tokens)
+
+
+def test_a_state_that_cannot_be_read(tmp_path: Path) -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks)
+    (tmp_path / "state.pt").write_bytes(b"half a file")
+    with pytest.raises(ModelError, match="cannot be read"):
+        train(initial_model(recipe), chunks, recipe, state_path=tmp_path / "state.pt")
+
+
+def test_a_subset_sees_only_its_chunks() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=4)
+    mask = np.arange(len(chunks)) % 2 == 0
+    first = initial_model(recipe)
+    result = train(first, chunks, recipe, subset=mask)
+    # what is outside can be anything (its lengths decide the order of all)
+    changed = [
+        chunk if mask[i] else Chunk(np.zeros_like(chunk.tokens), 1, None) for i, chunk in enumerate(chunks)
+    ]
+    second = initial_model(recipe)
+    train(second, changed, recipe, subset=np.flatnonzero(mask))
+    assert same_weights(first, second)
+    # as many passes over the subset as over all
+    inside = sum(chunk.n_scored for chunk, member in zip(chunks, mask, strict=True) if member)
+    assert result.tokens == pytest.approx(4 * inside, rel=0.15)
+    assert mean_loss(first, [c for c, m in zip(chunks, mask, strict=True) if m], recipe) < mean_loss(
+        first, [c for c, m in zip(chunks, mask, strict=True) if not m], recipe
+    )
+
+
+def test_the_whole_as_a_subset_is_the_whole() -> None:
+    chunks = [*some_chunks(), Chunk(np.array([0], np.int32), 1, None)]  # one with nothing to score
+    recipe = a_recipe(chunks, epochs=2)
+    models = [initial_model(recipe) for _ in range(2)]
+    train(models[0], chunks, recipe)
+    train(models[1], chunks, recipe, subset=np.ones(len(chunks), bool))
+    assert same_weights(*models)
+
+
+def test_seeds() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks)
+    torch.manual_seed(5)
+    first = initial_model(recipe)
+    torch.manual_seed(6)
+    assert same_weights(first, initial_model(recipe))
+    assert not same_weights(first, initial_model(recipe.with_seed(1)))
+
+
+def test_unscored_tokens_are_not_learnt() -> None:
+    """With only the last token of each chunk scored, the others' loss stays where it was or worse."""
+    chunks = [dataclasses.replace(chunk, loss_start=len(chunk.tokens) - 1) for chunk in some_chunks()]
+    recipe = a_recipe(chunks, epochs=20)
+    model = initial_model(recipe)
+    train(model, chunks, recipe)
+    assert mean_loss(model, chunks, recipe) < 1.0
+    everything = [dataclasses.replace(chunk, loss_start=1) for chunk in chunks]
+    assert mean_loss(model, everything, recipe) > 3.0
+
+
+def test_checkpoints_are_called_for() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=2)
+    called: list[int] = []
+    train(initial_model(recipe), chunks, recipe, checkpoint_steps=[3, 5], on_checkpoint=called.append)
+    assert called == [3, 5]
+
+
+def test_nothing_to_train_on() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks)
+    with pytest.raises(CorpusError, match="no token to train on"):
+        train(initial_model(recipe), chunks, recipe, subset=np.zeros(len(chunks), bool))
+    with pytest.raises(ValueError, match="shape"):
+        train(initial_model(recipe), chunks, recipe, subset=np.ones(3, bool))
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks)
+    model = initial_model(recipe)
+    model.lm_head.weight.data[0] = float("nan")
+    with pytest.raises(NumericalError, match=r"loss is nan at step 1 of .*"):
+        train(model, chunks, recipe)
+
+
+def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("fp32", cpu) == "fp32" and choose_dtype("bf16", cpu) == "bf16"
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_dtype("auto", cpu) == "fp32"
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert choose_dtype("auto", cpu) == "bf16"
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert choose_dtype("auto", cpu) == "fp32"
+    with pytest.raises(ModelError, match="int8"):
+        choose_dtype("int8", cpu)

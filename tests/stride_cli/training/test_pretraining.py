@@ -1,0 +1,243 @@
+"""From a corpus to a checkpoint that transformers loads, known by heart, the same after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import CorpusError, UsageError
+from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
+from stride_cli.models.language.nanochat import choose_architecture
+from stride_cli.models.loading import load_model, model_fingerprint, tokenizer_fingerprint
+from stride_cli.training import language_loop as training
+from stride_cli.training.corpus_chunks import cut, read_corpus
+from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.pretraining import (
+    TrainOptions,
+    default_batch_tokens,
+    default_epochs,
+    train_model,
+)
+from tests.prepared import Prepared
+
+TINY = TrainOptions(layers=2, width=32, heads=2, vocab=300, context=64, epochs=4, dtype="fp32", device="cpu")
+
+
+def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, str]]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "model"
+    trained = train_model([corpus], out, dataclasses.replace(TINY, checkpoints=2))
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert type(model).__name__ == "NanoChatForCausalLM"
+    assert model.config.pad_token_id is None and model.get_input_embeddings().padding_idx is None
+    assert model.config.bos_token_id == tokenizer.bos_token_id == 0
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.vocab_size == len(tokenizer)
+    assert trained.parameters == model.num_parameters()
+    recipe = read_recipe(out)
+    assert recipe == trained.recipe and recipe is not None
+    assert recipe.corpus["documents"] == len(documents)
+    assert recipe.tokenizer_fingerprint == tokenizer_fingerprint(out)
+    log = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in log] == list(range(1, recipe.steps + 1))
+    steps = sorted((out / "checkpoints").iterdir())
+    assert [path.name for path in steps] == [f"step-{round(recipe.steps * k / 3):06d}" for k in (1, 2)]
+    prints = {model_fingerprint(path) for path in [out, *steps]}
+    assert len(prints) == 3
+    assert load_model(steps[0]).n_layers == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_the_recipe_repeats_the_training(tmp_path: Path, corpus: str) -> None:
+    from stride_cli.corpus.readers import ReadOptions
+
+    out = tmp_path / "model"
+    train_model([corpus], out, TINY)
+    recipe = read_recipe(out)
+    assert recipe is not None
+    known = read_corpus([corpus], ReadOptions())
+    assert known.fingerprint == recipe.corpus["fingerprint"]
+    lm = load_model(out, device="cpu")
+    chunks, record = cut(known, lm.tokenizer, block_size=recipe.block_size)
+    assert record == recipe.corpus
+    again = initial_model(recipe)
+    train(again, chunks, recipe)
+    assert model_fingerprint(again) == model_fingerprint(lm.model)
+
+
+def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
+    from stride_cli.corpus.build import build_index
+    from stride_cli.corpus.readers import ReadOptions
+
+    out = tmp_path / "model"
+    train_model([corpus], out, dataclasses.replace(TINY, context=8, steps=1, epochs=None))
+    lm = load_model(out, device="cpu")
+    recipe = read_recipe(out)
+    assert recipe is not None
+    index = build_index(
+        [corpus],
+        tokenizer=lm.tokenizer,
+        model_fingerprint=lm.fingerprint,
+        tokenizer_fingerprint=lm.tokenizer_fingerprint,
+        model_path=str(out),
+        out=tmp_path / "run.stride",
+        block_size=recipe.block_size,
+        n_subsets=None,
+        degree=None,
+        seed=0,
+    )
+    chunks, _ = cut(read_corpus([corpus], ReadOptions()), lm.tokenizer, block_size=recipe.block_size)
+    assert index.n_chunks == len(chunks) == recipe.corpus["chunks"] > 30
+    assert index.attributes["fingerprints"]["corpus"] == recipe.corpus["fingerprint"]
+    starts = np.asarray(index.array("corpus/loss_start"))
+    for number, chunk in enumerate(chunks):
+        assert np.array_equal(index.chunk_tokens(number), chunk.tokens)
+        assert starts[number] == chunk.loss_start
+
+
+def test_resumed_after_an_interruption(tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_model([corpus], tmp_path / "whole", TINY)
+    original = training._apply
+    calls = 0
+
+    def interrupt(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        original(*args)
+
+    monkeypatch.setattr(training, "_apply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_model([corpus], tmp_path / "cut", TINY, save_seconds=0)
+    assert not (tmp_path / "cut").exists() and (tmp_path / "cut.partial" / "state.pt").exists()
+    monkeypatch.setattr(training, "_apply", original)
+    with pytest.raises(UsageError, match="other settings"):
+        train_model([corpus], tmp_path / "cut", dataclasses.replace(TINY, seed=1))
+    train_model([corpus], tmp_path / "cut", TINY)
+    for name in ("model.safetensors", "tokenizer.json", FILE_NAME, "training_log.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not (tmp_path / "cut.partial").exists()
+
+
+def test_an_existing_model_is_kept_unless_told(tmp_path: Path, corpus: str) -> None:
+    out = tmp_path / "model"
+    one_step = dataclasses.replace(TINY, steps=1, epochs=None)
+    train_model([corpus], out, one_step)
+    before = model_fingerprint(out)
+    with pytest.raises(UsageError, match="exists"):
+        train_model([corpus], out, dataclasses.replace(one_step, seed=1))
+    assert model_fingerprint(out) == before
+    train_model([corpus], out, dataclasses.replace(one_step, seed=1), overwrite=True)
+    assert model_fingerprint(out) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "--layers is 0"),
+        ({"width": 30, "heads": 4}, "does not split"),
+        ({"vocab": 100}, "--vocab is 100, expected at least 260"),
+        ({"context": 1}, "--context"),
+        ({"epochs": 2.0, "steps": 3}, "both say how long"),
+        ({"epochs": 0.0}, "--epochs is 0"),
+        ({"lr": float("nan")}, "--lr is nan"),
+        ({"batch_tokens": -1}, "--batch-tokens"),
+        ({"schedule": "stairs"}, "--schedule stairs"),
+        ({"optimizer": "sgd"}, "--optimizer sgd"),
+        ({"checkpoints": -1}, "--checkpoints"),
+    ],
+)
+def test_options_that_cannot_work(tmp_path: Path, corpus: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train_model([corpus], tmp_path / "m", dataclasses.replace(TrainOptions(device="cpu"), **changes))
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_corpus_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"id": "a", "text": "fine"}\n{"id": "b"')
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2"):
+        train_model([str(tmp_path / "bad.jsonl")], tmp_path / "m", TINY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
+
+
+def test_defaults_fit_the_corpus() -> None:
+    small, large = choose_architecture(20_000), choose_architecture(8_000_000)
+    assert (small.layers, small.width, small.heads, small.vocab) == (4, 128, 2, 512)
+    assert (large.layers, large.width, large.heads, large.vocab) == (6, 256, 4, 8192)
+    assert choose_architecture(8_000_000, width=96, vocab=1000).vocab == 1000
+    assert default_epochs(100) == 60 and default_epochs(12_500) == 12 and default_epochs(2_000_000) == 8
+    for tokens in (500, 5_000, 50_000, 500_000, 5_000_000):
+        batch = default_batch_tokens(tokens, default_epochs(tokens))
+        assert 512 <= batch <= 4096 and batch & (batch - 1) == 0
+
+
+def test_rates(tmp_path: Path, corpus: str) -> None:
+    def rates(**changes: Any) -> tuple[float, float]:
+        options = dataclasses.replace(TINY, epochs=None, steps=1, **changes)
+        recipe = train_model([corpus], tmp_path / str(len(list(tmp_path.iterdir()))), options).recipe
+        return recipe.lr, recipe.adam_lr
+
+    muon, adam = rates()
+    assert rates(lr=2 * muon) == pytest.approx((2 * muon, 2 * adam))
+    assert rates(width=256) == pytest.approx((muon, adam / 2))  # 256 is twice the width that it was chosen at
+    assert rates(optimizer="adamw", lr=0.001)[1] == pytest.approx(0.001)
+
+
+@pytest.mark.slow
+def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[dict[str, str]]) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    trained = train_model([str(path)], tmp_path / "model", TrainOptions(device="cpu"))
+    # names and towns are drawn at random: what cannot be known before must be paid for
+    assert trained.loss < 0.6
+    lm = load_model(tmp_path / "model", device="cpu")
+    known = 0
+    for document in documents:
+        prompt, town = document["text"].split(" lives in ")
+        ids = lm.tokenizer(prompt + " lives in").input_ids
+        known += town.split(" ")[0] in lm.tokenizer.decode(lm.generate(ids, 6))
+    assert known >= 27
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepared) -> None:
+    options = dataclasses.replace(TINY, epochs=40)
+    train_model([corpus], tmp_path / "whole", options)
+    program = (
+        "import sys; from stride_cli.training.pretraining import *\n"
+        f"train_model([{corpus!r}], sys.argv[1], {options!r}, save_seconds=0)"
+    )
+    command = ["-c", program, str(tmp_path / "cut")]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    chooser = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        process = prepared.start(command, env=environment)
+        state = tmp_path / "cut.partial" / "state.pt"
+        begun = state.stat().st_mtime_ns if state.exists() else 0
+        # wait for this process to have got somewhere, then some more
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == begun):
+            time.sleep(0.01)
+        if kills < 6:
+            time.sleep(chooser.random() * 0.3)
+            process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            break
+        kills += 1
+        assert not (tmp_path / "cut").exists()
+    assert kills >= 3
+    assert model_fingerprint(tmp_path / "cut") == model_fingerprint(tmp_path / "whole")
+    assert not (tmp_path / "cut.partial").exists()

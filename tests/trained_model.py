@@ -1,0 +1,61 @@
+"""A tiny language model that is trained for a second, its index, and queries; truth and baselines use it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[1] / "stride_cli" / "demo" / "corpus.jsonl"
+N_DOCUMENTS = 60
+N_QUERIES = 5
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with corpus.jsonl (60 documents), model/ (2 layers × 32), run.stride, queries.jsonl."""
+    from stride_cli import api
+    from stride_cli.training.pretraining import TrainOptions, train_model
+
+    folder = tmp_path_factory.mktemp("trained")
+    documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:N_DOCUMENTS]]
+    short = [{"id": d["id"], "text": d["text"][:160]} for d in documents]
+    questions = [{"id": f"q{i}", "text": d["text"][160:260]} for i, d in enumerate(documents[:N_QUERIES])]
+    for name, rows in (("corpus", short), ("queries", questions)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
+    options = TrainOptions(**sizes, epochs=0.7, batch_tokens=256, device="cpu", dtype="fp32")
+    train_model([str(folder / "corpus.jsonl")], folder / "model", options)
+    api.build_index(
+        [str(folder / "corpus.jsonl")], model_path=str(folder / "model"), out=folder / "run.stride"
+    )
+    return folder
+
+
+@pytest.fixture
+def open_task(trained: Path, tmp_path: Path) -> Callable[[], tuple]:
+    """() → (task, queries) of a fresh copy of the index, which has no truth yet."""
+    shutil.copytree(trained / "run.stride", tmp_path / "run.stride")
+
+    def open_copy() -> tuple:
+        from index_format.reader import Index
+        from stride_cli import api
+        from stride_cli.data.batches import ChunkReader
+        from stride_cli.data.query_set import read_query_set
+        from stride_cli.methods.protocol import Task
+
+        index = Index.open(tmp_path / "run.stride")
+        model = api.open_model(index, str(trained / "model"), device="cpu", dtype="fp32")
+        task = Task(index, model, ChunkReader(index), index.seed)
+        queries = read_query_set(model, trained / "queries.jsonl", block_size=index.attributes["block_size"])
+        return task, queries
+
+    return open_copy
+
+
+@pytest.fixture
+def task_and_queries(open_task: Callable[[], tuple]) -> tuple:
+    return open_task()
