@@ -40,7 +40,7 @@ def _children(parent: int, *named: str) -> list[int]:
 
 def _workers() -> list[int]:
     """What the spawners of this process have forked."""
-    spawners = _children(os.getpid(), "-f", "evaluation.engines import serve")
+    spawners = _children(os.getpid(), "-f", engines.serve.__module__ + " import serve")
     return [worker for spawner in spawners for worker in _children(spawner)]
 
 
@@ -65,14 +65,15 @@ def test_a_worker_that_dies_is_replaced(task_and_queries, tmp_path, capsys):
     store = tmp_path / "several"
 
     def kill_one() -> None:
-        while len(list(store.glob("*.outcome"))) < 2:
+        while not (workers := _workers()) or len(list(store.glob("*.outcome"))) < 2:
             time.sleep(0.005)
-        os.kill(_workers()[0], signal.SIGKILL)
+        os.kill(workers[0], signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_one)
+    killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
     several = retrain(trainer, jobs, store=store, workers=2)
-    killer.join()
+    killer.join(60)
+    assert not killer.is_alive()
     assert _bytes(alone) == _bytes(several)
     assert "a worker died (status -9)" in capsys.readouterr().err
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from stride_cli.audit.records import AUDIT_RECORDS
-from stride_cli.corpus.records import INDEX_RECORDS
-from stride_cli.evaluation.records import EVALUATION_RECORDS
-from stride_cli.evaluation.verify_records import VERIFY_RECORDS
-from stride_cli.models.records import MODEL_RECORDS
-from stride_cli.selection.records import SELECTION_RECORDS
-from stride_cli.tuning.records import TUNING_RECORDS
+from stride_cli.schema.audit_records import AUDIT_RECORDS
+from stride_cli.schema.evaluation_records import EVALUATION_RECORDS
+from stride_cli.schema.index_records import INDEX_RECORDS
+from stride_cli.schema.model_records import MODEL_RECORDS
+from stride_cli.schema.selection_records import SELECTION_RECORDS
+from stride_cli.schema.tuning_records import TUNING_RECORDS
+from stride_cli.schema.verify_records import VERIFY_RECORDS
 
 _HIT = {
     "rank": ("number", "position, 1 = most influential; ties share their mid-rank"),

@@ -12,8 +12,8 @@ import pytest
 from stride_cli.evaluation.compare import Entry, Ground, compare_methods
 from stride_cli.evaluation.distribution import describe
 from stride_cli.evaluation.metrics import predicted_response
-from stride_cli.evaluation.page import render_page, write_page
 from stride_cli.evaluation.scoring import Run
+from stride_cli.report.comparison_page import render_page, write_page
 
 VOID = {"meta", "line", "circle", "path"}
 
