@@ -77,8 +77,10 @@ def build_index(
     from stride_cli.corpus.plan import check_design, choose_block_size
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.examples_index import build_classifier_index
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import is_classifier
-    from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.loading import model_fingerprint
 
     check_design(n_subsets, degree)
     if is_classifier(model_path):

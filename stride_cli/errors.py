@@ -62,3 +62,8 @@ def require_extra(module: str, extra: str) -> MissingExtraError:
         f"this needs the Python package '{module}', which is not installed",
         fix=f"pip install 'stride-tda[{extra}]'",
     )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

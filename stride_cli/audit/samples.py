@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import QueryError
-from stride_cli.training.epoch_batches import scored_positions
 
 if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions

@@ -58,7 +58,7 @@ def train_classifier(
     sources: Sequence[str], out: Path, *, overwrite: bool, json: bool, columns: dict[str, Any], **options: Any
 ) -> None:
     """Train a classifier and say what came out."""
-    from stride_cli.commands.model import _show
+    from stride_cli.commands.tables import show_record
     from stride_cli.models.classifier.examples import Columns
     from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
@@ -92,7 +92,7 @@ def train_classifier(
         "epochs": trained.recipe.epochs,
         "seconds": time.monotonic() - begin,
     }
-    _show(record, json, title="model")
+    show_record(record, json, title="model")
     output.note(f"next: stride index build {sources[0]} --model {out}")
 
 

@@ -146,9 +146,9 @@ def compare(
     """
     from stride_cli.commands.tables import number, print_table, seconds, size, with_error
     from stride_cli.errors import UsageError
+    from stride_cli.evaluation.apart import run_apart
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.compare import compare_methods, comparison_record
-    from stride_cli.evaluation.scoring import run_apart
     from stride_cli.output import emit, note, progress, wants_json
     from stride_cli.report.comparison_page import write_page
 

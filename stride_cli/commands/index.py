@@ -185,8 +185,10 @@ def build(
     from stride_cli.corpus.build import build_index
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import check_design, choose_block_size
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import is_classifier
-    from stride_cli.models.loading import load_tokenizer, model_fingerprint, tokenizer_fingerprint
+    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.loading import model_fingerprint
 
     check_design(subsets, degree)
     begin = time.monotonic()
@@ -242,7 +244,8 @@ def append(
     """
     from index_format.reader import Index
     from stride_cli.corpus.build import append_to_index
-    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.language.checkpoint import load_tokenizer
 
     path = find_index(index)
     begin = time.monotonic()
@@ -321,7 +324,7 @@ def plan(
     elif corpus and model:
         from stride_cli.corpus.build import survey_corpus
         from stride_cli.corpus.context import context_length
-        from stride_cli.models.loading import load_tokenizer
+        from stride_cli.models.language.checkpoint import load_tokenizer
 
         tokenizer = load_tokenizer(model)
         vocabulary = len(tokenizer)

@@ -13,6 +13,7 @@ from stride_cli import output
 from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument, _example, _with_reading
 from stride_cli.commands.options import Json
+from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
@@ -272,9 +273,9 @@ def info(
     json: Json = False,
 ) -> None:
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
-    from stride_cli.models.language.description import describe_model
+    from stride_cli.models.description import describe_model
 
-    _show({"schema": "stride.model_info/1", **describe_model(model)}, json, title=model)
+    show_record({"schema": "stride.model_info/1", **describe_model(model)}, json, title=model)
 
 
 def _report(trained: Trained, seconds: float, json: bool) -> None:
@@ -290,33 +291,4 @@ def _report(trained: Trained, seconds: float, json: bool) -> None:
         "chunks": trained.recipe.corpus["chunks"],
         "seconds": seconds,
     }
-    _show(record, json, title="model")
-
-
-def _show(record: dict[str, Any], json: bool, *, title: str) -> None:
-    if output.wants_json(json):
-        output.emit(record)
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, show_header=False, title_justify="left")
-    for name, value in _flat(record):
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in record.items():
-        if name == "schema":
-            continue
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            rows.append((prefix + name, f"{value:.4g}"))
-        elif isinstance(value, int):
-            rows.append((prefix + name, f"{value:,}"))
-        elif value is not None:
-            rows.append((prefix + name, str(value)))
-    return rows
+    show_record(record, json, title="model")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stride_cli import output
+
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, stderr: bool = False
@@ -49,3 +51,33 @@ def size(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     """Seconds with three digits that matter."""
     return "–" if value is None else f"{value:.3g} s"
+
+
+def show_record(record: dict[str, Any], json: bool, *, title: str) -> None:
+    """A record as JSON, or as a table of names and values for people."""
+    if output.wants_json(json):
+        output.emit(record)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in _flat(record):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for name, value in record.items():
+        if name == "schema":
+            continue
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            rows.append((prefix + name, f"{value:.4g}"))
+        elif isinstance(value, int):
+            rows.append((prefix + name, f"{value:,}"))
+        elif value is not None:
+            rows.append((prefix + name, str(value)))
+    return rows

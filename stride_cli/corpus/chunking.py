@@ -350,3 +350,10 @@ def _chunk(tokens: np.ndarray, scored: np.ndarray) -> Chunk:
     mask = scored.astype(np.uint8)
     mask[0] = 0
     return Chunk(tokens, start, mask)
+
+
+def scored_positions(chunk: Chunk) -> np.ndarray:
+    """Positions of a chunk's scored tokens (ω), ascending, each at least 1."""
+    if chunk.loss_mask is None:
+        return np.arange(chunk.loss_start, len(chunk.tokens))
+    return np.flatnonzero(chunk.loss_mask)

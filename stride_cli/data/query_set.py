@@ -117,9 +117,8 @@ def read_query_set(model: CausalLM, path: str | Path, *, block_size: int) -> Que
 
     if isinstance(model, ClassifierModel):  # a file of examples, or "held-out": the rows kept back
         return model.read_queries(path)
-    from stride_cli.corpus.chunking import DocumentTokenizer
+    from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
     from stride_cli.corpus.readers import ReadOptions, open_documents
-    from stride_cli.training.epoch_batches import scored_positions
 
     cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
     stream, _ = open_documents([str(path)], ReadOptions())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import StrideError
+from stride_cli.errors import StrideError, first_line
 from stride_cli.evaluation import metrics
 from stride_cli.evaluation.breakdown import (
     mean_over_queries,
@@ -19,7 +19,7 @@ from stride_cli.evaluation.breakdown import (
 )
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
-from stride_cli.evaluation.scoring import Run, first_line
+from stride_cli.evaluation.scoring import Run
 from stride_cli.training.truth import seeds_in_words
 
 KINDS = ("spearman", "pearson", "kendall")

@@ -13,10 +13,11 @@ from stride_cli.errors import UsageError
 from stride_cli.evaluation import metrics
 from stride_cli.evaluation.resampling import Estimate, Resampler
 from stride_cli.randomness import stream
-from stride_cli.training.retraining import Job, retrain
+from stride_cli.training.jobs import Job
+from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
-    from stride_cli.training.retraining import Trainer
+    from stride_cli.training.jobs import Trainer
 
 FEWEST_CHUNKS = 3
 

@@ -14,10 +14,11 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.ranking import random_chunks
 from stride_cli.evaluation.resampling import Interval, mean_interval
-from stride_cli.training.retraining import Job, Outcome, retrain
+from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
-    from stride_cli.training.retraining import Trainer
+    from stride_cli.training.jobs import Trainer
 
 DRAWS = 5
 

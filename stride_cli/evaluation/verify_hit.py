@@ -16,11 +16,12 @@ from stride_cli.errors import UsageError
 from stride_cli.evaluation.resampling import LEVEL, Interval
 from stride_cli.output import note
 from stride_cli.randomness import stream
-from stride_cli.training.retraining import Job, count_missing, retrain
+from stride_cli.training.jobs import Job
+from stride_cli.training.retraining import count_missing, retrain
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.training.retraining import Trainer
+    from stride_cli.training.jobs import Trainer
 
 EFFECT = 0.1  # nats: the probability of a token falls by a tenth
 DEPENDED, NO_EVIDENCE, TOO_FEW = "depended", "no_evidence", "too_few_runs"

@@ -189,7 +189,8 @@ class AirRep(LearnsFromTruth):
         """Splits of the corpus itself, with a model trained on every subset; finished ones are kept."""
         from stride_cli.data.query_set import QuerySet
         from stride_cli.methods.airrep_training import Split
-        from stride_cli.training.retraining import Job, open_trainer, retrain, store_of
+        from stride_cli.training.jobs import Job
+        from stride_cli.training.retraining import open_trainer, retrain, store_of
 
         n_chunks = task.n_chunks
         scored = np.array([row for row in range(n_chunks) if task.chunks.chunk(row)[1][1:].any()], np.int64)

@@ -114,8 +114,9 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
 def _check_readable(index: Index, path: str) -> None:
     """Whether a checkpoint reads the index's chunks: the same tokens (or classes), a context long enough."""
     from stride_cli.corpus.context import context_length
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import is_classifier, is_classifier_index
-    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+    from stride_cli.models.language.checkpoint import load_tokenizer
 
     kind = is_classifier_index(index)
     if is_classifier(path) != kind:

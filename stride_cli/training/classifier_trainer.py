@@ -15,7 +15,7 @@ from stride_cli.errors import ModelError, QueryError, UsageError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network, is_stackable
 from stride_cli.training.classifier_loop import choose_at_once, outcomes_of, train_network, train_stacked
-from stride_cli.training.retraining import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -58,7 +58,7 @@ class ClassifierTrainer:
         return len(self.labels)
 
     def prepare(self) -> None:
-        """See `stride_cli.training.retraining.Trainer`; all is imported with this class."""
+        """See `stride_cli.training.jobs.Trainer`; all is imported with this class."""
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses and margins of the queries after training each job, in order.

@@ -20,9 +20,9 @@ from index_format.durable import make_directory
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.loading import load_model
 from stride_cli.training.engines import die_with_parent
+from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.language_trainer import query_losses
 from stride_cli.training.outcomes import job_key
-from stride_cli.training.retraining import Job, Outcome
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -34,7 +34,7 @@ _SCRIPT_BYTES = 1 << 20
 
 @dataclass
 class CommandTrainer:
-    """Runs a command once a job; see `retraining.Trainer`.
+    """Runs a command once a job; see `jobs.Trainer`.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class CommandTrainer:
         self.digest = hashlib.sha256(both.encode()).hexdigest()
 
     def prepare(self) -> None:
-        """See `stride_cli.training.retraining.Trainer`; all is imported with this class."""
+        """See `stride_cli.training.jobs.Trainer`; all is imported with this class."""
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One run of the command per job.

@@ -24,7 +24,7 @@ from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.output import note
 
 if TYPE_CHECKING:
-    from stride_cli.training.retraining import Job, Outcome, Trainer
+    from stride_cli.training.jobs import Job, Outcome, Trainer
 
 Groups = Sequence[Sequence["Job"]]
 Engine = Callable[["Trainer", Groups, int | None], Generator[tuple[int, "list[Outcome]"], None, None]]

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.corpus.chunking import scored_positions
+
 _POOL_BATCHES = 64
 
 
@@ -86,13 +88,6 @@ def _fill(lengths: np.ndarray, order: np.ndarray, batch_tokens: int) -> list[np.
             batches.append(chunks[first : first + fit])
             first += fit
     return batches
-
-
-def scored_positions(chunk: Any) -> np.ndarray:
-    """Positions of a chunk's scored tokens (ω), ascending, each at least 1."""
-    if chunk.loss_mask is None:
-        return np.arange(chunk.loss_start, len(chunk.tokens))
-    return np.flatnonzero(chunk.loss_mask)
 
 
 def make_batch(chunks: Sequence[Any], device: torch.device) -> Batch:

@@ -6,21 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import UsageError
+from stride_cli.models.devices import resolve_device
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
 from stride_cli.models.language.language_recipe import Recipe, versions
-from stride_cli.models.language.lora import add_lora
 from stride_cli.models.language.structure import check_vocabulary, context_length
-from stride_cli.models.loading import (
-    load_tokenizer,
-    load_weights,
-    model_fingerprint,
-    resolve_device,
-    tokenizer_fingerprint,
-)
+from stride_cli.models.loading import model_fingerprint
 from stride_cli.training.corpus_chunks import cut, read_corpus
+from stride_cli.training.initial_model import make_trainable
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.recorded_run import Trained, check_choices, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing
@@ -142,7 +138,7 @@ def finetune_model(
         return run_recipe(
             run,
             recipe,
-            _make_trainable(base, recipe),
+            make_trainable(base, recipe),
             chunks,
             tokenizer,
             device=device,
@@ -151,35 +147,8 @@ def finetune_model(
         )
 
 
-def base_model(recipe: Recipe) -> Any:
-    """The model that a fine-tuning starts from, on the CPU in fp32, made trainable by the recipe.
-
-    Raises
-    ------
-    ModelError
-        The base model is gone, or is another one by now.
-    """
-    assert recipe.base is not None
-    found = model_fingerprint(recipe.base)
-    if found != recipe.base_fingerprint:
-        raise ModelError(
-            f"'{recipe.base}' has fingerprint {found}, the recipe's base model {recipe.base_fingerprint}",
-            fix="put the original base model back there",
-        )
-    return _make_trainable(load_weights(recipe.base), recipe)
-
-
 def default_lr(n_parameters: int, lora_rank: int) -> float:
     """Peak rate of AdamW: low-rank matrices take ten times the rate of whole weights, small models more
     too."""
     rate = 3e-5 if n_parameters >= _SMALL else 3e-4
     return rate * 10 if lora_rank else rate
-
-
-def _make_trainable(model: Any, recipe: Recipe) -> Any:
-    if recipe.lora_rank:
-        add_lora(model, rank=recipe.lora_rank, seed=recipe.seed)
-    else:
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
-    return model

@@ -172,19 +172,6 @@ def planned_steps(
     return total, steps()
 
 
-def initial_model(recipe: Recipe) -> Any:
-    """The model that a recipe starts from: initial weights by its seed, or the base model of a fine-tuning
-    (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
-    gradients."""
-    if recipe.architecture is not None:
-        from stride_cli.models.language.nanochat import build_model
-
-        return build_model(recipe.architecture, seed=recipe.seed)
-    from stride_cli.training.finetuning import base_model
-
-    return base_model(recipe)
-
-
 @torch.no_grad()
 def mean_loss(model: Any, chunks: Sequence[Any], recipe: Recipe, *, limit: int = _EVALUATED_TOKENS) -> float:
     """Mean nats per scored token over the corpus, or over an even sample of its chunks of about `limit`

@@ -22,9 +22,10 @@ from stride_cli.models.language.language_recipe import FILE_NAME, Recipe, read_r
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
 from stride_cli.training.fast.stacked import can_stack, train_stacked
-from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.language_loop import train
 from stride_cli.training.outcomes import job_key
-from stride_cli.training.retraining import Job, Outcome
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -38,7 +39,7 @@ _SHORT = 12  # digits of a fingerprint in messages
 
 @dataclass
 class LanguageTrainer:
-    """Trains by a recipe, as `stride_cli.training.language_loop.train` does; see `retraining.Trainer`.
+    """Trains by a recipe, as `stride_cli.training.language_loop.train` does; see `jobs.Trainer`.
 
     Attributes
     ----------
@@ -77,11 +78,11 @@ class LanguageTrainer:
         return len(self.chunks)
 
     def prepare(self) -> None:
-        """See `retraining.Trainer`."""
+        """See `jobs.Trainer`."""
         import stride_cli.preloaded  # noqa: F401
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """One model per job; see `retraining.Trainer`."""
+        """One model per job; see `jobs.Trainer`."""
         return [self._evaluate(model) for model in self.models(jobs)]
 
     def models(self, jobs: Sequence[Job]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from index_format.durable import DirectoryLock, make_directory, sync_directory, 
 from stride_cli.output import note
 
 if TYPE_CHECKING:
-    from stride_cli.training.retraining import Job, Outcome
+    from stride_cli.training.jobs import Job, Outcome
 
 _SCHEMA = "stride.outcome/1"
 _SUFFIX = ".outcome"
@@ -122,7 +122,7 @@ def _encode(key: str, outcome: Outcome) -> bytes:
 
 
 def _decode(key: str, content: bytes) -> Outcome | None:
-    from stride_cli.training.retraining import Outcome
+    from stride_cli.training.jobs import Outcome
 
     head, _, data = content.partition(b"\n")
     try:

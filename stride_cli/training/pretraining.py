@@ -10,12 +10,14 @@ from typing import Any
 
 from stride_cli import output
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.models.devices import resolve_device
+from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import train_bpe
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.models.language.nanochat import choose_architecture
-from stride_cli.models.loading import resolve_device, tokenizer_fingerprint
 from stride_cli.training.corpus_chunks import cut, read_corpus
-from stride_cli.training.language_loop import choose_dtype, initial_model
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.recorded_run import Trained, check_choices, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, saved_tokenizer
 

@@ -1,17 +1,17 @@
-"""Ground truth by retraining: a job is a subset of the chunks and a seed, its outcome the queries' losses."""
+"""Ground truth by retraining: jobs in, their outcomes out, each kept as soon as it is there."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.output import progress
+from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.outcomes import OutcomeStore, job_key
 
 if TYPE_CHECKING:
@@ -19,66 +19,6 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.methods.protocol import Task
     from stride_cli.models.language.language_recipe import Recipe
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """Train on these chunks, from this seed.
-
-    Attributes
-    ----------
-    mask : (n,) bool
-    seed : int      of initial weights and order
-    """
-
-    mask: np.ndarray
-    seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a retrained model makes of the queries.
-
-    Attributes
-    ----------
-    losses : (Q,) float64              mean nats per scored token
-    margins : (Q,) float64 or None     classifiers: logit of the label − logsumexp of the others
-    """
-
-    losses: np.ndarray
-    margins: np.ndarray | None = None
-
-
-class Trainer(Protocol):
-    """Trains models on subsets of a task's chunks; can be pickled, for it is sent to worker processes.
-
-    Attributes
-    ----------
-    digest : str        SHA-256 in hex of all that decides an outcome besides mask and seed: recipe, corpus,
-                        queries
-    n_chunks : int      n
-    at_once : int       how many jobs are trained together
-    peak_bytes : int    about what that takes in memory; 0 = not known
-    """
-
-    digest: str
-    at_once: int
-    peak_bytes: int
-
-    @property
-    def n_chunks(self) -> int: ...
-
-    def prepare(self) -> None:
-        """Import what `run` needs, and compute nothing: processes are forked from this one."""
-        ...
-
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Train one model per job, on one thread.
-
-        A job's outcome depends on the jobs beside it to rounding only; the same jobs in the same order give
-        the same bits.
-        """
-        ...
 
 
 def open_trainer(

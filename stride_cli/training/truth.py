@@ -17,12 +17,13 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream, stream_key
-from stride_cli.training.retraining import Job, Outcome, count_missing, open_trainer, retrain, store_of
+from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of
 
 if TYPE_CHECKING:
     from stride_cli.methods.protocol import Task
     from stride_cli.models.language.language_recipe import Recipe
-    from stride_cli.training.retraining import Trainer
+    from stride_cli.training.jobs import Trainer
 
 _FIX = "stride evaluate truth --index {} --queries QUERIES.jsonl"
 

@@ -22,7 +22,7 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.scoring import TaskPath
 from stride_cli.randomness import stream
-from stride_cli.training.retraining import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -100,7 +100,7 @@ def random_halves(task: Task, withheld: np.ndarray, count: int) -> np.ndarray:
 
 @dataclass
 class ContinuedTrainer:
-    """Trains the index's model further on subsets; see `stride_cli.training.retraining.Trainer`.
+    """Trains the index's model further on subsets; see `stride_cli.training.jobs.Trainer`.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class ContinuedTrainer:
         return {**self.__dict__, "_opened": None}
 
     def prepare(self) -> None:
-        """See `stride_cli.training.retraining.Trainer`."""
+        """See `stride_cli.training.jobs.Trainer`."""
         import stride_cli.preloaded  # noqa: F401
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:

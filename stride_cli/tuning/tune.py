@@ -233,8 +233,9 @@ def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> t
     """The task that operators are fitted on, and what they are judged by."""
     from stride_cli.evaluation.bench import Bench, read_queries
     from stride_cli.randomness import stream_key
+    from stride_cli.training.jobs import Job, Trainer
     from stride_cli.training.language_trainer import training_bytes
-    from stride_cli.training.retraining import Job, Trainer, count_missing, open_trainer, retrain
+    from stride_cli.training.retraining import count_missing, open_trainer, retrain
 
     if options.criterion == "truth":
         bench = Bench(where, queries=options.queries)

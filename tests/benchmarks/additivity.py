@@ -46,7 +46,8 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.output import emit, note
 from stride_cli.randomness import stream
-from stride_cli.training.retraining import Job, open_trainer, retrain, store_of
+from stride_cli.training.jobs import Job
+from stride_cli.training.retraining import open_trainer, retrain, store_of
 from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 

@@ -23,7 +23,8 @@ from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.output import emit
 from stride_cli.training.engines import KEEP_MEMORY
 from stride_cli.training.fast.stacked import train_stacked
-from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import train
 
 CHUNKS = 400
 

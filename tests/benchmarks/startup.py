@@ -43,7 +43,7 @@ own_process()
 with without_collection():  # as Session.open does all of this
     import torch
     stage("torch")
-    from stride_cli.models.loading import load_tokenizer
+    from stride_cli.models.language.checkpoint import load_tokenizer
     load_tokenizer(index.attributes["model_path"])
     stage("tokenizer (transformers)")
     model = open_model(index)

@@ -199,10 +199,10 @@ class ClassifierModel:
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            from stride_cli.models.loading import model_fingerprint
+            from stride_cli.models.fingerprints import state_fingerprint
 
             statistics = [self.standardisation.mean.tolist(), self.standardisation.deviation.tolist()]
-            text = json.dumps([model_fingerprint(self.model), self.classes, self.shape, statistics])
+            text = json.dumps([state_fingerprint(self.model), self.classes, self.shape, statistics])
             self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
         return self._fingerprint
 

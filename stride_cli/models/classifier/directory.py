@@ -138,7 +138,7 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     import torch
 
     from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
-    from stride_cli.models.loading import resolve_device
+    from stride_cli.models.devices import resolve_device
 
     if dtype not in _DTYPES:
         raise ModelError(f"dtype '{dtype}' is unknown for classifiers", fix=f"one of {', '.join(_DTYPES)}")

@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
+from stride_cli.models.fingerprints import state_fingerprint, tokenizer_fingerprint
+from stride_cli.models.language.files import files_fingerprint
 from stride_cli.models.language.objective import (
     head_logits,
     logit_cap,
@@ -35,7 +37,6 @@ from stride_cli.models.language.structure import (
     check_vocabulary,
     context_length,
     find_structure,
-    first_line,
     split_call,
 )
 from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, find_linear_layers, visiting
@@ -152,16 +153,14 @@ class CausalLM:
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            from stride_cli.models.loading import model_fingerprint
-
-            self._fingerprint = model_fingerprint(self.path if self.path is not None else self.model)
+            self._fingerprint = (
+                state_fingerprint(self.model) if self.path is None else files_fingerprint(self.path)
+            )
         return self._fingerprint
 
     @property
     def tokenizer_fingerprint(self) -> str:
         if self._tokenizer_fingerprint is None:
-            from stride_cli.models.loading import tokenizer_fingerprint
-
             self._tokenizer_fingerprint = tokenizer_fingerprint(self.tokenizer)
         return self._tokenizer_fingerprint
 

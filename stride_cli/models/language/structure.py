@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stride_cli.errors import ModelError
+from stride_cli.errors import ModelError, first_line
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,3 @@ def split_call(
         return args[0], args[1:], dict(kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), (), rest
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -26,7 +26,8 @@ from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.models.muon import orthogonalised
 from stride_cli.training.epoch_batches import Batch, make_batch
 from stride_cli.training.fast import nanochat_kernels as kernels
-from stride_cli.training.language_loop import initial_model, planned_steps
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import planned_steps
 
 _ROWS = 256  # of logits at once: they stay in cache
 _BETAS = (0.9, 0.95)  # of AdamW, as in `train`

@@ -10,7 +10,7 @@ import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
-from stride_cli.training.retraining import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome
 
 N, QUERIES = 30, 5
 

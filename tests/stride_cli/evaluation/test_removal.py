@@ -11,7 +11,7 @@ import pytest
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.ranking import check_ks, document_scores, random_chunks, rank_documents, top_chunks
 from stride_cli.evaluation.removal import measure_removal, removal_jobs
-from stride_cli.training.retraining import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome
 
 N, QUERIES = 40, 4
 

@@ -135,7 +135,8 @@ def test_a_score_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 _PEAKS = """
 import mmap
 import numpy as np
-from stride_cli.evaluation.scoring import MemoryPeak, Run
+from stride_cli.evaluation.apart import MemoryPeak
+from stride_cli.evaluation.scoring import Run
 
 nothing = Run(np.zeros((1, 0)), None, 0.0, 0.0, 0.0)
 MemoryPeak().measured(nothing)  # imports what it needs
@@ -167,7 +168,8 @@ def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypat
     import time
 
     from stride_cli.errors import StrideError
-    from stride_cli.evaluation.scoring import TaskPath, run_apart
+    from stride_cli.evaluation.apart import run_apart
+    from stride_cli.evaluation.scoring import TaskPath
 
     def kill() -> None:
         while not multiprocessing.active_children():

@@ -23,7 +23,7 @@ from stride_cli.evaluation.verify_hit import (
     t_interval,
     verify_documents,
 )
-from stride_cli.training.retraining import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome
 
 N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks
 

@@ -14,13 +14,10 @@ import pytest
 import torch
 
 from stride_cli.errors import MissingExtraError, ModelError
-from stride_cli.models import loading
-from stride_cli.models.loading import (
-    load_model,
-    load_tokenizer,
-    model_fingerprint,
-    tokenizer_fingerprint,
-)
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language import checkpoint
+from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.models.loading import load_model, model_fingerprint
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def test_fingerprints_follow_the_content(saved_model: Path, model_dir: Path) -> 
     assert model_fingerprint(model_dir) == hashlib.sha256(weights.read_bytes()).hexdigest()
     lm = load_model(model_dir, device="cpu")
     assert lm.fingerprint == model_fingerprint(saved_model)
-    assert lm.tokenizer_fingerprint == tokenizer_fingerprint(saved_model)
+    assert lm.tokenizer_fingerprint == tokenizer_fingerprint(load_tokenizer(saved_model))
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
@@ -77,7 +74,7 @@ def test_tokenizer_fingerprint_ignores_the_last_call(saved_model: Path) -> None:
 
 
 def test_shards_are_all_in_the_fingerprint(saved_model: Path, tmp_path: Path) -> None:
-    model = loading.load_weights(saved_model)
+    model = checkpoint.load_weights(saved_model)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="8KB")
     load_tokenizer(saved_model).save_pretrained(tmp_path / "sharded")
     shards = sorted((tmp_path / "sharded").glob("*.safetensors"))
@@ -213,7 +210,7 @@ def test_unknown_device_and_dtype(saved_model: Path) -> None:
 
 def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="gguf") as caught:
         load_model(tmp_path / "a.gguf")
     assert caught.value.fix and "[gguf]" in caught.value.fix

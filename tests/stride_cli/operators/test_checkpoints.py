@@ -21,7 +21,8 @@ from stride_cli.attribution.additive import additive_measurement
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import ModelError
-from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
 from stride_cli.operators.designs import Designs, design_seed
@@ -199,7 +200,8 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     from index_format.verify import verify
     from stride_cli.corpus.build import append_to_index
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.loading import load_tokenizer, tokenizer_fingerprint
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.language.checkpoint import load_tokenizer
 
     index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
     assert verify(index) == []
@@ -363,7 +365,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
 def test_another_tokenizer_is_refused_before_anything_is_fitted(
     run_folder: Path, bare: Path, tmp_path: Path
 ) -> None:
-    from stride_cli.models.loading import tokenizer_fingerprint
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.training.pretraining import TrainOptions, train_model
 
     other = tmp_path / "other"
@@ -374,7 +376,7 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
     with pytest.raises(IndexMismatch, match="another tokenizer") as refused:
         api.train(bare, api.TrainOptions(checkpoints=[kept(run_folder)[0], other]))
     for path in (run_folder / "model", other):
-        assert tokenizer_fingerprint(path) in str(refused.value)
+        assert tokenizer_fingerprint(load_tokenizer(path)) in str(refused.value)
     assert not (bare / "operators.partial").exists()
     with pytest.raises(ModelError, match="there is no model"):
         api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "nothing"]))
@@ -386,7 +388,7 @@ def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: P
     import torch
     from transformers import AutoTokenizer, NanoChatConfig, NanoChatForCausalLM
 
-    from stride_cli.models.loading import quiet_transformers
+    from stride_cli.models.language.checkpoint import quiet_transformers
 
     config = json.loads((run_folder / "model" / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")

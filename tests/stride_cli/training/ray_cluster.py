@@ -26,7 +26,8 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import read_query_set
 from stride_cli.errors import CorpusError
 from stride_cli.methods.protocol import Task
-from stride_cli.training.retraining import Job, Outcome, Trainer, open_trainer, retrain
+from stride_cli.training.jobs import Job, Outcome, Trainer
+from stride_cli.training.retraining import open_trainer, retrain
 
 
 def main(place: str, model_path: str, asked: str, folder: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from stride_cli.errors import CorpusError, ModelError, StrideError
 from stride_cli.training import engines
-from stride_cli.training.retraining import Job, open_trainer, retrain
+from stride_cli.training.jobs import Job
+from stride_cli.training.retraining import open_trainer, retrain
 
 
 def _jobs(n: int, count: int) -> list[Job]:

@@ -14,13 +14,15 @@ import torch
 
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.language.lora import add_lora, merged_weights
-from stride_cli.models.loading import load_model, load_weights, model_fingerprint
+from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.corpus_chunks import cut, read_corpus
-from stride_cli.training.finetuning import FinetuneOptions, base_model, default_lr, finetune_model
-from stride_cli.training.language_loop import initial_model, mean_loss, train
+from stride_cli.training.finetuning import FinetuneOptions, default_lr, finetune_model
+from stride_cli.training.initial_model import base_model, initial_model
+from stride_cli.training.language_loop import mean_loss, train
 
 QUICK = FinetuneOptions(epochs=30, lr=0.01, dtype="fp32", device="cpu", batch_tokens=256)
 

@@ -15,7 +15,8 @@ import torch
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import CorpusError, ModelError, NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
-from stride_cli.training.language_loop import choose_dtype, initial_model, mean_loss, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import choose_dtype, mean_loss, train
 from stride_cli.training.recorded_run import count_steps
 
 BATCH_TOKENS = 60

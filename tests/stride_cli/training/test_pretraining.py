@@ -16,12 +16,15 @@ import pytest
 import torch
 
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import choose_architecture
-from stride_cli.models.loading import load_model, model_fingerprint, tokenizer_fingerprint
+from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.corpus_chunks import cut, read_corpus
-from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import train
 from stride_cli.training.pretraining import (
     TrainOptions,
     default_batch_tokens,
@@ -49,7 +52,7 @@ def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, s
     recipe = read_recipe(out)
     assert recipe == trained.recipe and recipe is not None
     assert recipe.corpus["documents"] == len(documents)
-    assert recipe.tokenizer_fingerprint == tokenizer_fingerprint(out)
+    assert recipe.tokenizer_fingerprint == tokenizer_fingerprint(load_tokenizer(out))
     log = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
     assert [point["step"] for point in log] == list(range(1, recipe.steps + 1))
     steps = sorted((out / "checkpoints").iterdir())

@@ -15,10 +15,12 @@ from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.training.corpus_chunks import cut, read_corpus
-from stride_cli.training.language_loop import initial_model, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.jobs import Job
+from stride_cli.training.language_loop import train
 from stride_cli.training.language_trainer import index_chunks, query_losses
 from stride_cli.training.outcomes import OutcomeStore, job_key
-from stride_cli.training.retraining import Job, count_missing, open_trainer, retrain
+from stride_cli.training.retraining import count_missing, open_trainer, retrain
 
 
 def _jobs(n: int, count: int) -> list[Job]:

@@ -15,7 +15,7 @@ from stride_cli import api
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.schema import RECORDS
-from stride_cli.training.retraining import Job
+from stride_cli.training.jobs import Job
 from stride_cli.tuning.page import tuning_page
 from stride_cli.tuning.responses import ContinuedTrainer, WithheldChunks, random_halves, withheld_queries
 from stride_cli.tuning.tune import TuneOptions

@@ -22,7 +22,7 @@ from stride_cli.models.classifier.networks import build_network
 from stride_cli.training.classifier_loop import train_network
 from stride_cli.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
-from stride_cli.training.retraining import Job
+from stride_cli.training.jobs import Job
 from stride_cli.training.truth import Truth, build_truth
 
 

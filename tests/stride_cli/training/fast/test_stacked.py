@@ -11,7 +11,8 @@ import torch
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.training.fast.stacked import can_stack, train_stacked
-from stride_cli.training.language_loop import initial_model, mean_loss, train
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import mean_loss, train
 
 VOCAB = 300
 

@@ -1,0 +1,164 @@
+"""Loading a language model's checkpoint, whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stride_cli.errors import ModelError, first_line, require_extra
+from stride_cli.models.devices import resolve_device, resolve_dtype
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.language.files import Source, find_checkpoint, weight_files
+from stride_cli.startup import keep_imported, without_collection
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
+    """See `stride_cli.models.loading.load_model`."""
+    source = find_checkpoint(path_or_id)
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, where)
+    tokenizer = _load_tokenizer(source)
+    model = _load_weights(source, kind)
+    return CausalLM(model.to(where), tokenizer, path=str(path_or_id))
+
+
+def load_tokenizer(path_or_id: str | Path) -> Any:
+    """The checkpoint's own tokenizer (a fast one where there is one); ModelError if it has none."""
+    return _load_tokenizer(find_checkpoint(path_or_id))
+
+
+def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model itself, on the CPU; refused as by `load_model`."""
+    return _load_weights(find_checkpoint(path_or_id), dtype)
+
+
+@without_collection()  # most of it is importing
+def _load_tokenizer(source: Source) -> Any:
+    from transformers import AutoTokenizer
+
+    if source.gguf is None and not any((source.directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"'{source.given}' has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})",
+            fix=f"save the model's tokenizer beside its weights: tokenizer.save_pretrained('{source.given}')",
+        )
+    _check_gguf(source)
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(source.directory, **source.options)
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer of '{source.given}' cannot be loaded: {first_line(error)}",
+            fix="its files are damaged, or need a package that is not installed: save the tokenizer again",
+        ) from error
+
+
+@without_collection()
+def _load_weights(source: Source, dtype: torch.dtype) -> Any:
+    if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
+        importlib.import_module("transformers.modeling_utils")
+        keep_imported()
+    from transformers import AutoModelForCausalLM
+
+    weight_files(source.directory / source.gguf if source.gguf else source.directory)
+    _check_gguf(source)
+    try:
+        with quiet_transformers():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source.directory, dtype=dtype, output_loading_info=True, **source.options, **_unpacked(source)
+            )
+    except Exception as error:
+        raise ModelError(
+            f"the model '{source.given}' cannot be loaded: {first_line(error)}",
+            fix="its weights are truncated or damaged, or belong to another config.json: copy them again",
+        ) from error
+    _refuse_partial(source, model, report)
+    quantizer = getattr(model, "hf_quantizer", None)
+    if source.gguf is not None and quantizer is not None:
+        quantizer.remove_quantization_config(model)  # its weights are plain tensors, to train and to save
+    return model
+
+
+def _unpacked(source: Source) -> dict[str, Any]:
+    """Plain weights also where transformers can compute on GGUF's blocks: they are differentiated."""
+    if source.gguf is None:
+        return {}
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # an older one always dequantises
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _refuse_partial(source: Source, model: Any, report: dict[str, Any]) -> None:
+    """A tensor that the file does not have would be random, and a layer that the config does not have
+    dropped."""
+    missing = sorted(report.get("missing_keys") or ())
+    mismatched = sorted(
+        str(item[0] if isinstance(item, tuple) else item) for item in report.get("mismatched_keys") or ()
+    )
+    surplus = [key for key in sorted(report.get("unexpected_keys") or ()) if _is_block_weight(key)]
+    for what, keys in (
+        ("lack", missing),
+        ("have another shape for", mismatched),
+        ("hold, but its config does not,", surplus),
+    ):
+        if keys:
+            shown = ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
+            raise ModelError(
+                f"the weights in '{source.given}' {what} {len(keys)} tensors of its {type(model).__name__}: "
+                f"{shown}",
+                fix="weights and config.json do not belong together: copy both from one checkpoint",
+            )
+
+
+def _is_block_weight(key: str) -> bool:
+    # old GPT-2 and GPT-NeoX checkpoints carry attention-mask buffers that nobody reads
+    return bool(re.search(r"\.\d+\..*\.weight$", key))
+
+
+def _check_gguf(source: Source) -> None:
+    if source.gguf is None:
+        return
+    for module in ("gguf", "accelerate"):  # transformers reads GGUF with both
+        if importlib.util.find_spec(module) is None:
+            raise require_extra(module, "gguf")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Loading reports, progress bars and warnings of transformers are silenced: what matters becomes a
+    ModelError."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        # the progress bar of GGUF dequantisation obeys no setting
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,50 @@
+"""What a training starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stride_cli.errors import ModelError
+from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.language_recipe import Recipe
+from stride_cli.models.language.lora import add_lora
+from stride_cli.models.loading import model_fingerprint
+
+
+def initial_model(recipe: Recipe) -> Any:
+    """The model that a recipe starts from: initial weights by its seed, or the base model of a fine-tuning
+    (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
+    gradients."""
+    if recipe.architecture is not None:
+        from stride_cli.models.language.nanochat import build_model
+
+        return build_model(recipe.architecture, seed=recipe.seed)
+    return base_model(recipe)
+
+
+def base_model(recipe: Recipe) -> Any:
+    """The model that a fine-tuning starts from, on the CPU in fp32, made trainable by the recipe.
+
+    Raises
+    ------
+    ModelError
+        The base model is gone, or is another one by now.
+    """
+    assert recipe.base is not None
+    found = model_fingerprint(recipe.base)
+    if found != recipe.base_fingerprint:
+        raise ModelError(
+            f"'{recipe.base}' has fingerprint {found}, the recipe's base model {recipe.base_fingerprint}",
+            fix="put the original base model back there",
+        )
+    return make_trainable(load_weights(recipe.base), recipe)
+
+
+def make_trainable(model: Any, recipe: Recipe) -> Any:
+    """The same model, its parameters (or fresh LoRA matrices, where the recipe has a rank) to be trained."""
+    if recipe.lora_rank:
+        add_lora(model, rank=recipe.lora_rank, seed=recipe.seed)
+    else:
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+    return model
