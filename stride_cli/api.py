@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.session import Answer, QueryOptions, Session, as_query, open_model
+from stride_cli.attribution.session import Answer, QueryOptions, Session
+from stride_cli.data.query_files import as_query
+from stride_cli.data.workspace import open_model
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import TrainOptions, like_own, resolve_settings
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from stride_cli.audit.judge import AuditOptions, Finding
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.queries import Query
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.selection.select import Selection
     from stride_cli.tuning.tune import TuneOptions
 
@@ -78,12 +80,12 @@ def build_index(
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import is_classifier
+    from stride_cli.models.kinds import kind_of
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
     check_design(n_subsets, degree)
-    if is_classifier(model_path):
+    if kind_of(model_path) == "classifier":
         if len(sources) != 1:
             raise UsageError(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
@@ -122,7 +124,7 @@ def train(
     index_path: str | Path,
     options: TrainOptions | None = None,
     *,
-    model: CausalLM | None = None,
+    model: AttributableModel | None = None,
     model_path: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -135,7 +137,7 @@ def train(
     ----------
     index_path : path of the index
     options : TrainOptions
-    model : CausalLM, optional        else loaded from ``model_path`` or from where the index says
+    model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
     device, dtype : of the model to load
     overwrite : replace operators that are already there
     save_seconds : how often an unfinished fit is saved
@@ -246,7 +248,7 @@ def verify_hit(
     command: str | None = None,
     engine: str = "local",
     workers: int | None = None,
-    model: CausalLM | None = None,
+    model: AttributableModel | None = None,
     model_path: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -321,10 +323,10 @@ def tune(
     ------
     UsageError, StageMissing, NumericalError
     """
-    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.tuning.tune import TuneOptions, tune_index
 
-    where = TaskPath(Path(index_path), model_path, device, dtype)
+    where = WorkspacePath(Path(index_path), model_path, device, dtype)
     return tune_index(where, options or TuneOptions(), on_trial)
 
 
@@ -359,7 +361,7 @@ def audit(
 
 def select(
     index_path: str | Path,
-    task: str | Path,
+    workspace: str | Path,
     *,
     size: int,
     method: str = "stride",
@@ -370,11 +372,11 @@ def select(
     dtype: str = "auto",
     overwrite: bool = False,
 ) -> Selection:
-    """Documents to train on for a task, with equally many by BM25 and at random beside them.
+    """Documents to train on for a workspace, with equally many by BM25 and at random beside them.
 
     Parameters
     ----------
-    task : file of queries
+    workspace : file of queries
     size : documents to choose
     method : whose scores, as for `stride baseline`
     by : "greedy" (best rank over queries), "sum" or "quota" (tasks in turn)
@@ -389,12 +391,14 @@ def select(
     UsageError      more documents than the corpus has, an index without text, something at ``out``
     StageMissing    the index has no operators, and the method needs them
     """
-    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.selection.select import run_selection
 
-    where = TaskPath(Path(index_path), model_path, device, dtype)
+    where = WorkspacePath(Path(index_path), model_path, device, dtype)
     out = None if out is None else Path(out)
-    return run_selection(where, Path(task), size=size, method=method, by=by, out=out, overwrite=overwrite)[2]
+    return run_selection(
+        where, Path(workspace), size=size, method=method, by=by, out=out, overwrite=overwrite
+    )[2]
 
 
 def evaluate(
@@ -428,13 +432,13 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
-    from stride_cli.evaluation.scoring import TaskPath
 
     for method in methods:
         check_method(method)
-    where, path = TaskPath(Path(index_path), model_path, device, dtype), Path(queries)
+    where, path = WorkspacePath(Path(index_path), model_path, device, dtype), Path(queries)
     build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
     bench = Bench(where, queries=path, alpha=alpha)
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]

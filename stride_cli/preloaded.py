@@ -1,20 +1,5 @@
-"""Imports everything that opening a model and running a method on it imports; for processes that fork.
+"""Imports what running a method on a model imports, when it is imported; see `startup.preload`."""
 
-Nothing is computed and no device is asked for, so that there are no threads and no contexts that a fork would
-lose.
-"""
+from stride_cli.startup import preload
 
-from __future__ import annotations
-
-import gc
-
-import scipy.optimize  # noqa: F401
-import transformers
-import transformers.modeling_utils
-
-from stride_cli.startup import freeze
-
-for _name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
-    getattr(transformers, _name)  # imported when first asked for
-gc.collect()
-freeze()  # pages that the collector does not touch stay shared
+preload()

@@ -60,6 +60,22 @@ def freeze() -> None:
     atexit.register(gc.unfreeze)
 
 
+def preload() -> None:
+    """Import what opening a model and training it imports, for a process that forks others.
+
+    Nothing is computed and no device is asked for, so that there are no threads and no contexts that a fork
+    would lose.
+    """
+    import scipy.optimize  # noqa: F401
+    import transformers
+    import transformers.modeling_utils
+
+    for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
+        getattr(transformers, name)  # imported when first asked for
+    gc.collect()
+    freeze()  # pages that the collector does not touch stay shared
+
+
 def share_cores() -> None:
     """Let OpenMP's threads sleep while they wait, unless the environment says otherwise.
 

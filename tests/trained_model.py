@@ -43,14 +43,13 @@ def open_task(trained: Path, tmp_path: Path) -> Callable[[], tuple]:
     def open_copy() -> tuple:
         from index_format.reader import Index
         from stride_cli import api
-        from stride_cli.data.batches import ChunkReader
-        from stride_cli.data.query_set import read_query_set
-        from stride_cli.methods.protocol import Task
+        from stride_cli.data.query_files import read_texts
+        from stride_cli.data.workspace import Workspace
 
         index = Index.open(tmp_path / "run.stride")
         model = api.open_model(index, str(trained / "model"), device="cpu", dtype="fp32")
-        task = Task(index, model, ChunkReader(index), index.seed)
-        queries = read_query_set(model, trained / "queries.jsonl", block_size=index.attributes["block_size"])
+        task = Workspace.open(index, model)
+        queries = read_texts(model, trained / "queries.jsonl", block_size=index.attributes["block_size"])
         return task, queries
 
     return open_copy

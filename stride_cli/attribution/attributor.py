@@ -20,7 +20,7 @@ from stride_cli.errors import NumericalError, UsageError
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import Solution
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class SteeredModel(NamedTuple):
     """A model with the operators that steer it."""
 
-    model: CausalLM
+    model: AttributableModel
     operators: Operators
 
 
@@ -93,7 +93,7 @@ class Attributor:
     """
 
     operators: Sequence[Operators]
-    load: Callable[[int], CausalLM]
+    load: Callable[[int], AttributableModel]
     designs: Designs
     chunks: ChunkReader
     vocab_size: int
@@ -258,7 +258,7 @@ class Attributor:
 
         Parameters
         ----------
-        similarity : (Q, n)      of `stride_cli.methods.prior.LexicalPrior`
+        similarity : (Q, n)      of `stride_cli.attribution.prior.LexicalPrior`
         name : str               of the prior
         """
         from stride_cli.recovery.priors import prior_parts

@@ -8,7 +8,7 @@ from stride_cli.recovery.shrinkage import Shrinkage
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
@@ -28,21 +28,17 @@ PRETRAINING_PRIORS = {"tfidf": 0.25, "pairs": 1.0}
 FINETUNING_PRIORS = {"tfidf": 0.25, "pairs": 0.25}
 
 
-def recovery_defaults(index: Index, model: CausalLM, fit: str, recipe: str | None) -> dict[str, Any]:
+def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: str | None) -> dict[str, Any]:
     """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure,
     shrinkage (None: weights stay what the Lasso made them), and priors (the share that each has)."""
-    from stride_cli.models.kinds import is_classifier_index
-    from stride_cli.models.language.language_recipe import was_finetuned
-
     paper = recipe == "paper"
     usual = DEFAULT_LAMBDA_RATIO[fit]
-    pretrained = not (is_classifier_index(index) or was_finetuned(model.path))
-    if fit == "closed" and not pretrained:
+    if fit == "closed" and not model.pretrained:
         usual = _SMALL_LAMBDA_RATIO
     return {
         "lambda_ratio": PAPER_LAMBDA_RATIO if paper else usual,
         "intercept": not paper,
         "measure": "linear" if fit == "closed" else "exact",
-        "shrinkage": SHRINKAGE if fit == "closed" and pretrained else None,
-        "priors": PRETRAINING_PRIORS if pretrained else FINETUNING_PRIORS,
+        "shrinkage": SHRINKAGE if fit == "closed" and model.pretrained else None,
+        "priors": PRETRAINING_PRIORS if model.pretrained else FINETUNING_PRIORS,
     }

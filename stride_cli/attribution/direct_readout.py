@@ -20,13 +20,13 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.spaces import OperatorSpace
     from stride_cli.operators.store import Operators
 
 
 def query_gradients(
-    model: CausalLM, spaces: Sequence[OperatorSpace], layer: int, batches: Sequence[Batch]
+    model: AttributableModel, spaces: Sequence[OperatorSpace], layer: int, batches: Sequence[Batch]
 ) -> list[torch.Tensor]:
     """Gate gradients of queries, one (Q, p) float32 on the CPU a space; batches are taken as they come."""
     kept: list[list[torch.Tensor]] = [[] for _ in spaces]
@@ -53,7 +53,7 @@ def direct_scale(operators: Operators) -> float:
 
 
 def sketched_influences(
-    pairs: Iterable[tuple[CausalLM, Operators]], batches: Sequence[Batch], n_chunks: int
+    pairs: Iterable[tuple[AttributableModel, Operators]], batches: Sequence[Batch], n_chunks: int
 ) -> np.ndarray | None:
     """Estimates of every chunk's influence from its sketch, of each query at mean 0 and variance 1.
 
@@ -83,7 +83,7 @@ def sketched_influences(
 
 
 def second_estimates(
-    pairs: Iterable[tuple[CausalLM, Operators]],
+    pairs: Iterable[tuple[AttributableModel, Operators]],
     queries: QuerySet,
     batches: Sequence[Batch],
     chunks: ChunkReader,
@@ -120,7 +120,7 @@ def _standardised(values: np.ndarray) -> np.ndarray:
 
 
 def chunk_influences(
-    pairs: Iterable[tuple[CausalLM, Operators]],
+    pairs: Iterable[tuple[AttributableModel, Operators]],
     batches: Sequence[Batch],
     chunks: ChunkReader,
     rows: np.ndarray,

@@ -11,7 +11,7 @@ from stride_cli.attribution.additive import additive_measurement
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.store import Operators
 
 
@@ -56,7 +56,7 @@ def _spread(responses: np.ndarray, row_sizes: np.ndarray | None) -> np.ndarray:
 
 
 def measure_batch(
-    model: CausalLM,
+    model: AttributableModel,
     operators: Operators,
     batch: Batch,
     *,

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.errors import ModelError
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor
     from stride_cli.data.queries import Query
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
@@ -156,49 +155,18 @@ class Answer:
         }
 
 
-@without_collection()
-def open_model(
-    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
-) -> CausalLM:
-    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
-
-    Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
-
-    Raises
-    ------
-    ModelError         the index records no path, and none is given
-    IndexMismatch      another model or tokenizer than the index's
-    """
-    from stride_cli.models.classifier.directory import open_classifier
-    from stride_cli.models.kinds import is_classifier_index
-    from stride_cli.models.loading import load_model
-
-    path = model_path or index.attributes.get("model_path")
-    if not path:
-        raise ModelError(
-            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
-        )
-    if is_classifier_index(index):
-        classifier: Any = open_classifier(index, path, device=device, dtype=dtype)
-        return classifier
-    model = load_model(path, device=device, dtype=dtype)
-    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
-    index.check_fingerprint("model", model.fingerprint)
-    return model
-
-
 @dataclass
 class Session:
     """An index, its operators and its model, loaded once for many queries."""
 
     index: Index
     operators: Operators
-    model: CausalLM
+    model: AttributableModel
     designs: Designs  # of all models that measure
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
-    checkpoints: list[tuple[CausalLM, Operators]] = field(default_factory=list)
+    checkpoints: list[tuple[AttributableModel, Operators]] = field(default_factory=list)
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
@@ -207,7 +175,7 @@ class Session:
         cls,
         index_path: str | Path,
         *,
-        model: CausalLM | None = None,
+        model: AttributableModel | None = None,
         model_path: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
@@ -224,6 +192,7 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
+        from stride_cli.data.workspace import open_model
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
         from stride_cli.operators.store import Operators
 
@@ -248,16 +217,9 @@ class Session:
         )
 
     @property
-    def pairs(self) -> list[tuple[CausalLM, Operators]]:
+    def pairs(self) -> list[tuple[AttributableModel, Operators]]:
         """All models that measure, each with its operators; the index's own first."""
         return [(self.model, self.operators), *self.checkpoints]
-
-    @property
-    def is_classifier(self) -> bool:
-        """Whether queries are examples of a classifier."""
-        from stride_cli.models.kinds import is_classifier_index
-
-        return is_classifier_index(self.index)
 
     def query(
         self,
@@ -289,13 +251,21 @@ class Session:
         ------
         QueryError, NumericalError
         """
+        from stride_cli.data.query_files import as_query
         from stride_cli.data.query_set import QuerySet
         from stride_cli.recovery.ranking import rank_documents
 
         options = options or QueryOptions()
         attributor = self.attributor(options)
         start = clock()
-        query = as_query(self.index, self.model, prompt, options, response=response, span=span)
+        query = as_query(
+            self.model,
+            prompt,
+            response=response,
+            span=span,
+            max_new_tokens=options.max_new_tokens,
+            chat=options.chat,
+        )
         generated = clock()
         batches = [query.batch()]
         measured = attributor.measure(batches, check=self._spot_check() if options.check else None)
@@ -326,8 +296,8 @@ class Session:
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         chunks = [hit.chunk for hit in shown]
-        labels = self._labels(chunks) if self.is_classifier else {}
-        if self.is_classifier:
+        labels = self._labels(chunks) if self.model.classes else {}
+        if labels:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
             passages = self._passages(query, chunks)
@@ -412,20 +382,20 @@ class Session:
 
     def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
+        from stride_cli.attribution.prior import LexicalPrior
         from stride_cli.data.query_set import QuerySet
-        from stride_cli.methods.prior import LexicalPrior
-        from stride_cli.methods.protocol import Task
+        from stride_cli.data.workspace import Workspace
 
         if name not in self.priors:
             prior = LexicalPrior(name)
-            prior.fit(Task(self.index, self.model, attributor.chunks, self.index.seed))
+            prior.fit(Workspace(self.index, self.model, attributor.chunks, self.index.seed))
             self.priors[name] = prior
         similarity = self.priors[name].similarity(QuerySet.from_queries([query]))
         return attributor.with_prior([found], similarity, name)[1][0]
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
         """Labels of a classifier's rows."""
-        names: list[str] = getattr(self.model, "classes", [])
+        names = self.model.classes
         return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
 
     def _passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
@@ -438,33 +408,3 @@ class Session:
         weights = rarity(texts.values())
         wanted = f"{query.prompt} {query.response}"
         return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
-
-
-def as_query(
-    index: Index,
-    model: CausalLM,
-    prompt: str | Query,
-    options: QueryOptions,
-    *,
-    response: str | None = None,
-    span: str | None = None,
-) -> Query:
-    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
-    from stride_cli.data.queries import Query, build_query
-    from stride_cli.models.kinds import is_classifier_index
-
-    if isinstance(prompt, Query):
-        return prompt
-    if is_classifier_index(index):
-        from stride_cli.data.example_queries import row_query
-
-        classifier: Any = model
-        return row_query(classifier, prompt, label=response)
-    return build_query(
-        model,
-        prompt,
-        response=response,
-        span=span,
-        max_new_tokens=options.max_new_tokens,
-        chat=options.chat,
-    )

@@ -22,6 +22,7 @@ from stride_cli.audit.effect import Candidates, Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.samples import Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
+from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -229,11 +230,7 @@ def verdict_of(present: bool, q: float, level: float) -> str:
 
 
 def _check(session: Session, documents: Sequence[Document], options: AuditOptions) -> None:
-    if session.is_classifier:
-        raise UsageError(
-            f"index '{session.index.path}' is of a classifier, and an audit compares texts",
-            fix="give the index of a language model",
-        )
+    refuse_classifier(session.index, "an audit compares texts")
     if not documents:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
     if options.controls not in CONTROLS:

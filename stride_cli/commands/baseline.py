@@ -62,7 +62,7 @@ def baseline(
         raise UsageError("no method is given", fix="see which there are: stride baseline --list")
     opened = open_method(method)
     bench = open_bench(index, model, queries, None, device, dtype)
-    chosen, task = bench.queries, bench.task
+    chosen, task = bench.queries, bench.workspace
     owner = np.asarray(task.index.array("corpus/chunk_document"))
     opened.fit(task)
     row = 0

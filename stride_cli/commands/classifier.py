@@ -49,7 +49,7 @@ BatchSize = Annotated[int | None, _option("--batch-size", "Rows of a batch; defa
 WeightDecay = Annotated[float | None, _option("--weight-decay", "Default: what suits the network.")]
 
 
-def is_classifier_training(sources: Sequence[str], given: dict[str, Any]) -> bool:
+def wants_classifier(sources: Sequence[str], given: dict[str, Any]) -> bool:
     """Whether `stride model train` is asked for a classifier: by its file, or by an option of classifiers."""
     return any(is_examples(source) for source in sources) or any(given.values())
 

@@ -99,7 +99,9 @@ def distribution(
     bench = open_bench(index, model, queries, None, device, dtype)
     chosen = bench.queries
     rows, failed = [], 0
-    for entry in describe_methods(specs, lambda spec: run_method(bench.task, spec, chosen, describe=True)):
+    for entry in describe_methods(
+        specs, lambda spec: run_method(bench.workspace, spec, chosen, describe=True)
+    ):
         failed += _report_failure(entry)
         record = distribution_record(entry, bench.index.n_chunks, len(chosen))
         if wants_json(json):

@@ -54,9 +54,9 @@ def open_bench(
 ) -> Bench:
     """Index, truth and queries as the shared options name them."""
     from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import Bench
-    from stride_cli.evaluation.scoring import TaskPath
 
     general = resolve("general", {"model": model})
-    where = TaskPath(find_index(index), general.model, device or "auto", dtype or "auto")
+    where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
     return Bench(where, queries=queries, alpha=alpha)

@@ -86,7 +86,7 @@ def tail_patch(
     ks = _numbers(top)
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype or "fp32")
-    task, chosen = bench.task, bench.queries
+    task, chosen = bench.workspace, bench.queries
     check_ks(ks, task.n_chunks)
     patcher = Patcher(task, chosen, lr=lr)
     rows = []
@@ -153,7 +153,7 @@ def removal(
     ks = _numbers(top)
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
-    task = bench.task
+    task = bench.workspace
     chosen = _draw_queries(bench, limit)
     check_ks(ks, task.n_chunks)
     trainer = open_trainer(task, chosen, recipe=recipe, command=command)
@@ -224,7 +224,7 @@ def loo(
 
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
-    task, chosen = bench.task, bench.queries
+    task, chosen = bench.workspace, bench.queries
     sample = sample_chunks(task.n_chunks, chunks, seed=task.seed)
     store = store_of(task.index)
     note(f"at most {seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
@@ -267,8 +267,8 @@ def _scores(bench: Bench, spec: str, queries: QuerySet) -> Any:
     from stride_cli.methods.registry import open_method
 
     method = open_method(spec)
-    method.fit(bench.task)
-    return score_blocks(method, queries, bench.task.n_chunks)
+    method.fit(bench.workspace)
+    return score_blocks(method, queries, bench.workspace.n_chunks)
 
 
 def _draw_queries(bench: Bench, limit: int) -> QuerySet:
@@ -282,7 +282,7 @@ def _draw_queries(bench: Bench, limit: int) -> QuerySet:
     if len(queries) <= limit:
         return queries
     note(f"{limit} of {len(queries)} queries, drawn by lot (--limit)")
-    rows: np.ndarray = stream(bench.task.seed, "removal queries").permutation(len(queries))[:limit]
+    rows: np.ndarray = stream(bench.workspace.seed, "removal queries").permutation(len(queries))[:limit]
     return queries.take(np.sort(rows))
 
 

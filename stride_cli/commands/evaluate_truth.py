@@ -78,16 +78,16 @@ def truth(
     adds to what is there.
     """
     from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import build_truth_of
-    from stride_cli.evaluation.scoring import TaskPath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.training.truth import per_mille, seeds_in_words
 
     begin = time.monotonic()
     share = per_mille(alpha)
     general = resolve("general", {"model": model})
-    task, wanted, found = build_truth_of(
-        TaskPath(find_index(index), general.model, device or "auto", dtype or "auto"),
+    workspace, wanted, found = build_truth_of(
+        WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto"),
         queries,
         n_subsets=subsets,
         n_seeds=seeds,
@@ -103,7 +103,7 @@ def truth(
     chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
     record = {
         "schema": "stride.truth/1",
-        "index": str(task.index.path),
+        "index": str(workspace.index.path),
         "subsets": chosen.n_subsets,
         "seeds": chosen.n_seeds,
         "own_seed": chosen.own_seed,
@@ -127,4 +127,4 @@ def truth(
         f"mean loss of {len(wanted):,} queries: {record['mean_loss']:.3f} nats after retraining, "
         f"{record['base_loss']:.3f} before"
     )
-    note(f"next: stride evaluate lds --index {task.index.path}")
+    note(f"next: stride evaluate lds --index {workspace.index.path}")

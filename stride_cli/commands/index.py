@@ -186,13 +186,13 @@ def build(
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import check_design, choose_block_size
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import is_classifier
+    from stride_cli.models.kinds import kind_of
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
     check_design(subsets, degree)
     begin = time.monotonic()
-    if is_classifier(model):
+    if kind_of(model) == "classifier":
         from stride_cli import api
 
         index = api.build_index(

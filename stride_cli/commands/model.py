@@ -148,7 +148,7 @@ def train(
     A .npz of inputs and labels, or a table with --label or --network, gives a classifier.
     """
     only = {"network": network, "label": label, "rows": rows, "rows_from": rows_from, "holdout": holdout}
-    if classifier.is_classifier_training(corpus, only):
+    if classifier.wants_classifier(corpus, only):
         classifier.train_classifier(
             corpus,
             out,

@@ -89,7 +89,7 @@ def check_refine(count: int) -> None:
 
 def check_judges(halves: int | None, prior: str | None) -> None:
     """UsageError where `--halves` or `--prior` cannot be; before anything is opened."""
-    from stride_cli.methods.prior import check_prior
+    from stride_cli.attribution.prior import check_prior
 
     if halves is not None and halves < 0:
         raise UsageError(f"--halves is {halves} (expected 0 or more)", fix="try --halves 10")

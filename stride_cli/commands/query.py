@@ -28,6 +28,7 @@ from stride_cli.commands.options import (
     with_judges,
 )
 from stride_cli.errors import QueryError, UsageError
+from stride_cli.models.kinds import require_examples
 
 EXAMPLE = """\b
 Examples:
@@ -162,14 +163,10 @@ def query(
     )
     options = with_judges(options, session.index, stability=stability, halves=halves)
     as_json = wants_json(json)
-    if row is not None and not session.is_classifier:
-        raise UsageError(
-            f"--row asks for an example of a classifier, and index '{session.index.path}' is of a language "
-            "model",
-            fix='stride query "some text"',
-        )
+    if row is not None:
+        require_examples(session.index, 'stride query "some text"')
     records: Iterator[dict[str, Any]]
-    if session.is_classifier and text is None:
+    if session.model.table is not None and text is None:
         found_queries = classifier_queries(session, row, file, response)
         records = ({"prompt": query} for query in found_queries)
     else:

@@ -28,6 +28,7 @@ from stride_cli.commands.options import (
     with_judges,
 )
 from stride_cli.errors import QueryError, UsageError
+from stride_cli.models.kinds import require_examples
 
 if TYPE_CHECKING:
     from stride_cli.report.contents import ShownAnswer
@@ -165,13 +166,9 @@ class _Wanted:
         from stride_cli.commands.classifier import classifier_queries
         from stride_cli.commands.query import read_prompts
 
-        if self.row is not None and not session.is_classifier:
-            raise UsageError(
-                f"--row asks for an example of a classifier, and index '{session.index.path}' is of a "
-                "language model",
-                fix='stride report "some text"',
-            )
-        if session.is_classifier and not self.prompts:
+        if self.row is not None:
+            require_examples(session.index, 'stride report "some text"')
+        if session.model.table is not None and not self.prompts:
             for query in classifier_queries(session, self.row, self.file, self.response):
                 yield {"prompt": query}
         elif self.file is not None or self.prompts == ["-"]:

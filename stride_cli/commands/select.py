@@ -66,14 +66,14 @@ def select(
 
     from stride_cli.commands.tables import print_table
     from stride_cli.config import resolve
-    from stride_cli.evaluation.scoring import TaskPath
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.selection.select import run_selection
 
     started = time.perf_counter()
     path = find_index(index)
     general = resolve("general", {"model": model})
-    where = TaskPath(path, general.model, device or "auto", dtype or "auto")
+    where = WorkspacePath(path, general.model, device or "auto", dtype or "auto")
     opened, queries, found = run_selection(
         where, task, size=size, method=method, by=by.value, out=out, overwrite=overwrite
     )

@@ -125,13 +125,10 @@ def verify_hit(
 def check_kind(path: Path, row: str | None) -> None:
     """UsageError where a row is asked of a language model's index."""
     from index_format.reader import Index
-    from stride_cli.models.kinds import is_classifier_index
+    from stride_cli.models.kinds import require_examples
 
-    if row is not None and not is_classifier_index(Index.open(path)):
-        raise UsageError(
-            f"--row asks for an example of a classifier, and index '{path}' is of a language model",
-            fix='stride verify-hit "some text"',
-        )
+    if row is not None:
+        require_examples(Index.open(path), 'stride verify-hit "some text"')
 
 
 def render_check(found: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""One example of a classifier as a query: which training rows made the model say this label?"""
+"""Examples of a classifier as queries: which training rows made the model say this label?"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,13 +12,13 @@ import torch
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import QueryError
-from stride_cli.models.classifier.classifier_model import HELD_OUT, ClassifierModel
+from stride_cli.models.classifier.classifier_model import ClassifierModel
 from stride_cli.models.classifier.directory import find_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["HELD_OUT", "PREDICTED", "example_queries", "file_queries", "own_inputs", "row_query"]
+HELD_OUT = "held-out"
 PREDICTED = "predicted"
 
 
@@ -34,7 +35,7 @@ def row_query(model: ClassifierModel, row: str | int, *, label: str | None = Non
     QueryError      no such row or class
     """
     number = find_row(model, row)
-    return example_queries(model, model.queries_of_rows([number]), label=label)[0]
+    return example_queries(model, queries_of_rows(model, [number]), label=label)[0]
 
 
 def file_queries(model: ClassifierModel, source: str, *, label: str | None = None) -> Iterator[Query]:
@@ -42,7 +43,7 @@ def file_queries(model: ClassifierModel, source: str, *, label: str | None = Non
 
     Where the file has no labels, they are the model's own predictions, and the queries say ``generated``.
     """
-    queries, predicted = model.labelled_queries(source)
+    queries, predicted = _labelled(model, source)
     for query in example_queries(model, queries, label=label):
         yield replace(query, generated=query.generated or (predicted and label is None))
 
@@ -67,25 +68,94 @@ def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | N
     return found
 
 
-def own_inputs(model: ClassifierModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray]:
-    """What keeps queries from a file of their own readable when the model is opened again.
+def register(
+    model: ClassifierModel,
+    inputs: np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    names: Sequence[str] | None = None,
+) -> QuerySet:
+    """Append inputs to a classifier's table, as queries.
 
-    Returns
-    -------
-    (queries, inputs (A, …) float64) : the inputs that are in no row of the index's file, each once, and the
-    queries numbered as a fresh table numbers them once these inputs are the first that it is given
+    Parameters
+    ----------
+    inputs : (Q, …)        as in the training file: not standardised
+    labels : (Q,) ints     whose loss is attributed
+    names : Q strings, optional
+
+    Raises
+    ------
+    QueryError      inputs of another shape, not finite; labels that are no classes
     """
-    table = model.table
-    first = table.n_chunks + len(table.data)
-    numbers = [int(ids[0]) for ids in queries.ids]
-    added = list(dict.fromkeys(number for number in numbers if number >= first))
-    if not added:
-        return queries, np.zeros((0, *model.shape))
-    place = {number: first + row for row, number in enumerate(added)}
-    renumbered = QuerySet(
-        [np.array([place.get(int(ids[0]), int(ids[0])), int(ids[1])]) for ids in queries.ids],
-        queries.weights,
-        queries.names,
-        queries.texts,
+    inputs = np.asarray(inputs)
+    model.check_shape(inputs.shape[1:], "the queries' inputs")
+    if not np.isfinite(inputs).all():
+        raise QueryError("a query's input has a value that is not finite", fix="fill missing values in")
+    numbers = model.table.add(inputs)
+    return _queries(model, numbers, np.asarray(labels), names or [f"input {n}" for n in numbers])
+
+
+def queries_of_rows(model: ClassifierModel, rows: Sequence[int] | np.ndarray, labels: Any = None) -> QuerySet:
+    """Rows of the index's file as queries, with their own labels unless others are given.
+
+    Raises
+    ------
+    QueryError      no such row
+    """
+    rows = np.asarray(rows, np.int64)
+    if len(rows) and not (rows.min() >= 0 and rows.max() < len(model.table.data)):
+        raise QueryError(
+            f"there is no row {rows.min() if rows.min() < 0 else rows.max()} (the file has "
+            f"{len(model.table.data):,}, numbered from 0)",
+            fix="give the number or id of a row",
+        )
+    labels = model.row_labels[rows] if labels is None else np.asarray(labels)
+    return _queries(model, model.table.of_rows(rows), labels, [model.row_ids[row] for row in rows.tolist()])
+
+
+def read_examples(model: ClassifierModel, source: str | Path) -> QuerySet:
+    """Queries from ``held-out`` (rows kept back at training) or from a file like the training file.
+
+    Raises
+    ------
+    QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
+    """
+    return _labelled(model, source)[0]
+
+
+def _labelled(model: ClassifierModel, source: str | Path) -> tuple[QuerySet, bool]:
+    """As `read_examples`, and whether the labels are the model's own predictions: the file has none."""
+    if str(source) == HELD_OUT and not Path(source).exists():
+        if len(model.held_out) == 0:
+            raise QueryError(
+                "no row was held out when the model was trained",
+                fix="train it with --holdout N, or give a file of queries",
+            )
+        return queries_of_rows(model, model.held_out), False
+    if model.read_file is None:
+        raise QueryError("this model was not loaded from a directory", fix="use register()")
+    inputs, labels, names = model.read_file(str(source))
+    if labels is not None:
+        return register(model, inputs, labels, names), False
+    # the question is why the model predicts what it does
+    queries = register(model, inputs, np.zeros(len(inputs), np.int64), names)
+    ids = torch.from_numpy(np.stack(queries.ids))
+    return register(model, inputs, model.predict(ids).argmax(1).cpu().numpy(), names), True
+
+
+def _queries(
+    model: ClassifierModel, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> QuerySet:
+    if len(labels) != len(numbers):
+        raise QueryError(f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)")
+    for name, label in zip(names, labels.tolist(), strict=True):
+        if not 0 <= label < model.vocab_size:
+            raise QueryError(
+                f"the label of query '{name}', {label}, is out of range (the model has "
+                f"{model.vocab_size} classes)",
+                fix="give the number of a class",
+            )
+    return QuerySet(
+        [np.array(pair, np.int64) for pair in zip(numbers.tolist(), labels.tolist(), strict=True)],
+        [np.array([0.0, 1.0], np.float32)] * len(numbers),
+        names,
     )
-    return renumbered, np.asarray(table.take(np.array(added)), np.float64)

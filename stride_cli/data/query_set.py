@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stride_cli.data.batches import Batch, consecutive_groups, pad_batch
-from stride_cli.errors import CorpusError, QueryError
+from stride_cli.errors import QueryError
 
 if TYPE_CHECKING:
     from stride_cli.data.queries import Query
-    from stride_cli.models.language.causal_lm import CausalLM
+
+
+QUERY_BLOCK = 32  # rows of one block of scores
 
 
 class QuerySet:
@@ -95,47 +96,3 @@ class QuerySet:
         for ids, weights in zip(self.ids, self.weights, strict=True):
             digest.update(np.int64(len(ids)).tobytes() + ids.tobytes() + weights.tobytes())
         return digest.hexdigest()
-
-
-def read_query_set(model: CausalLM, path: str | Path, *, block_size: int) -> QuerySet:
-    """Queries from a file of documents, tokenised as an index tokenises its corpus.
-
-    A ``{"id", "text"}`` is scored whole, a ``{"id", "prompt", "response"}`` on its response, ``{"id",
-    "messages"}`` on the assistant's turns. A query is one chunk: longer ones are refused.
-
-    Parameters
-    ----------
-    path : JSON Lines (also compressed) or Parquet
-    block_size : int      most tokens of a query
-
-    Raises
-    ------
-    CorpusError      the file cannot be read, or holds no query; names the line
-    QueryError       a query is too long, or has no scored token
-    """
-    from stride_cli.models.classifier.classifier_model import ClassifierModel
-
-    if isinstance(model, ClassifierModel):  # a file of examples, or "held-out": the rows kept back
-        return model.read_queries(path)
-    from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
-    from stride_cli.corpus.readers import ReadOptions, open_documents
-
-    cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
-    stream, _ = open_documents([str(path)], ReadOptions())
-    documents = list(stream)
-    if not documents:
-        raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')
-    ids, weights = [], []
-    for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
-        chunks = cutter.chunks(encoded)
-        if len(chunks) != 1:
-            found = sum(len(chunk.tokens) for chunk in chunks)
-            raise QueryError(
-                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, a chunk)",
-                fix="shorten it, or split it into several queries",
-            )
-        weight = np.zeros(len(chunks[0].tokens), np.float32)
-        weight[scored_positions(chunks[0])] = 1.0
-        ids.append(np.asarray(chunks[0].tokens, np.int64))
-        weights.append(weight)
-    return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexFormatError
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import StrideError, first_line
 from stride_cli.evaluation.bench import Bench
-from stride_cli.evaluation.scoring import Run, TaskPath, run_method
+from stride_cli.evaluation.scoring import Run, run_method
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
 def run_apart(
-    where: TaskPath, spec: str, *, alpha: float, rows: np.ndarray, source: Path | None = None
+    where: WorkspacePath, spec: str, *, alpha: float, rows: np.ndarray, source: Path | None = None
 ) -> Run:
     """`run_method` on queries of the index's truth, in a process of its own, so that its memory is its own.
 
@@ -82,7 +83,7 @@ def _context() -> Any:
 
 def _serve(
     connection: Connection,
-    where: TaskPath,
+    where: WorkspacePath,
     spec: str,
     alpha: float,
     rows: np.ndarray,
@@ -101,10 +102,10 @@ def _serve(
         bench = Bench(where, queries=source, alpha=alpha)
         if source is not None:
             assert len(bench.queries)  # read, for the model to know them
-        truth, task = bench.truth, bench.task
+        truth, workspace = bench.truth, bench.workspace
         memory = MemoryPeak()
         run = run_method(
-            task,
+            workspace,
             spec,
             truth.queries.take(rows),
             masks=truth.masks,

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import StageMissing
+from stride_cli.data.query_files import read_queries
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.compare import Ground
 from stride_cli.evaluation.metrics import ENOUGH_SUBSETS
-from stride_cli.evaluation.scoring import TaskPath, match_queries, open_task
+from stride_cli.evaluation.scoring import match_queries
 from stride_cli.output import note
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
     from stride_cli.evaluation.compare import Entry
-    from stride_cli.methods.protocol import Task
     from stride_cli.training.truth import Truth
 
 _TRUTH = "stride evaluate truth --index {} --queries FILE"
@@ -31,20 +33,22 @@ class Bench:
 
     Parameters
     ----------
-    where : TaskPath
+    where : WorkspacePath
     queries : Path, optional      default: those that the truth was measured on
     alpha : float, optional       which subsets of the truth
     """
 
-    def __init__(self, where: TaskPath, *, queries: Path | None = None, alpha: float | None = None) -> None:
+    def __init__(
+        self, where: WorkspacePath, *, queries: Path | None = None, alpha: float | None = None
+    ) -> None:
         self.where = where
         self._file = queries
         self._alpha = alpha
 
     @cached_property
-    def task(self) -> Task:
+    def workspace(self) -> Workspace:
         """The index with its model."""
-        return open_task(self.where)
+        return self.where.open()
 
     @cached_property
     def index(self) -> Index:
@@ -105,7 +109,7 @@ class Bench:
         UsageError      neither is there
         """
         if self._file is not None:
-            return read_queries(self.task, self._file)
+            return read_queries(self.workspace, self._file)
         if not self.index.has("truth"):
             raise UsageError(
                 f"no queries are given, and index {self.where.index} has none of its own",
@@ -161,15 +165,17 @@ class Bench:
         for entry in compare_methods(
             list(specs),
             ground,
-            lambda spec: run_method(self.task, spec, chosen, masks=truth.masks, truth_rows=self.truth_rows),
+            lambda spec: run_method(
+                self.workspace, spec, chosen, masks=truth.masks, truth_rows=self.truth_rows
+            ),
             draws=draws,
             seed=self.index.seed,
         ):
             yield entry, ground
 
 
-def build_truth_of(where: TaskPath, path: Path, **options: Any) -> tuple[Task, QuerySet, Truth]:
-    """The truth of a file of queries, trained where it is missing: task, queries, the truth of every α.
+def build_truth_of(where: WorkspacePath, path: Path, **options: Any) -> tuple[Workspace, QuerySet, Truth]:
+    """The truth of a file of queries, trained where it is missing: workspace, queries, the truth of every α.
 
     Parameters
     ----------
@@ -177,23 +183,9 @@ def build_truth_of(where: TaskPath, path: Path, **options: Any) -> tuple[Task, Q
     """
     from stride_cli.training.truth import build_truth
 
-    task = open_task(where)
-    queries = read_queries(task, path)
-    return task, queries, build_truth(task, queries, **options)
-
-
-def read_queries(task: Task, path: Path) -> QuerySet:
-    """Queries of a file, for a task of either kind.
-
-    Raises
-    ------
-    CorpusError, QueryError, UsageError
-    """
-    from stride_cli.data.query_set import read_query_set
-
-    if task.is_language and not path.is_file():
-        raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
-    return read_query_set(task.model, path, block_size=int(task.index.attributes["block_size"]))
+    workspace = where.open()
+    queries = read_queries(workspace, path)
+    return workspace, queries, build_truth(workspace, queries, **options)
 
 
 def split_methods(given: str) -> list[str]:

@@ -19,7 +19,7 @@ from stride_cli.training.truth import subset_seeds
 if TYPE_CHECKING:
     from stride_cli.attribution.session import QueryOptions
     from stride_cli.data.queries import Query
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 
 def verify_hit(
@@ -37,24 +37,24 @@ def verify_hit(
     command: str | None,
     engine: str,
     workers: int | None,
-    model: CausalLM | None,
+    model: AttributableModel | None,
     model_path: str | None,
     device: str,
     dtype: str,
 ) -> dict[str, Any]:
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
-    from stride_cli import api
-    from stride_cli.data.batches import ChunkReader
+    from stride_cli.attribution.session import Session
+    from stride_cli.data.query_files import as_query
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
     started = time.monotonic()
     if documents is None and options.top < 1:
         raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
     influences: list[float | None]
     if documents is None:
-        session = api.Session.open(index_path, model=model, model_path=model_path, device=device, dtype=dtype)
+        session = Session.open(index_path, model=model, model_path=model_path, device=device, dtype=dtype)
         index, loaded = session.index, session.model
         answer = session.query(prompt, options, response=response, span=span)
         query, hits = answer.query, answer.supporters
@@ -72,16 +72,23 @@ def verify_hit(
         index = Index.open(index_path)
         chosen = find_documents(index, documents)
         influences = [None] * len(chosen)
-        loaded = model or api.open_model(index, model_path, device=device, dtype=dtype)
-        query = api.as_query(index, loaded, prompt, options, response=response, span=span)
-    task = Task(index, loaded, ChunkReader(index), index.seed)
+        loaded = Workspace.open(index, model or model_path, device=device, dtype=dtype).model
+        query = as_query(
+            loaded,
+            prompt,
+            response=response,
+            span=span,
+            max_new_tokens=options.max_new_tokens,
+            chat=options.chat,
+        )
+    workspace = Workspace.open(index, loaded)
     queries = QuerySet.from_queries([query])
     if seeds == 1:
         note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
-    lengths = np.asarray(task.chunks.lengths)
+    lengths = np.asarray(workspace.chunks.lengths)
     owners = np.asarray(index.array("corpus/chunk_document"))
     found = verify_documents(
-        open_trainer(task, queries, recipe=recipe, command=command),
+        open_trainer(workspace, queries, recipe=recipe, command=command),
         chosen,
         subset_seeds(index.seed, max(0, seeds)).tolist(),
         chunk_document=owners,

@@ -1,4 +1,4 @@
-"""One method run on one task: blocks of scores pass through, sums over subsets and a few numbers remain."""
+"""One method, run: blocks of scores pass through, sums over subsets and a few numbers remain."""
 
 from __future__ import annotations
 
@@ -18,17 +18,8 @@ from stride_cli.evaluation.metrics import predicted_response
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Method, Task
-
-
-@dataclass(frozen=True)
-class TaskPath:
-    """How another process opens the same task: index, model (None: where the index says), device, dtype."""
-
-    index: Path
-    model: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.methods.protocol import Method
 
 
 @dataclass(frozen=True)
@@ -60,29 +51,8 @@ class Run:
     reliability: np.ndarray | None = None
 
 
-def open_task(where: TaskPath) -> Task:
-    """The index and its model, as every method sees them.
-
-    Raises
-    ------
-    IndexNotFound, IndexDamaged, IndexMismatch, ModelError
-    """
-    from index_format.reader import Index
-    from stride_cli.attribution.session import open_model
-    from stride_cli.data.batches import ChunkReader
-    from stride_cli.methods.protocol import Task
-    from stride_cli.training.truth import register_inputs
-
-    index = Index.open(where.index)
-    model = open_model(index, where.model, device=where.device, dtype=where.dtype)
-    task = Task(index, model, ChunkReader(index), index.seed)
-    if not task.is_language:
-        register_inputs(index, model)
-    return task
-
-
 def run_method(
-    task: Task,
+    workspace: Workspace,
     spec: str,
     queries: QuerySet,
     *,
@@ -101,7 +71,7 @@ def run_method(
 
     Raises
     ------
-    UsageError, MissingExtraError         the method does not exist, or not here, or not for this task
+    UsageError, MissingExtraError         the method does not exist, or not here, or not for this workspace
     NumericalError                        a score is not finite
     """
     from stride_cli.methods.registry import open_method
@@ -110,11 +80,11 @@ def run_method(
     with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
         started = time.perf_counter()
         method = open_method(spec)
-        method.fit(task)
+        method.fit(workspace)
         fitted = time.perf_counter()
         bound = getattr(method, "active_bound", None)
         counter = DistributionCounter(active_bound=bound) if describe else None
-        for block in score_blocks(method, queries, task.n_chunks):
+        for block in score_blocks(method, queries, workspace.n_chunks):
             paused = time.perf_counter()
             if masks is not None:
                 predicted.append(predicted_response(block, masks))

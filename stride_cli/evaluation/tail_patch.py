@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 LEARNING_RATE = 1e-4  # app:metrics
 DRAWS = 8
@@ -64,7 +64,7 @@ class Patcher:
 
     Parameters
     ----------
-    task : Task            the model in float32: a step of 1e-4 is lost in bf16
+    workspace : Workspace            the model in float32: a step of 1e-4 is lost in bf16
     queries : QuerySet     whose log p is looked at
     lr : float             η of θ' = θ − η ∇L(A_k; θ), L in mean nats per scored token of the batch
 
@@ -73,18 +73,18 @@ class Patcher:
     UsageError      the model is not float32, or `lr` is not positive
     """
 
-    def __init__(self, task: Task, queries: QuerySet, *, lr: float = LEARNING_RATE) -> None:
+    def __init__(self, workspace: Workspace, queries: QuerySet, *, lr: float = LEARNING_RATE) -> None:
         import torch
 
         if not lr > 0:
             raise UsageError(f"the learning rate is {lr} (expected more than 0)", fix="try --lr 1e-4")
-        if task.model.dtype not in (torch.float32, torch.float64):
+        if workspace.model.dtype not in (torch.float32, torch.float64):
             raise UsageError(
-                f"the model is in {task.model.dtype}, and a step of {lr:g} would be rounded away in it",
+                f"the model is in {workspace.model.dtype}, and a step of {lr:g} would be rounded away in it",
                 fix="run with --dtype fp32",
             )
-        self.task, self._queries, self._lr = task, queries, lr
-        self._parameters: list[torch.nn.Parameter] = list(task.model.model.parameters())
+        self.workspace, self._queries, self._lr = workspace, queries, lr
+        self._parameters: list[torch.nn.Parameter] = list(workspace.model.model.parameters())
         self.base = self._losses(range(len(queries)))  # (Q,)
 
     def change(self, chunks: np.ndarray, rows: Sequence[int]) -> np.ndarray:
@@ -119,13 +119,13 @@ class Patcher:
 
     def _gradient(self, chunks: np.ndarray) -> list[torch.Tensor | None]:
         """∇ of the mean loss over all scored tokens of the chunks, one tensor a parameter."""
-        batches = list(self.task.chunks.batches(_BATCH_TOKENS, np.sort(chunks)))
+        batches = list(self.workspace.chunks.batches(_BATCH_TOKENS, np.sort(chunks)))
         total = float(sum(float(batch.scored.sum()) for batch in batches))
         if total == 0:  # no scored token, no loss: a step that leads nowhere
             return [None] * len(self._parameters)
         with _trainable(self._parameters):
             for batch in batches:
-                losses = row_losses(self.task.model, batch)
+                losses = row_losses(self.workspace.model, batch)
                 (losses.sum() / total).backward()
             gradients = [parameter.grad for parameter in self._parameters]
             for parameter in self._parameters:
@@ -141,7 +141,7 @@ class Patcher:
         with torch.no_grad():
             for start in range(0, len(rows), _QUERY_BATCH):
                 batch = self._queries.batch(rows[start : start + _QUERY_BATCH])
-                losses = row_losses(self.task.model, batch).cpu().double() / batch.scored.double()
+                losses = row_losses(self.workspace.model, batch).cpu().double() / batch.scored.double()
                 found.append(losses.numpy())
         return np.concatenate(found) if found else np.zeros(0)
 
@@ -151,7 +151,7 @@ def row_losses(model: Any, batch: Batch) -> torch.Tensor:
 
     Parameters
     ----------
-    model : CausalLM, or a classifier with its interface
+    model : AttributableModel, or a classifier with its interface
     """
     import torch
     import torch.nn.functional as F
@@ -182,10 +182,10 @@ def measure_tail_patch(
     ------
     TailPatch
     """
-    task = patcher.task
+    workspace = patcher.workspace
     n_queries = len(tops)
     for k in ks:
-        chosen = random_chunks(task.n_chunks, k, draws, seed=task.seed, name="tail-patch random")
+        chosen = random_chunks(workspace.n_chunks, k, draws, seed=workspace.seed, name="tail-patch random")
         random = np.mean([patcher.change(rows, range(n_queries)) for rows in chosen], axis=0)
         attributed = [patcher.change(tops[query, :k], [query])[0] for query in range(n_queries)]
         yield TailPatch(k, np.array(attributed), random)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.texts import TEXT_BLOCK, chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError
 from stride_cli.methods.embeddings import packaged_encoder
-from stride_cli.methods.protocol import QUERY_BLOCK
-from stride_cli.methods.texts import TEXT_BLOCK, chunk_texts, query_texts, require_text
 from stride_cli.methods.truth_folds import LearnsFromTruth, check_folds
 from stride_cli.methods.vectors import VectorTable
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
     from stride_cli.methods.airrep_encoder import AirRepEncoder
     from stride_cli.methods.airrep_training import Split
-    from stride_cli.methods.protocol import Task
 
 TRAIN = ("truth", "proxy")
 TUNE = ("all", "projector")
@@ -55,7 +55,7 @@ class AirRep(LearnsFromTruth):
 
     Raises
     ------
-    UsageError      neither or both of model and train, an option out of range, or a task without text
+    UsageError      neither or both of model and train, an option out of range, or a workspace without text
     ModelError      a checkpoint cannot be loaded
     StageMissing    the index has no truth
     """
@@ -114,8 +114,8 @@ class AirRep(LearnsFromTruth):
         self.epochs, self.learning_rate, self.top_k, self.pool = epochs, learning_rate, top_k, pool
         self.max_length, self.batch_size = max_length, batch_size
 
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
         if self.model is None and self.train is None:
             raise UsageError(
                 "airrep needs an encoder (expected model=PATH, train=truth or train=proxy)",
@@ -123,16 +123,16 @@ class AirRep(LearnsFromTruth):
             )
         from stride_cli.methods.airrep_encoder import load_airrep
 
-        self._task = task
+        self._task = workspace
         if self.model is not None:
-            self._encoder = load_airrep(self.model, device=task.model.device, max_length=self.max_length)
+            self._encoder = load_airrep(self.model, device=workspace.model.device, max_length=self.max_length)
         else:
-            self._encoder = self._trained(task)
-        self._table = VectorTable(task.n_chunks, self._encoder.width, normalise=False)
+            self._encoder = self._trained(workspace)
+        self._table = VectorTable(workspace.n_chunks, self._encoder.width, normalise=False)
         self.bytes_per_chunk = self._table.bytes_per_chunk
-        for start in range(0, task.n_chunks, TEXT_BLOCK):
-            rows = np.arange(start, min(start + TEXT_BLOCK, task.n_chunks))
-            self._table.put(rows, self._embed(task.texts(rows)))
+        for start in range(0, workspace.n_chunks, TEXT_BLOCK):
+            rows = np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks))
+            self._table.put(rows, self._embed(workspace.texts(rows)))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for start in range(0, len(queries), QUERY_BLOCK):
@@ -143,14 +143,14 @@ class AirRep(LearnsFromTruth):
     def _embed(self, texts: list[str]) -> np.ndarray:
         return self._encoder.embed(texts, batch_size=self.batch_size).cpu().numpy()
 
-    def _trained(self, task: Task) -> AirRepEncoder:
+    def _trained(self, workspace: Workspace) -> AirRepEncoder:
         from stride_cli.methods.airrep_encoder import new_airrep
         from stride_cli.methods.airrep_training import Settings, train_encoder
 
         encoder = new_airrep(
             self.base or packaged_encoder(),
-            device=task.model.device,
-            seed=task.seed,
+            device=workspace.model.device,
+            seed=workspace.seed,
             max_length=self.max_length,
         )
         settings = Settings(
@@ -162,45 +162,47 @@ class AirRep(LearnsFromTruth):
             whole_encoder=self.tune == "all",
             batch_size=self.batch_size,
         )
-        splits = self._truth_split(task) if self.train == "truth" else self._proxy_splits(task)
-        train_encoder(encoder, list(chunk_texts(task)), splits, settings, seed=task.seed)
+        splits = self._truth_split(workspace) if self.train == "truth" else self._proxy_splits(workspace)
+        train_encoder(encoder, list(chunk_texts(workspace)), splits, settings, seed=workspace.seed)
         if self.save is not None:
             encoder.save(self.save)
         return encoder
 
-    def _truth_split(self, task: Task) -> list[Split]:
+    def _truth_split(self, workspace: Workspace) -> list[Split]:
         """The training part of the truth as one split, its queries the examples."""
         from stride_cli.methods.airrep_training import Split
         from stride_cli.training.truth import Truth
 
         part = self.use_truth(
-            Truth.from_index(task.index),
+            Truth.from_index(workspace.index),
             fold=self.fold,
             folds=self.folds,
-            seed=task.seed,
+            seed=workspace.seed,
             alpha=self.alpha,
             least=2,
             name=self.name,
         )
-        texts = query_texts(task, part.queries, range(len(part.queries)))
+        texts = query_texts(workspace, part.queries, range(len(part.queries)))
         return [Split(texts, part.masks, part.losses.mean(1))]
 
-    def _proxy_splits(self, task: Task) -> list[Split]:
+    def _proxy_splits(self, workspace: Workspace) -> list[Split]:
         """Splits of the corpus itself, with a model trained on every subset; finished ones are kept."""
         from stride_cli.data.query_set import QuerySet
         from stride_cli.methods.airrep_training import Split
         from stride_cli.training.jobs import Job
         from stride_cli.training.retraining import open_trainer, retrain, store_of
 
-        n_chunks = task.n_chunks
-        scored = np.array([row for row in range(n_chunks) if task.chunks.chunk(row)[1][1:].any()], np.int64)
+        n_chunks = workspace.n_chunks
+        scored = np.array(
+            [row for row in range(n_chunks) if workspace.chunks.chunk(row)[1][1:].any()], np.int64
+        )
         n_examples = min(self.examples, len(scored) // 10)
         size = min(self.subset_size, n_chunks // 2)
         if not n_examples or not size:
             raise UsageError(f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}")
         splits = []
         for number in range(self.splits):
-            random = stream(task.seed, "airrep split", number)
+            random = stream(workspace.seed, "airrep split", number)
             examples = np.sort(random.permutation(scored)[:n_examples])
             rest = np.setdiff1d(np.arange(n_chunks), examples)
             jobs = []
@@ -208,12 +210,12 @@ class AirRep(LearnsFromTruth):
                 mask = np.zeros(n_chunks, bool)
                 mask[random.permutation(rest)[:size]] = True
                 jobs.append(Job(mask, int(random.integers(1 << 31))))
-            ids, weights = zip(*(task.chunks.chunk(int(row)) for row in examples), strict=True)
+            ids, weights = zip(*(workspace.chunks.chunk(int(row)) for row in examples), strict=True)
             queries = QuerySet(ids, weights, [str(row) for row in examples])
-            outcomes = retrain(open_trainer(task, queries), jobs, store=store_of(task.index))
+            outcomes = retrain(open_trainer(workspace, queries), jobs, store=store_of(workspace.index))
             splits.append(
                 Split(
-                    task.texts(examples),
+                    workspace.texts(examples),
                     np.stack([job.mask for job in jobs]),
                     np.stack([outcome.losses for outcome in outcomes]),
                 )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.methods.protocol import QUERY_BLOCK
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 
 class Chance:
@@ -33,9 +33,9 @@ class Chance:
     def __init__(self, *, draw: int = 0) -> None:
         self.draw = draw
 
-    def fit(self, task: Task) -> None:
-        self._seed = task.seed
-        self._n_chunks = task.n_chunks
+    def fit(self, workspace: Workspace) -> None:
+        self._seed = workspace.seed
+        self._n_chunks = workspace.n_chunks
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for start in range(0, len(queries), QUERY_BLOCK):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError, require_extra
-from stride_cli.methods.protocol import QUERY_BLOCK
 from stride_cli.methods.truth_folds import LearnsFromTruth, check_folds
 from stride_cli.output import note
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
     from stride_cli.training.truth import Truth
 
 REGRESSIONS = ("lasso", "ridge")
@@ -73,10 +73,10 @@ class Datamodels(LearnsFromTruth):
         self.alpha = alpha
         self.output = output
 
-    def fit(self, task: Task) -> None:
+    def fit(self, workspace: Workspace) -> None:
         from stride_cli.training.truth import Truth
 
-        self.fit_truth(Truth.from_index(task.index), seed=task.seed)
+        self.fit_truth(Truth.from_index(workspace.index), seed=workspace.seed)
 
     def fit_truth(self, truth: Truth, *, seed: int) -> None:
         """As `fit`, from a truth in memory."""

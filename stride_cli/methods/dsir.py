@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.texts import chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError, require_extra
-from stride_cli.methods.protocol import QUERY_BLOCK
-from stride_cli.methods.texts import chunk_texts, query_texts, require_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 SMOOTHING = 1e-8  # added to every bucket's probability, as data-selection does
 
@@ -38,7 +38,7 @@ class DSIR:
 
     Raises
     ------
-    UsageError            an option out of range, or a task without text
+    UsageError            an option out of range, or a workspace without text
     MissingExtraError     data-selection is not installed
     """
 
@@ -51,13 +51,13 @@ class DSIR:
         self.ngrams = ngrams
         self.buckets = buckets
 
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
-        self._task = task
-        self._features = self._count(chunk_texts(task))  # (n, buckets)
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
+        self._task = workspace
+        self._features = self._count(chunk_texts(workspace))  # (n, buckets)
         held = self._features
         parts = held.data.nbytes + held.indices.nbytes + held.indptr.nbytes
-        self.bytes_per_chunk = parts / task.n_chunks if held.nnz else 0.0
+        self.bytes_per_chunk = parts / workspace.n_chunks if held.nnz else 0.0
         counts = np.asarray(held.sum(0), np.float64).ravel()
         self._log_corpus = np.log(counts / max(1.0, counts.sum()) + SMOOTHING)
 

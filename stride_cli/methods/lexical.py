@@ -1,143 +1,24 @@
-"""Word overlap: TF-IDF and BM25. They know nothing of the model."""
+"""Word overlap: BM25, beside the TF-IDF and the shared pairs that influences can be combined with."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.attribution.lexical import SharedPairs, TfIdf
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.texts import chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError, require_extra
-from stride_cli.methods.protocol import QUERY_BLOCK
-from stride_cli.methods.texts import chunk_texts, query_texts, require_text
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
-SIMILARITY_CHUNKS = 25_000  # chunks compared with a block of queries at once (app:baseline_details)
-UNITS = ("words", "tokens")
+__all__ = ["BM25", "SharedPairs", "TfIdf"]
 _WORD = re.compile(r"(?u)\b\w\w+\b")  # words of two characters or more: scikit-learn's and bm25s's own rule
-
-
-class TfIdf:
-    """Cosine of TF-IDF vectors, by scikit-learn's `TfidfVectorizer` (app:baseline_details).
-
-    Sublinear term frequency, l2 normalisation, the 50,000 most frequent n-grams; the vocabulary and the
-    document frequencies are the corpus's. Fitting holds the counts of all n-grams of the corpus at once,
-    12 bytes each; scoring takes 25,000 chunks at a time.
-
-    Parameters
-    ----------
-    ngrams : int          1 for words, 2 for words and pairs (the paper: 2 in pre-training, 1 in fine-tuning)
-    units : str           "words", or "tokens" of the model's tokenizer
-    max_features : int    most n-grams kept, by frequency in the corpus
-
-    Raises
-    ------
-    UsageError            an option out of range, or a task without text
-    MissingExtraError     scikit-learn is not installed
-    """
-
-    name = "tfidf"
-    bytes_per_chunk = 0.0
-
-    def __init__(self, *, ngrams: int = 2, units: str = "words", max_features: int = 50_000) -> None:
-        if ngrams < 1 or max_features < 1:
-            raise UsageError(f"tfidf: ngrams and max_features start at 1, found {ngrams} and {max_features}")
-        if units not in UNITS:
-            raise UsageError(f"tfidf: units should be {' or '.join(UNITS)}, found '{units}'")
-        self.ngrams = ngrams
-        self.units = units
-        self.max_features = max_features
-
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
-        try:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-        except ModuleNotFoundError as error:
-            raise require_extra("scikit-learn", "baselines") from error
-        self._task = task
-        settings: dict[str, Any] = {}
-        if self.units == "tokens":
-            # sequences of token numbers: split at spaces, nothing left out
-            settings = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
-        vectorizer = TfidfVectorizer(
-            ngram_range=(1, self.ngrams),
-            max_features=self.max_features,
-            sublinear_tf=True,
-            norm="l2",
-            dtype=np.float32,
-            **settings,
-        )
-        self._vectorizer = self._vectors = None
-        if not task.n_chunks:
-            return
-        try:
-            self._vectors = vectorizer.fit_transform(self._chunks(task))  # (n, features) CSR
-        except ValueError as error:
-            if "empty vocabulary" not in str(error):
-                raise
-            return  # no chunk has a word: nothing overlaps with anything
-        self._vectorizer = vectorizer
-        self.bytes_per_chunk = _sparse_bytes(self._vectors) / task.n_chunks
-
-    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        n_chunks = self._task.n_chunks
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
-            block = np.zeros((len(rows), n_chunks), np.float32)
-            if self._vectorizer is not None and self._vectors is not None:
-                wanted = self._vectorizer.transform(self._queries(queries, rows)).T.tocsc()  # (features, q)
-                for first in range(0, n_chunks, SIMILARITY_CHUNKS):
-                    part = self._vectors[first : first + SIMILARITY_CHUNKS] @ wanted
-                    block[:, first : first + part.shape[0]] = part.toarray().T
-            yield block
-
-    def _chunks(self, task: Task) -> Iterator[str]:
-        if self.units == "words":
-            return chunk_texts(task)
-        return (_numbers(task.chunks.chunk(row)[0]) for row in range(task.n_chunks))
-
-    def _queries(self, queries: QuerySet, rows: range) -> list[str]:
-        if self.units == "words":
-            return query_texts(self._task, queries, rows)
-        return [_numbers(queries.ids[row]) for row in rows]
-
-
-class SharedPairs:
-    """Pairs of neighbouring tokens that a chunk shares with the query, each by how rare it is: see
-    `stride_cli.attribution.shared_pairs`. No model takes part.
-
-    Parameters
-    ----------
-    smoothing : float      0 or more
-
-    Raises
-    ------
-    UsageError            an option out of range, or a task without text
-    """
-
-    name = "pairs"
-    bytes_per_chunk = 0.0
-
-    def __init__(self, *, smoothing: float = 1.0) -> None:
-        if smoothing < 0:
-            raise UsageError(f"pairs: smoothing should be 0 or more, found {smoothing:g}")
-        self.smoothing = smoothing
-
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
-        self._task = task
-
-    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        from stride_cli.attribution.shared_pairs import shared_pairs
-
-        base = self._task.model.vocab_size
-        for first in range(0, len(queries), QUERY_BLOCK):
-            asked = queries.take(range(first, min(first + QUERY_BLOCK, len(queries))))
-            yield shared_pairs(asked, self._task.chunks, base, smoothing=self.smoothing)
 
 
 class BM25:
@@ -157,7 +38,7 @@ class BM25:
 
     Raises
     ------
-    UsageError            an option out of range, or a task without text
+    UsageError            an option out of range, or a workspace without text
     MissingExtraError     bm25s is not installed
     """
 
@@ -170,18 +51,18 @@ class BM25:
         self.k1 = k1
         self.b = b
 
-    def fit(self, task: Task) -> None:
-        require_text(task, self.name)
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
         try:
             import bm25s
         except ModuleNotFoundError as error:
             raise require_extra("bm25s", "baselines") from error
-        self._task = task
+        self._task = workspace
         # numbered in order of appearance: bm25s would number a set, in an order that changes with every run
         self._vocabulary: dict[str, int] = {}
         chunks = [
             [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in _words(text)]
-            for text in chunk_texts(task)
+            for text in chunk_texts(workspace)
         ]
         self._index = None
         if not self._vocabulary:
@@ -189,7 +70,7 @@ class BM25:
         self._index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
         self._index.index((chunks, self._vocabulary), show_progress=False, create_empty_token=False)
         held = sum(self._index.scores[part].nbytes for part in ("data", "indices", "indptr"))
-        self.bytes_per_chunk = held / task.n_chunks
+        self.bytes_per_chunk = held / workspace.n_chunks
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for start in range(0, len(queries), QUERY_BLOCK):
@@ -204,11 +85,3 @@ class BM25:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
-
-
-def _numbers(tokens: np.ndarray) -> str:
-    return " ".join(map(str, np.asarray(tokens).tolist()))
-
-
-def _sparse_bytes(matrix: Any) -> int:
-    return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)

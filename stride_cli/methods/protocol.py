@@ -1,66 +1,15 @@
-"""What every attribution method is to the evaluation: fitted once on a task, then scored query by query."""
+"""What every attribution method is to the evaluation: fitted once, then scored query by query."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from stride_cli.errors import UsageError
-
 if TYPE_CHECKING:
-    from index_format.reader import Index
-    from stride_cli.data.batches import ChunkReader
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.models.language.causal_lm import CausalLM
-
-QUERY_BLOCK = 32  # rows of one block of scores
-
-
-@dataclass(frozen=True)
-class Task:
-    """A frozen model and the chunks it was (or may have been) trained on.
-
-    Attributes
-    ----------
-    index : Index
-    model : CausalLM
-        Or a classifier with the same interface: hidden, continue_from, logits, and `.model`, the module.
-    chunks : ChunkReader       the n chunks; batches of ids and loss weights
-    seed : int                 names every random stream (`stride_cli.randomness.stream`)
-    """
-
-    index: Index
-    model: CausalLM
-    chunks: ChunkReader
-    seed: int
-
-    @property
-    def n_chunks(self) -> int:
-        return int(self.chunks.n_chunks)
-
-    def texts(self, rows: np.ndarray) -> list[str]:
-        """The given chunks as text.
-
-        Raises
-        ------
-        UsageError      the task is not one of language
-        """
-        if not self.is_language:
-            raise UsageError(
-                "this method reads text, and the index holds no text", fix="choose another method"
-            )
-        tokenizer = self.model.tokenizer
-        return [
-            str(tokenizer.decode(self.chunks.chunk(int(row))[0], skip_special_tokens=True)) for row in rows
-        ]
-
-    @property
-    def is_language(self) -> bool:
-        """Whether chunks are text."""
-        return self.index.attributes.get("config", {}).get("kind", "language") == "language"
+    from stride_cli.data.workspace import Workspace
 
 
 class Method(Protocol):
@@ -77,7 +26,7 @@ class Method(Protocol):
     name: str
     bytes_per_chunk: float
 
-    def fit(self, task: Task) -> None:
+    def fit(self, workspace: Workspace) -> None:
         """Do once whatever does not depend on the queries."""
         ...
 

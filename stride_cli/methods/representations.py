@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
-from stride_cli.methods.protocol import QUERY_BLOCK
 from stride_cli.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.protocol import AttributableModel
 
 POOLS = ("mean", "last", "scored")
 
@@ -53,22 +53,22 @@ class RDS:
         self.pool = pool
         self.batch_tokens = batch_tokens
 
-    def fit(self, task: Task) -> None:
-        model = task.model
+    def fit(self, workspace: Workspace) -> None:
+        model = workspace.model
         if self.layer is not None and not 0 <= self.layer <= model.n_layers:
             raise UsageError(
                 f"{self.name}: layer should be between 0 and the model's {model.n_layers}, found {self.layer}"
             )
         self._model = model
-        self._pool = self.pool if task.is_language else "scored"
-        chunks = task.chunks
+        self._pool = self.pool if self.pool in model.pools else model.pools[0]
+        chunks = workspace.chunks
         self._table: VectorTable | None = None
         for batch in chunks.batches(self.batch_tokens):
             states = self._states(batch, chunks.lengths[batch.rows])
             if self._table is None:
-                self._table = VectorTable(task.n_chunks, states.shape[1])
+                self._table = VectorTable(workspace.n_chunks, states.shape[1])
             self._table.put(batch.rows, states)
-        self._n_chunks = task.n_chunks
+        self._n_chunks = workspace.n_chunks
         self.bytes_per_chunk = 0.0 if self._table is None else self._table.bytes_per_chunk
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -102,7 +102,7 @@ class FeatSim(RDS):
 
 
 def pooled_states(
-    model: CausalLM, batch: Batch, lengths: np.ndarray, *, layer: int | None, pool: str
+    model: AttributableModel, batch: Batch, lengths: np.ndarray, *, layer: int | None, pool: str
 ) -> Tensor:
     """One vector for each sequence of a batch.
 

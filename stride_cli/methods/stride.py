@@ -10,14 +10,15 @@ import numpy as np
 
 from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.prior import LexicalPrior
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
-from stride_cli.methods.prior import LexicalPrior
-from stride_cli.methods.protocol import QUERY_BLOCK, Task
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
 
@@ -42,7 +43,7 @@ class StrideMethod:
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
     prior : str, optional               "tfidf" or "pairs": what is shared with the query is added, see
-                                        `stride_cli.methods.prior`
+                                        `stride_cli.attribution.prior`
     shrink : bool                       make small influences smaller, as `stride query` does; False: the
                                         Lasso's weights as they are
     refine : int                        so many chunks of each query are read from their own gradients
@@ -113,7 +114,7 @@ class StrideMethod:
         self._fitted: list[tuple[str | int | None, Operators]] = []
         self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
 
-    def fit(self, task: Task) -> None:
+    def fit(self, workspace: Workspace) -> None:
         """Fit the operators of every checkpoint.
 
         Raises
@@ -126,65 +127,67 @@ class StrideMethod:
         from stride_cli.operators.designs import Designs
         from stride_cli.operators.store import Operators
 
-        self._task = task
+        self._task = workspace
         self._measured.clear()
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
                 raise UsageError("stored operators have the index's design and models: no other options")
-            places = range(1 + len(stored_checkpoints(task.index)))
-            self._fitted = [(place or None, Operators.from_index(task.index, place)) for place in places]
-            self._designs = stored_designs(task.index)
-            recipe = task.index.group_attributes("operators").get("recipe")
+            places = range(1 + len(stored_checkpoints(workspace.index)))
+            self._fitted = [(place or None, Operators.from_index(workspace.index, place)) for place in places]
+            self._designs = stored_designs(workspace.index)
+            recipe = workspace.index.group_attributes("operators").get("recipe")
         else:
             paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
-            designs = [self._design_of(task, number) for number in range(len(paths))]
-            self._fitted = self._fit_all(task, paths, designs)
+            designs = [self._design_of(workspace, number) for number in range(len(paths))]
+            self._fitted = self._fit_all(workspace, paths, designs)
             self._designs = Designs.stacked(designs)
             recipe = self._options.recipe
         operators = self._fitted[0][1]
-        self._defaults = recovery_defaults(task.index, task.model, operators.fit, recipe)
+        self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
         alone = self._prior is None and not self._recovery.refine
         self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
-            self._prior.fit(task)
+            self._prior.fit(workspace)
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         kept += sum(found.sketches.nbytes for _, found in self._fitted if found.sketches is not None)
-        self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, task.n_chunks)
+        self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
 
-    def _design_of(self, task: Task, number: int) -> Designs:
+    def _design_of(self, workspace: Workspace, number: int) -> Designs:
         """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
         from stride_cli.operators.designs import Designs, design_seed
 
-        seed = design_seed(task.index.seed, number) if number else None
+        seed = design_seed(workspace.index.seed, number) if number else None
         if self._subsets is None and self._degree is None:
-            return Designs.of(task.index, seed)
-        subsets = self._subsets or task.index.n_subsets
-        degree = self._degree or min(task.index.degree, subsets)
+            return Designs.of(workspace.index, seed)
+        subsets = self._subsets or workspace.index.n_subsets
+        degree = self._degree or min(workspace.index.degree, subsets)
         if not 1 <= degree <= subsets:
             raise UsageError(f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)")
-        return Designs.drawn(task.n_chunks, subsets, degree, task.index.seed if seed is None else seed)
+        return Designs.drawn(
+            workspace.n_chunks, subsets, degree, workspace.index.seed if seed is None else seed
+        )
 
     def _fit_all(
-        self, task: Task, paths: Sequence[str | None], designs: Sequence[Designs]
+        self, workspace: Workspace, paths: Sequence[str | None], designs: Sequence[Designs]
     ) -> list[tuple[str | int | None, Operators]]:
         """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
         from stride_cli.operators.fitting import fit_operators
         from stride_cli.operators.options import like_own, resolve_settings
 
         fitted: list[tuple[str | int | None, Operators]] = []
-        options = like_own(self._options, task.model, task.index)
+        options = like_own(self._options, workspace.model, workspace.index)
         for path, design in zip(paths, designs, strict=True):
             model = self._open(path)
-            settings = resolve_settings(options, model, task.index)
+            settings = resolve_settings(options, model, workspace.index)
             columns = np.asarray(design.columns)
             operators = fit_operators(
-                model, task.chunks, columns, design.n_subsets, settings, rows=design.rows
+                model, workspace.chunks, columns, design.n_subsets, settings, rows=design.rows
             )
             fitted.append((path, operators.packed()))
             del model, operators
         return fitted
 
-    def _open(self, which: str | int | None) -> CausalLM:
+    def _open(self, which: str | int | None) -> AttributableModel:
         """The task's model (None), a checkpoint in the index (its place), or one at a path."""
         if which is None:
             return self._task.model
@@ -295,7 +298,7 @@ class DirectReadout:
         self._checkpoints = checkpoints
         self._shrink = shrink
 
-    def fit(self, task: Task) -> None:
+    def fit(self, workspace: Workspace) -> None:
         """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
 
         Raises
@@ -305,23 +308,23 @@ class DirectReadout:
         from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
         from stride_cli.operators.options import like_own, resolve_settings
 
-        self._task = task
+        self._task = workspace
         self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
-        options = like_own(self._options, task.model, task.index)
-        for model in _models(task, self._checkpoints):
-            settings = resolve_settings(options, model, task.index)
-            spaces = fit_spaces(model, task.chunks, settings)
+        options = like_own(self._options, workspace.model, workspace.index)
+        for model in _models(workspace, self._checkpoints):
+            settings = resolve_settings(options, model, workspace.index)
+            spaces = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
                 self._parts.append((model, settings, spaces))
                 continue
             gate_size = sum(space.gate_size for space in spaces)
-            if gate_size * task.n_chunks * 4 > _DIRECT_BYTES:
+            if gate_size * workspace.n_chunks * 4 > _DIRECT_BYTES:
                 raise UsageError(
-                    f"gradients of {task.n_chunks} chunks in {gate_size} gates do not fit in memory",
+                    f"gradients of {workspace.n_chunks} chunks in {gate_size} gates do not fit in memory",
                     fix="use curvature=kronecker, or a smaller rank",
                 )
-            alone = np.arange(task.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
-            operators = fit_closed(model, task.chunks, alone, task.n_chunks, settings)
+            alone = np.arange(workspace.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
+            operators = fit_closed(model, workspace.chunks, alone, workspace.n_chunks, settings)
             self._parts.append((model, settings, operators))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -348,7 +351,7 @@ class DirectReadout:
         for start in range(0, len(total), QUERY_BLOCK):
             yield total[start : start + QUERY_BLOCK].astype(np.float32)
 
-    def _pass(self, model: CausalLM, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
+    def _pass(self, model: AttributableModel, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
         """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
         from stride_cli.attribution.direct_readout import query_gradients
         from stride_cli.operators.closed import on_one_scale
@@ -369,10 +372,10 @@ class DirectReadout:
         return scores.sum(axis=0)
 
 
-def _models(task: Task, checkpoints: str | None) -> list[CausalLM]:
+def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:
     """The task's model, or those of the checkpoints."""
     if checkpoints is None:
-        return [task.model]
+        return [workspace.model]
     from stride_cli.methods.gradients.passes import load_checkpoint
 
-    return [load_checkpoint(task, Path(path)) for path in checkpoints.split("|")]
+    return [load_checkpoint(workspace, Path(path)) for path in checkpoints.split("|")]

@@ -8,34 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.errors import UsageError
+from stride_cli.recovery.shrinkage import keep_top
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Method, Task
-
-
-def keep_top(block: np.ndarray, top: int) -> np.ndarray:
-    """Scores with all but the ``top`` of largest magnitude in each row set to zero.
-
-    Magnitude, since a sum over a subset loses least that way, and since it needs no sign: scores that are all
-    negative (log-likelihood ratios) keep their order. Of equal magnitudes the earlier chunk stays.
-
-    Parameters
-    ----------
-    block : (q, n) float32
-    top : int      1 or more; n or more keeps everything
-    """
-    if top >= block.shape[1]:
-        return block
-    kept = np.zeros_like(block)
-    for row, scores in zip(kept, block, strict=True):
-        magnitude = np.abs(scores)
-        limit = np.partition(magnitude, len(scores) - top)[len(scores) - top]
-        above = np.flatnonzero(magnitude > limit)
-        level = np.flatnonzero(magnitude == limit)[: top - len(above)]
-        chosen = np.concatenate([above, level])
-        row[chosen] = scores[chosen]
-    return kept
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.methods.protocol import Method
 
 
 def shrink_scores(block: np.ndarray) -> np.ndarray:
@@ -64,8 +42,8 @@ class Truncated:
         self.name = method.name
         self.bytes_per_chunk = method.bytes_per_chunk
 
-    def fit(self, task: Task) -> None:
-        self._method.fit(task)
+    def fit(self, workspace: Workspace) -> None:
+        self._method.fit(workspace)
         self.bytes_per_chunk = self._method.bytes_per_chunk
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:

@@ -20,7 +20,7 @@ from stride_cli.errors import NumericalError
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 _BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
 
@@ -97,7 +97,7 @@ class HeadBlock:
 
 
 def head_blocks(
-    model: CausalLM,
+    model: AttributableModel,
     final: Tensor,
     ids: Tensor,
     weights: Tensor,

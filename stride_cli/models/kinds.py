@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
 
+Kind = Literal["language", "classifier"]
 FILE_NAME = "classifier.json"
 DATA_SUFFIXES = (".npz", ".csv", ".tsv")
 
 
-def is_classifier(path: str | Path) -> bool:
-    """Whether there is a classifier's directory at `path`."""
-    return (Path(path).expanduser() / FILE_NAME).is_file()
+def kind_of(path: str | Path) -> Kind:
+    """The kind of the model at `path` (directory, hub id or .gguf file)."""
+    return "classifier" if (Path(path).expanduser() / FILE_NAME).is_file() else "language"
 
 
-def is_classifier_index(index: Index) -> bool:
-    """Whether an index holds examples of a classifier instead of text."""
-    return (index.attributes.get("config") or {}).get("kind") == "classifier"
+def kind_of_index(index: Index) -> Kind:
+    """Whether an index holds text, or examples of a classifier."""
+    return "classifier" if (index.attributes.get("config") or {}).get("kind") == "classifier" else "language"
+
+
+def refuse_classifier(index: Index, why: str, *, fix: str = "give the index of a language model") -> None:
+    """Refuse an index without text.
+
+    Parameters
+    ----------
+    why : str      what needs text, for people: "an audit compares texts"
+
+    Raises
+    ------
+    UsageError
+    """
+    if kind_of_index(index) != "language":
+        raise UsageError(f"index '{index.path}' is of a classifier, and {why}", fix=fix)
+
+
+def require_examples(index: Index, fix: str) -> None:
+    """Refuse `--row` where the index holds no rows.
+
+    Raises
+    ------
+    UsageError
+    """
+    if kind_of_index(index) != "classifier":
+        raise UsageError(
+            f"--row asks for an example of a classifier, and index '{index.path}' is of a language model",
+            fix=fix,
+        )
 
 
 def is_examples(path: str | Path) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.models.fingerprints import state_fingerprint
-from stride_cli.models.kinds import is_classifier
+from stride_cli.models.kinds import Kind, kind_of, kind_of_index
 from stride_cli.models.language.files import files_fingerprint
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from index_format.reader import Index
+    from stride_cli.models.protocol import AttributableModel
 
 
-def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
+def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> AttributableModel:
     """A causal language model with its tokenizer, frozen, in eval mode.
 
     Parameters
@@ -28,7 +30,7 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
 
     Returns
     -------
-    CausalLM
+    AttributableModel
 
     Raises
     ------
@@ -38,14 +40,40 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
-    if is_classifier(path_or_id):
-        from stride_cli.models.classifier.directory import load_classifier
+    return _LOADERS[kind_of(path_or_id)](path_or_id, device=device, dtype=dtype)
 
-        classifier: Any = load_classifier(path_or_id, device=device, dtype=dtype)
-        return classifier
+
+def _language(path_or_id: str | Path, **options: Any) -> AttributableModel:
     from stride_cli.models.language.checkpoint import load_language_model
 
-    return load_language_model(path_or_id, device=device, dtype=dtype)
+    return load_language_model(path_or_id, **options)
+
+
+def _classifier(path: str | Path, **options: Any) -> AttributableModel:
+    from stride_cli.models.classifier.directory import load_classifier
+
+    return load_classifier(path, **options)
+
+
+_LOADERS: dict[Kind, Callable[..., AttributableModel]] = {"language": _language, "classifier": _classifier}
+
+
+def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> AttributableModel:
+    """The model at `path`, compared with an index; a classifier with the index's rows as its inputs.
+
+    Raises
+    ------
+    ModelError, CorpusError
+    IndexMismatch      another model or tokenizer than the index's
+    """
+    if kind_of_index(index) == "classifier":
+        from stride_cli.models.classifier.directory import open_classifier
+
+        return open_classifier(index, path, device=device, dtype=dtype)
+    model = load_model(path, device=device, dtype=dtype)
+    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+    index.check_fingerprint("model", model.fingerprint)
+    return model
 
 
 def model_fingerprint(model_or_path: Any) -> str:
@@ -61,7 +89,7 @@ def model_fingerprint(model_or_path: Any) -> str:
     """
     if not isinstance(model_or_path, str | Path):
         return state_fingerprint(model_or_path)
-    if is_classifier(model_or_path):
+    if kind_of(model_or_path) == "classifier":
         from stride_cli.models.classifier.directory import classifier_fingerprint
 
         return classifier_fingerprint(model_or_path)

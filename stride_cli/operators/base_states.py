@@ -14,7 +14,7 @@ from stride_cli.operators.losses import fidelity_loss
 from stride_cli.operators.spaces import OperatorSpace, entry_states, reads_input
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 _KEPT_BYTES = 512 << 20  # of states and highest logits; a larger corpus's are made anew at every visit
 _BATCH_TOKENS = 4096
@@ -48,7 +48,7 @@ class BaseStates:
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     spaces : sequence of OperatorSpace, layer : int      where steering begins
     chunks : ChunkReader
     top : int           how many of the highest logits at each position are wanted (0: none)
@@ -63,7 +63,7 @@ class BaseStates:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: AttributableModel,
         spaces: Sequence[OperatorSpace],
         layer: int,
         chunks: ChunkReader,

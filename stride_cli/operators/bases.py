@@ -35,7 +35,7 @@ from stride_cli.operators.spaces import (
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
@@ -55,7 +55,7 @@ def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.n
 
 
 def fit_bases(
-    model: CausalLM,
+    model: AttributableModel,
     chunks: ChunkReader,
     names: Sequence[str],
     layer: int,
@@ -216,7 +216,7 @@ def token_pairs(chunks: ChunkReader, vocab_size: int) -> tuple[np.ndarray, np.nd
 
 
 def _to_unit_curvature(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     chunks: ChunkReader,
@@ -248,7 +248,7 @@ def _to_unit_curvature(
 
 
 def _label_moments(
-    model: CausalLM,
+    model: AttributableModel,
     probe: Sequence[OperatorSpace],
     layer: int,
     batches: Iterable[Batch],
@@ -280,7 +280,7 @@ def layer_rank(rank: int, width: int, d_model: int) -> int:
     return max(1, min(width, _MOST_UNITS, round(rank * float(np.sqrt(width / d_model)))))
 
 
-def layer_gates(model: CausalLM, name: str, rank: int) -> int:
+def layer_gates(model: AttributableModel, name: str, rank: int) -> int:
     """p of a space inside the blocks at that rank."""
     pairs = [layer_widths(layer) for layer in model.linear_layers(LAYER_SPACES[name].which)]
     return sum(
@@ -289,7 +289,7 @@ def layer_gates(model: CausalLM, name: str, rank: int) -> int:
     )
 
 
-def affordable_rank(model: CausalLM, name: str, n_subsets: int) -> int:
+def affordable_rank(model: AttributableModel, name: str, n_subsets: int) -> int:
     """Rank of the gates inside the blocks, as `budget.inside_gates` allows."""
     pairs = [layer_widths(layer) for layer in model.linear_layers(LAYER_SPACES[name].which)]
     widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
@@ -297,7 +297,9 @@ def affordable_rank(model: CausalLM, name: str, n_subsets: int) -> int:
     return min(max(rank, 1), model.d_model)
 
 
-def affordable_buckets(names: Sequence[str], ranks: dict[str, int], model: CausalLM, n_subsets: int) -> int:
+def affordable_buckets(
+    names: Sequence[str], ranks: dict[str, int], model: AttributableModel, n_subsets: int
+) -> int:
     """Buckets c of each logit space, as `budget.logit_gates` allows.
 
     The more buckets, the less of a chunk's gradient is lost to tokens that share one.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 # K × p of all spaces, up to K of about 1,000: 2 GB while they are fitted, 0.54 stored. Half as much loses .03
 # of LDS in pre-training, half as much again gains .01
@@ -75,7 +75,7 @@ def sketch_bytes(n_chunks: int, bits: int) -> int:
     return n_chunks * (-(-bits // 8) + 4) + bits * (FOLDED + 4 * FOLDED // 256) if bits else 0
 
 
-def tokens_at_once(model: CausalLM, spaces: Sequence[str], layer: int) -> int:
+def tokens_at_once(model: AttributableModel, spaces: Sequence[str], layer: int) -> int:
     """Padded tokens of a batch whose gate gradients are taken: 4,096, or as many as memory is allowed for.
 
     Parameters

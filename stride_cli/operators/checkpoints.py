@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,21 @@ class Opener:
     table: Any = None
 
     @classmethod
-    def like(cls, own: CausalLM) -> Opener:
+    def like(cls, own: AttributableModel) -> Opener:
         """With device, precision and (classifiers) inputs of a model."""
         import torch
 
         names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
         return cls(str(own.device), names[own.dtype], getattr(own, "table", None))
 
-    def load(self, path: str) -> CausalLM:
+    def load(self, path: str) -> AttributableModel:
         """The model at a path; ModelError where it cannot be loaded."""
         from stride_cli.models.loading import load_model
 
         model: Any = load_model(path, device=self.device, dtype=self.dtype)
         if self.table is not None:
             model.table = self.table
-        loaded: CausalLM = model
+        loaded: AttributableModel = model
         return loaded
 
 
@@ -115,11 +115,11 @@ def _check_readable(index: Index, path: str) -> None:
     """Whether a checkpoint reads the index's chunks: the same tokens (or classes), a context long enough."""
     from stride_cli.corpus.context import context_length
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import is_classifier, is_classifier_index
+    from stride_cli.models.kinds import kind_of, kind_of_index
     from stride_cli.models.language.checkpoint import load_tokenizer
 
-    kind = is_classifier_index(index)
-    if is_classifier(path) != kind:
+    kind = kind_of_index(index) == "classifier"
+    if kind_of(path) != kind_of_index(index):
         wanted = "a classifier" if kind else "a language model"
         raise ModelError(
             f"checkpoint '{path}' is not {wanted}, and index '{index.path}' is of one",
@@ -151,10 +151,10 @@ def _check_readable(index: Index, path: str) -> None:
 
 def fit_with_checkpoints(
     writer: GroupWriter,
-    models: list[CausalLM],
+    models: list[AttributableModel],
     chunks: ChunkReader,
     index: Index,
-    settings_for: Callable[[CausalLM], Any],
+    settings_for: Callable[[AttributableModel], Any],
     checkpoints: Sequence[Checkpoint],
     *,
     save_seconds: float,
@@ -208,7 +208,7 @@ def fit_with_checkpoints(
 def _fit_into(
     writer: GroupWriter,
     number: int,
-    model: CausalLM,
+    model: AttributableModel,
     chunks: ChunkReader,
     design: Designs,
     settings: Any,
@@ -262,7 +262,7 @@ def stored_designs(index: Index) -> Designs:
     return Designs.stacked([Designs.of(index, seed) for seed in (None, *seeds)])
 
 
-def open_checkpoints(index: Index, own: CausalLM) -> list[tuple[CausalLM, Operators]]:
+def open_checkpoints(index: Index, own: AttributableModel) -> list[tuple[AttributableModel, Operators]]:
     """The further checkpoints of an index, loaded like its own model, with their operators.
 
     Raises
@@ -276,7 +276,7 @@ def open_checkpoints(index: Index, own: CausalLM) -> list[tuple[CausalLM, Operat
     ]
 
 
-def open_stored(index: Index, own: CausalLM, number: int) -> CausalLM:
+def open_stored(index: Index, own: AttributableModel, number: int) -> AttributableModel:
     """The model of a stored checkpoint (1, 2, …), its weights compared; raises as `open_checkpoints`."""
     from stride_cli.models.loading import model_fingerprint
 

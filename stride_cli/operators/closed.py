@@ -44,7 +44,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
     ("residual-matrix", "logit", "token-logit", "pair-logit", "head-matrix", "mlp-matrix", "linear-matrix"),
@@ -91,7 +91,9 @@ class ClosedSettings:
     seed: int = 0
 
 
-def fit_spaces(model: CausalLM, chunks: ChunkReader, settings: ClosedSettings) -> list[OperatorSpace]:
+def fit_spaces(
+    model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings
+) -> list[OperatorSpace]:
     """The operator spaces that these settings ask for, with bases of this model and corpus."""
     return fit_bases(
         model,
@@ -108,7 +110,7 @@ def fit_spaces(model: CausalLM, chunks: ChunkReader, settings: ClosedSettings) -
 
 
 def fit_closed(
-    model: CausalLM,
+    model: AttributableModel,
     chunks: ChunkReader,
     columns: np.ndarray,
     n_subsets: int,
@@ -121,7 +123,7 @@ def fit_closed(
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     chunks : ChunkReader                the n chunks of the corpus
     columns : (n, d) unsigned           the subsets of each chunk
     n_subsets : K
@@ -191,7 +193,7 @@ def fit_closed(
 
 
 def _label_fisher(
-    model: CausalLM, spaces: Sequence[OperatorSpace], chunks: ChunkReader, settings: ClosedSettings
+    model: AttributableModel, spaces: Sequence[OperatorSpace], chunks: ChunkReader, settings: ClosedSettings
 ) -> list[torch.Tensor]:
     return label_fisher(
         model, spaces, settings.layer, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed
@@ -199,7 +201,7 @@ def _label_fisher(
 
 
 def _average_over_trajectory(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     chunks: ChunkReader,
     columns: np.ndarray,
@@ -270,7 +272,7 @@ def solve_gates(
 
 
 def _accumulate(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     chunks: ChunkReader,
     columns: np.ndarray,

@@ -19,7 +19,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 _LOGIT_BYTES = 256 << 20
 _FEW_CLASSES = 1024
@@ -29,7 +29,7 @@ _STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6,
 
 
 def measure_exact(
-    model: CausalLM,
+    model: AttributableModel,
     operators: Operators,
     batch: Batch,
     *,
@@ -46,7 +46,7 @@ def measure_exact(
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     operators : Operators        K subsets
     batch : Batch                Q queries
     subsets : (S,) int64         measure only these; all K by default
@@ -117,7 +117,9 @@ def measure_exact(
     return responses
 
 
-def choose_step(model: CausalLM, operators: Operators, batch: Batch, *, seed: int) -> tuple[float, float]:
+def choose_step(
+    model: AttributableModel, operators: Operators, batch: Batch, *, seed: int
+) -> tuple[float, float]:
     """The largest ε at which central differences agree with the first-order response.
 
     Parameters
@@ -154,7 +156,7 @@ def pearson(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _losses(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: list,
     layer: int,
     hidden: torch.Tensor,
@@ -172,7 +174,7 @@ def _losses(
 
 
 def token_losses(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: list,
     layer: int,
     hidden: torch.Tensor,

@@ -12,12 +12,12 @@ from stride_cli.operators.gates import PackedGates
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.store import Operators
 
 
 def fit_operators(
-    model: CausalLM,
+    model: AttributableModel,
     chunks: ChunkReader,
     columns: np.ndarray,
     n_subsets: int,
@@ -58,7 +58,7 @@ def fit_operators(
     return operators
 
 
-def set_step(model: CausalLM, operators: Operators, chunks: ChunkReader, seed: int) -> float | None:
+def set_step(model: AttributableModel, operators: Operators, chunks: ChunkReader, seed: int) -> float | None:
     """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
     from stride_cli.operators.exact_response import choose_step
 

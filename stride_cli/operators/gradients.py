@@ -25,7 +25,7 @@ from stride_cli.operators.spaces import (
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Signals:
 
 
 def gate_gradients(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     batch: Batch,
@@ -71,7 +71,7 @@ def gate_gradients(
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     spaces : sequence of OperatorSpace
     layer : int                     where residual spaces act: after this many blocks
     batch : Batch                   B rows; a row without a scored token gets a zero gradient
@@ -96,7 +96,7 @@ def gate_gradients(
 
 
 def signals(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     batch: Batch,
@@ -203,7 +203,7 @@ def signals(
 
 
 def label_signals(
-    model: CausalLM, spaces: Sequence[OperatorSpace], layer: int, batch: Batch
+    model: AttributableModel, spaces: Sequence[OperatorSpace], layer: int, batch: Batch
 ) -> Iterator[tuple[Signals, torch.Tensor]]:
     """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64."""
     for label in range(model.vocab_size):
@@ -232,7 +232,7 @@ def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tens
 
 
 def gradient_products(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     queries: Sequence[torch.Tensor],

@@ -21,7 +21,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 MAX_GATES = 10_000  # p × p float64 is 800 MB
 _FLOATS = 1 << 25  # of gate gradients held at once
@@ -29,7 +29,7 @@ _MAX_GRADIENTS = 1 << 17  # more chunks than this over the number of classes are
 
 
 def label_fisher(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     chunks: ChunkReader,

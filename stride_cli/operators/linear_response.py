@@ -13,10 +13,10 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.store import Operators
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 
-def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.ndarray:
+def measure_linear(model: AttributableModel, operators: Operators, batch: Batch) -> np.ndarray:
     """Loss change that steering towards each subset causes, to first order in the gates.
 
         y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
@@ -26,7 +26,7 @@ def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.nd
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     operators : Operators      K subsets
     batch : Batch              Q queries
 
@@ -38,7 +38,7 @@ def measure_linear(model: CausalLM, operators: Operators, batch: Batch) -> np.nd
 
 
 def measure_linear_with_loss(
-    model: CausalLM, operators: Operators, batch: Batch
+    model: AttributableModel, operators: Operators, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
     spaces = [space.to(model.device) for space in operators.spaces]

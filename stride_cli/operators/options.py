@@ -11,9 +11,8 @@ from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
-DEFAULT_SPACE = "mlp-matrix+logit+token-logit+pair-logit"
 _CLASSIFIER_RANK = 512
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
@@ -70,18 +69,18 @@ def options_fit(options: TrainOptions) -> str:
     return fit
 
 
-def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> Any:
+def resolve_settings(options: TrainOptions, model: AttributableModel, index: Index) -> Any:
     """Options with every default filled in: ClosedSettings or SgdSettings.
 
     Raises
     ------
     UsageError      an option is out of range, or does not fit the model
     """
-    from stride_cli.models.kinds import is_classifier_index
+    from stride_cli.models.kinds import kind_of_index
     from stride_cli.operators.budget import check_sketch
 
     fit = options_fit(options)
-    classifier = is_classifier_index(index)
+    classifier = kind_of_index(index) == "classifier"
     default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
     layer = options.layer if options.layer is not None else default_layer
     if not 0 <= layer <= model.n_layers:
@@ -106,26 +105,17 @@ def resolve_settings(options: TrainOptions, model: CausalLM, index: Index) -> An
     return _sgd(options, common)
 
 
-def like_own(options: TrainOptions, own: CausalLM, index: Index) -> TrainOptions:
+def like_own(options: TrainOptions, own: AttributableModel, index: Index) -> TrainOptions:
     """Options with the spaces that the index's own model gets: a checkpoint along its fine-tuning does not
     say that it is one, and is steered in the same spaces."""
     return replace(options, space="+".join(resolve_settings(options, own, index).spaces))
 
 
-def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) -> tuple[str, ...]:
-    from stride_cli.models.classifier.steering import default_space
-    from stride_cli.models.language.language_recipe import was_finetuned
+def _spaces(options: TrainOptions, model: AttributableModel, fit: str, classifier: bool) -> tuple[str, ...]:
     from stride_cli.operators.bases import LAYER_SPACES
     from stride_cli.operators.spaces import parse_space
 
-    default = DEFAULT_SPACE if fit == "closed" else "residual"
-    if classifier:
-        network: Any = model
-        default = default_space(network) if fit == "closed" else "logit"
-    elif not model.linear_layers("mlp"):
-        default = default.replace("mlp-matrix", "residual-matrix")
-    elif was_finetuned(model.path):
-        default = default.replace("mlp-matrix", "linear-matrix")
+    default = model.default_space(fit)
     if options.curvature not in (None, "kronecker"):  # pairs bring a Fisher matrix of their own
         default = default.removesuffix("+pair-logit")
     names = parse_space(options.space or default)
@@ -147,7 +137,7 @@ def _spaces(options: TrainOptions, model: CausalLM, fit: str, classifier: bool) 
 
 
 def _closed(
-    options: TrainOptions, model: CausalLM, n_subsets: int, classifier: bool, common: dict[str, Any]
+    options: TrainOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
     from stride_cli.models.classifier.steering import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank

@@ -24,7 +24,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 _LOGIT_BYTES = 256 << 20
 CURVES = ("loss", "fidelity", "stability", "linearity", "gain")
@@ -71,7 +71,7 @@ class SgdSettings:
 
 
 def fit_sgd(
-    model: CausalLM,
+    model: AttributableModel,
     chunks: ChunkReader,
     row_offsets: np.ndarray,
     row_members: Any,
@@ -87,7 +87,7 @@ def fit_sgd(
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     chunks : ChunkReader               the n chunks of the corpus
     row_offsets : (K + 1,) int64, row_members : (n d,)      chunks of each subset
     settings : SgdSettings
@@ -247,7 +247,7 @@ def _sketch(
 
 
 def _step_losses(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: list[OperatorSpace],
     gates: list[torch.Tensor],
     chunks: ChunkReader,
@@ -332,7 +332,11 @@ def _step_losses(
 
 
 def _losses(
-    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: Entered, gates: list[torch.Tensor]
+    model: AttributableModel,
+    spaces: list[OperatorSpace],
+    layer: int,
+    entered: Entered,
+    gates: list[torch.Tensor],
 ) -> torch.Tensor:
     """Loss (B,) of each row under its operator."""
     final, logit, _ = _steer(model, spaces, layer, entered, gates)
@@ -346,7 +350,11 @@ def _losses(
 
 
 def _steer(
-    model: CausalLM, spaces: list[OperatorSpace], layer: int, entered: Entered, gates: list[torch.Tensor]
+    model: AttributableModel,
+    spaces: list[OperatorSpace],
+    layer: int,
+    entered: Entered,
+    gates: list[torch.Tensor],
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
     """Steered input of the head (B, T − 1, d), what is added to the logits, and the first shift of all."""
     hidden = entered.hidden

@@ -30,7 +30,7 @@ from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.spaces import OperatorSpace
 
 _SAMPLE = 8192  # chunks that the directions are found from
@@ -131,7 +131,7 @@ def principal_directions(rows: torch.Tensor, count: int, seed: int) -> np.ndarra
 
 
 def fit_sketches(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Sequence[OperatorSpace],
     layer: int,
     chunks: ChunkReader,

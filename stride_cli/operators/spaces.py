@@ -36,7 +36,7 @@ from stride_cli.errors import UsageError
 from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 SPACE_NAMES = (
     "residual",
@@ -221,7 +221,7 @@ class LayerMatrixSpace(OperatorSpace):
     """
 
     site = "layers"
-    which: ClassVar[str]  # of the model's linear layers: see `CausalLM.linear_layers`
+    which: ClassVar[str]  # of the model's linear layers: see `AttributableModel.linear_layers`
 
     def __init__(self, V: torch.Tensor, U: torch.Tensor, shapes: torch.Tensor) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def layer_space(spaces: Iterable[OperatorSpace]) -> LayerMatrixSpace | None:
 
 
 def entry_states(
-    model: CausalLM,
+    model: AttributableModel,
     spaces: Iterable[OperatorSpace],
     layer: int,
     ids: torch.Tensor,

@@ -69,7 +69,7 @@ def rank_documents(
     chunk_document : (n,) int64   document of each chunk
     top, bottom : int             how many supporters and opposers at most
     seen : (n,) of bool or uint8, optional   chunks that the operators were fitted on (None: all)
-    prior : (n,) float64, ≥ 0, optional      in the unit of the weights, see `stride_cli.methods.prior`
+    prior : (n,) float64, ≥ 0, optional      in the unit of the weights, see `stride_cli.attribution.prior`
 
     Returns
     -------

@@ -15,20 +15,20 @@ import numpy as np
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.store import Operators
 
 _REPLACEMENT = "\ufffd"
 
 
 def token_influence(
-    model: CausalLM, operators: Operators, responses: np.ndarray, batch: Batch
+    model: AttributableModel, operators: Operators, responses: np.ndarray, batch: Batch
 ) -> list[np.ndarray]:
     """How much every token of some chunks has in common with a query, as far as the operators can tell.
 
     Parameters
     ----------
-    model : CausalLM
+    model : AttributableModel
     operators : Operators      K subsets
     responses : (K,) float64   the query's, as measured
     batch : Batch              the chunks

@@ -134,7 +134,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
     record = answer.to_record()
     if name is not None:
         record = {"id": name, **record}
-    if session.is_classifier:
+    if session.model.table is not None:
         shown = from_record(record)
         pictures = _pictures(session, answer)
         hits = tuple(

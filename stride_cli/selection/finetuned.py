@@ -75,7 +75,8 @@ def evaluate_selection(
     CorpusError, QueryError, ModelError
     """
     from stride_cli.corpus.readers import ReadOptions, open_documents
-    from stride_cli.models.loading import load_model, model_fingerprint
+    from stride_cli.models.language.checkpoint import load_language_model
+    from stride_cli.models.loading import model_fingerprint
     from stride_cli.training.finetuning import finetune_model
 
     check_directory(directory)
@@ -95,7 +96,7 @@ def evaluate_selection(
     }
 
     def measured(model_path: str) -> Score:
-        model = load_model(model_path, device=options.device, dtype="fp32")
+        model = load_language_model(model_path, device=options.device, dtype="fp32")
         return measure(model, queries, references, max_new_tokens=max_new_tokens, block_size=block_size)
 
     yield "base", [_remembered(kept, {**common, "set": "base"}, lambda: measured(base))]
@@ -138,15 +139,20 @@ def _remembered(kept: Path, key: dict[str, Any], make: Any) -> Score:
 
 
 def measure(
-    model: CausalLM, path: Path, references: Sequence[Document], *, max_new_tokens: int, block_size: int
+    model: CausalLM,
+    path: Path,
+    references: Sequence[Document],
+    *,
+    max_new_tokens: int,
+    block_size: int,
 ) -> Score:
     """Loss and unigram F1 of a model on the queries of a file, whose documents are given as well."""
     import torch
 
-    from stride_cli.data.query_set import read_query_set
+    from stride_cli.data.query_files import read_texts
     from stride_cli.evaluation.tail_patch import row_losses
 
-    queries = read_query_set(model, path, block_size=min(block_size, model.context_length))
+    queries = read_texts(model, path, block_size=min(block_size, model.context_length))
     losses, f1 = [], []
     with torch.no_grad():
         for batch in queries.batches(_QUERY_BATCH):

@@ -13,6 +13,7 @@ import numpy as np
 
 from stride_cli.audit.bm25 import best_chunks
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import to_json
 from stride_cli.randomness import stream
 from stride_cli.selection.aggregation import Choice, check_size, choose, collect
@@ -21,8 +22,7 @@ from stride_cli.selection.stored import require_stored_text, stored_documents
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.evaluation.scoring import TaskPath
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace, WorkspacePath
 
 SETS = ("chosen", "random", "bm25")
 
@@ -43,7 +43,7 @@ class Selection:
 
 
 def run_selection(
-    where: TaskPath,
+    where: WorkspacePath,
     task: Path,
     *,
     size: int,
@@ -51,7 +51,7 @@ def run_selection(
     by: str,
     out: Path | None,
     overwrite: bool = False,
-) -> tuple[Task, QuerySet, Selection]:
+) -> tuple[Workspace, QuerySet, Selection]:
     """What `stride select` does: refuse what cannot work, read the queries, select, write to `out` if given.
 
     Raises
@@ -60,8 +60,8 @@ def run_selection(
     StageMissing    the index has no operators, and the method needs them
     """
     from index_format.reader import Index
-    from stride_cli.evaluation.bench import check_method, read_queries
-    from stride_cli.evaluation.scoring import open_task
+    from stride_cli.data.query_files import read_queries
+    from stride_cli.evaluation.bench import check_method
 
     if out is not None:
         refuse_existing(out, overwrite=overwrite)
@@ -69,7 +69,7 @@ def run_selection(
     check_method(method)
     if not task.is_file():
         raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
-    opened = open_task(where)
+    opened = where.open()
     queries = read_queries(opened, task)
     tasks = read_tasks(task) if by == "quota" else None
     found = select(opened, queries, size=size, method=method, by=by, tasks=tasks)
@@ -85,13 +85,7 @@ def check_selection(index: Index, size: int) -> None:
     ------
     UsageError      size out of range, an index without text, a classifier's index
     """
-    from stride_cli.models.kinds import is_classifier_index
-
-    if is_classifier_index(index):
-        raise UsageError(
-            f"index '{index.path}' is of a classifier, and documents are selected from text",
-            fix="give the index of a language model",
-        )
+    refuse_classifier(index, "documents are selected from text")
     check_size(size, index.n_documents)
     require_stored_text(index)
 
@@ -102,7 +96,7 @@ def method_spec(method: str) -> str:
 
 
 def select(
-    task: Task,
+    task: Workspace,
     queries: QuerySet,
     *,
     size: int,
@@ -116,7 +110,7 @@ def select(
 
     Parameters
     ----------
-    task : Task                      index and model
+    task : Workspace                      index and model
     queries : QuerySet               what should become better
     method : str                     a spec of `stride_cli.methods.registry`
     by : "greedy", "sum" or "quota"
@@ -162,7 +156,7 @@ def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) ->
 
 def write_selection(
     out: Path,
-    task: Task,
+    task: Workspace,
     selection: Selection,
     queries: QuerySet,
     *,

@@ -19,7 +19,7 @@ from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 
 @dataclass
@@ -101,18 +101,18 @@ class ClassifierTrainer:
 
 
 def open_classifier_trainer(
-    task: Task,
+    workspace: Workspace,
     queries: QuerySet,
     *,
     recipe: ClassifierRecipe | str | Path | Any | None = None,
 ) -> ClassifierTrainer:
-    """What retrains a classifier's task.
+    """What retrains a classifier's workspace.
 
     Standardisation stays that of the model: it is part of what turns a row into an input, not of training.
 
     Parameters
     ----------
-    task : Task
+    workspace : Workspace
     queries : QuerySet      whose losses and margins are wanted
     recipe : ClassifierRecipe, or the path of a model directory that holds one; default: the model's own
 
@@ -121,7 +121,7 @@ def open_classifier_trainer(
     ModelError      there is no recipe, it is of other data than the index, or it starts from given weights
     QueryError      a query's input is not in the model's table
     """
-    model: Any = task.model
+    model: Any = workspace.model
     if recipe is None:
         if model.path is None:
             raise ModelError("the classifier was not loaded from a directory", fix="give a recipe")
@@ -140,18 +140,18 @@ def open_classifier_trainer(
             "on a subset",
             fix="train one from scratch: stride model train DATA --network …",
         )
-    corpus = task.index.attributes["fingerprints"]["corpus"]
+    corpus = workspace.index.attributes["fingerprints"]["corpus"]
     if data.get("training", corpus) != corpus:
         raise ModelError(
-            f"the recipe is of other rows ({data['training'][:12]}) than index '{task.index.path}' "
+            f"the recipe is of other rows ({data['training'][:12]}) than index '{workspace.index.path}' "
             f"({corpus[:12]})",
             fix="build the index from the rows that the model was trained on",
         )
     ids = torch.from_numpy(np.stack([np.asarray(row) for row in queries.ids]))
     if ids.shape[1] != 2:
         raise QueryError("the queries are no examples of a classifier", fix="give rows, or a file of rows")
-    n = task.n_chunks
-    chunks = np.asarray(task.chunks.tokens[: 2 * n]).reshape(n, 2).astype(np.int64)
+    n = workspace.n_chunks
+    chunks = np.asarray(workspace.chunks.tokens[: 2 * n]).reshape(n, 2).astype(np.int64)
     inputs = model.inputs(torch.from_numpy(chunks)).float().cpu().numpy()
     query_inputs = model.inputs(ids).float().cpu().numpy()
     shape = tuple(inputs.shape[1:])

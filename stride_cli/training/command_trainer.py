@@ -18,6 +18,7 @@ import numpy as np
 
 from index_format.durable import make_directory
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.kinds import refuse_classifier
 from stride_cli.models.loading import load_model
 from stride_cli.training.engines import die_with_parent
 from stride_cli.training.jobs import Job, Outcome
@@ -26,7 +27,7 @@ from stride_cli.training.outcomes import job_key
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _LINES = 5  # of a failed command's stderr that the error shows
 _SCRIPT_BYTES = 1 << 20
@@ -144,7 +145,7 @@ class CommandTrainer:
 
 
 def open_command_trainer(
-    task: Task, queries: QuerySet, command: str, *, keep: Path | None = None
+    workspace: Workspace, queries: QuerySet, command: str, *, keep: Path | None = None
 ) -> CommandTrainer:
     """The trainer of a command template; see `CommandTrainer` and `retraining.open_trainer`.
 
@@ -152,10 +153,7 @@ def open_command_trainer(
     ------
     UsageError      the template lacks {mask} or {out}, cannot be split, or the index is a classifier's
     """
-    if not task.is_language:
-        raise UsageError(
-            "a command trains language models, and the index is a classifier's", fix="leave out --command"
-        )
+    refuse_classifier(workspace.index, "a command trains language models", fix="leave out --command")
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -169,11 +167,11 @@ def open_command_trainer(
     names = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
     return CommandTrainer(
         words,
-        task.index.attributes["fingerprints"]["corpus"],
-        task.n_chunks,
+        workspace.index.attributes["fingerprints"]["corpus"],
+        workspace.n_chunks,
         queries,
-        str(task.model.device),
-        names.get(str(task.model.dtype), "auto"),
+        str(workspace.model.device),
+        names.get(str(workspace.model.dtype), "auto"),
         keep,
     )
 

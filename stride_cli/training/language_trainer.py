@@ -19,8 +19,10 @@ from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, Recipe, read_recipe
+from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
+from stride_cli.startup import preload
 from stride_cli.training.fast.stacked import can_stack, train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome
@@ -30,7 +32,7 @@ from stride_cli.training.outcomes import job_key
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _TOKENS = 4096  # of queries evaluated together
 _AT_ONCE = 4  # more is hardly faster, and leaves processes without work at the end
@@ -79,7 +81,7 @@ class LanguageTrainer:
 
     def prepare(self) -> None:
         """See `jobs.Trainer`."""
-        import stride_cli.preloaded  # noqa: F401
+        preload()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One model per job; see `jobs.Trainer`."""
@@ -152,7 +154,11 @@ class LanguageTrainer:
 
 
 def open_language_trainer(
-    task: Task, queries: QuerySet, *, recipe: Recipe | str | Path | None = None, keep: Path | None = None
+    workspace: Workspace,
+    queries: QuerySet,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    keep: Path | None = None,
 ) -> LanguageTrainer:
     """The trainer of a task's language model; see `retraining.open_trainer`.
 
@@ -163,22 +169,23 @@ def open_language_trainer(
     if isinstance(recipe, str | Path):
         recipe = _read(Path(recipe))
     if recipe is None:
-        recipe = None if task.model.path is None else read_recipe(task.model.path)
+        recipe = None if workspace.model.path is None else read_recipe(workspace.model.path)
     if recipe is None:
+        model = workspace.model
         raise ModelError(
-            f"the model '{task.model.path or task.model.name}' has no recipe ({FILE_NAME}), so it cannot be "
+            f"the model '{model.path or model.name}' has no recipe ({FILE_NAME}), so it cannot be "
             "trained again on subsets",
             fix="make it with `stride model train` or `stride model finetune`, or give --recipe FILE or "
             "--command 'python train.py --mask {mask} --out {out}'",
         )
-    check_recipe(recipe, task.index)
-    chunks = index_chunks(task)
-    trainer = LanguageTrainer(recipe, chunks, queries, str(task.model.device), keep)
-    trainer.peak_bytes = training_bytes(task.model, recipe.batch_tokens, trainer.at_once)
+    check_recipe(recipe, workspace.index)
+    chunks = index_chunks(workspace)
+    trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
+    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens, trainer.at_once)
     return trainer
 
 
-def training_bytes(model: CausalLM, batch_tokens: int, at_once: int = 1) -> int:
+def training_bytes(model: AttributableModel, batch_tokens: int, at_once: int = 1) -> int:
     """About what training takes, in bytes: weights, gradients and two moments of every model, and what a
     batch of one leaves for its backward pass (that of every block, and the logits three times), in fp32.
 
@@ -217,9 +224,9 @@ def check_recipe(recipe: Recipe, index: Index) -> None:
     )
 
 
-def index_chunks(task: Task) -> list[Chunk]:
+def index_chunks(workspace: Workspace) -> list[Chunk]:
     """The chunks of a task's index, as training takes them."""
-    reader = task.chunks
+    reader = workspace.chunks
     chunks = []
     for row in range(reader.n_chunks):
         start, stop = int(reader.offsets[row]), int(reader.offsets[row + 1])
@@ -232,12 +239,12 @@ def index_chunks(task: Task) -> list[Chunk]:
 
 
 @torch.no_grad()
-def query_losses(model: CausalLM, queries: QuerySet) -> np.ndarray:
+def query_losses(model: AttributableModel, queries: QuerySet) -> np.ndarray:
     """Loss of every query under a model.
 
     Parameters
     ----------
-    model : CausalLM          or a classifier with the same interface
+    model : AttributableModel          or a classifier with the same interface
     queries : QuerySet
 
     Returns

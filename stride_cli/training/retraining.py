@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
+from stride_cli.models.kinds import Kind
 from stride_cli.output import progress
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.outcomes import OutcomeStore, job_key
@@ -17,23 +18,23 @@ from stride_cli.training.outcomes import OutcomeStore, job_key
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.language_recipe import Recipe
 
 
 def open_trainer(
-    task: Task,
+    workspace: Workspace,
     queries: QuerySet,
     *,
     recipe: Recipe | str | Path | None = None,
     command: str | None = None,
     keep: Path | None = None,
 ) -> Trainer:
-    """What retrains the model of a task.
+    """What retrains the model of a workspace.
 
     Parameters
     ----------
-    task : Task
+    workspace : Workspace
     queries : QuerySet            whose losses are wanted of every retrained model
     recipe : Recipe or path of one, optional
         Default: the recipe stored with the model.
@@ -50,15 +51,23 @@ def open_trainer(
 
         if recipe is not None:
             raise UsageError("a recipe and a command both say how to train", fix="give one of the two")
-        return open_command_trainer(task, queries, command, keep=keep)
-    if not task.is_language:
-        from stride_cli.training.classifier_trainer import open_classifier_trainer
+        return open_command_trainer(workspace, queries, command, keep=keep)
+    return _OWN_TRAINERS[workspace.model.kind](workspace, queries, recipe=recipe, keep=keep)
 
-        trainer: Trainer = open_classifier_trainer(task, queries, recipe=recipe)
-        return trainer
+
+def _language(workspace: Workspace, queries: QuerySet, *, recipe: Any, keep: Path | None) -> Trainer:
     from stride_cli.training.language_trainer import open_language_trainer
 
-    return open_language_trainer(task, queries, recipe=recipe, keep=keep)
+    return open_language_trainer(workspace, queries, recipe=recipe, keep=keep)
+
+
+def _classifier(workspace: Workspace, queries: QuerySet, *, recipe: Any, keep: Path | None) -> Trainer:
+    from stride_cli.training.classifier_trainer import open_classifier_trainer
+
+    return open_classifier_trainer(workspace, queries, recipe=recipe)
+
+
+_OWN_TRAINERS: dict[Kind, Callable[..., Trainer]] = {"language": _language, "classifier": _classifier}
 
 
 def store_of(index: Index) -> Path:

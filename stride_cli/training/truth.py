@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from index_format.errors import IndexMismatch, StageMissing
 from index_format.reader import Index
 from index_format.writer import GroupWriter
+from stride_cli.data.query_inputs import own_inputs
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.output import note
@@ -21,7 +22,7 @@ from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of
 
 if TYPE_CHECKING:
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.language_recipe import Recipe
     from stride_cli.training.jobs import Trainer
 
@@ -125,7 +126,7 @@ class Truth:
 
 
 def build_truth(
-    task: Task,
+    workspace: Workspace,
     queries: QuerySet,
     *,
     n_subsets: int = 100,
@@ -147,7 +148,7 @@ def build_truth(
 
     Parameters
     ----------
-    task : Task
+    workspace : Workspace
     queries : QuerySet
     n_subsets, n_seeds : int      R (of this α) and S
     own_seed : bool               from the model's own initial weights and in its own order, S = 1: what this
@@ -175,31 +176,31 @@ def build_truth(
         raise UsageError(
             f"--seeds is {n_seeds}, and --command has no {{seed}}", fix="add for example --seed {seed}"
         )
-    trainer = open_trainer(task, queries, recipe=recipe, command=command, keep=keep)
+    trainer = open_trainer(workspace, queries, recipe=recipe, command=command, keep=keep)
     own = _seed_of(trainer, n_seeds) if own_seed else None
-    old = None if overwrite else _stored(task, queries, trainer, own_seed)
+    old = None if overwrite else _stored(workspace, queries, trainer, own_seed)
     shares = [] if old is None else _per_mille(old.alpha).tolist()
     shares += [share] * max(0, n_subsets - shares.count(share))
     n_seeds = max(n_seeds, 0 if old is None else old.n_seeds)
-    seeds = subset_seeds(task.index.seed, n_seeds) if own is None else np.array([own], np.int64)
+    seeds = subset_seeds(workspace.index.seed, n_seeds) if own is None else np.array([own], np.int64)
     numbers = [shares[:row].count(value) for row, value in enumerate(shares)]
     masks = np.stack(
         [
-            subset_mask(task.index.seed, task.n_chunks, value / 1000, number)
+            subset_mask(workspace.index.seed, workspace.n_chunks, value / 1000, number)
             for value, number in zip(shares, numbers, strict=True)
         ]
     )
     if old is not None and not np.array_equal(old.masks, masks[: old.n_subsets]):
         raise UsageError(
-            f"the stored subsets of index {task.index.path} are not those that its seed gives",
-            fix=_FIX.format(task.index.path) + " --overwrite",
+            f"the stored subsets of index {workspace.index.path} are not those that its seed gives",
+            fix=_FIX.format(workspace.index.path) + " --overwrite",
         )
     n_old, s_old = (0, 0) if old is None else (old.n_subsets, old.n_seeds)
     wanted = [
         (row, s) for row in range(len(masks)) for s in range(n_seeds) if row >= n_old or s >= s_old
     ]  # whatever the group has is not asked for again, even when the store is gone
     jobs = [Job(masks[row], int(seeds[s])) for row, s in wanted]
-    store = store_of(task.index)
+    store = store_of(workspace.index)
     missing = count_missing(trainer, jobs, store=store)
     if missing:
         note(f"retraining {missing:,} models on {len(masks):,} subsets × {n_seeds} seeds; kept in {store}")
@@ -210,7 +211,7 @@ def build_truth(
         alpha=np.asarray(shares, np.float64) / 1000,
         losses=losses,
         margins=margins,
-        base_losses=_base_losses(task, queries),
+        base_losses=_base_losses(workspace, queries),
         queries=queries,
         seeds=seeds,
         own_seed=own_seed,
@@ -219,19 +220,8 @@ def build_truth(
         reused=len(masks) * n_seeds - missing,
     )
     if old is None or jobs:
-        _write(task, truth)
+        _write(workspace, truth)
     return truth
-
-
-def register_inputs(index: Index, model: Any) -> None:
-    """Give a classifier, just opened, the inputs of the truth's queries that are no rows of the index's file.
-
-    Nothing where there is no truth, or none such. Queries of the truth are then known by their numbers.
-    """
-    if not index.has("truth") or "truth/query_inputs" not in index.names("truth"):
-        return
-    inputs = np.asarray(index.array("truth/query_inputs"))
-    model.register(inputs, np.zeros(len(inputs), np.int64))
 
 
 def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarray:
@@ -286,9 +276,11 @@ def _seed_of(trainer: Trainer, n_seeds: int) -> int:
     return int(recipe.seed)
 
 
-def _stored(task: Task, queries: QuerySet, trainer: Trainer, own_seed: bool) -> Truth | None:
+def _stored(workspace: Workspace, queries: QuerySet, trainer: Trainer, own_seed: bool) -> Truth | None:
     """What the index has already, if it can be added to."""
-    index = Index.open(task.index.path)  # a stage that the task's own index has open would stay as it was
+    index = Index.open(
+        workspace.index.path
+    )  # a stage that the task's own index has open would stay as it was
     if not index.has("truth"):
         return None
     old = Truth.from_index(index)
@@ -314,10 +306,10 @@ def _stored(task: Task, queries: QuerySet, trainer: Trainer, own_seed: bool) -> 
     return old
 
 
-def _base_losses(task: Task, queries: QuerySet) -> np.ndarray:
+def _base_losses(workspace: Workspace, queries: QuerySet) -> np.ndarray:
     from stride_cli.training.language_trainer import query_losses
 
-    return query_losses(task.model, queries)
+    return query_losses(workspace.model, queries)
 
 
 def _fill(
@@ -341,13 +333,9 @@ def _fill(
     return losses, margins
 
 
-def _write(task: Task, truth: Truth) -> None:
-    path, queries, inputs = task.index.path, truth.queries, None
-    if not task.is_language:
-        from stride_cli.data.example_queries import own_inputs
-
-        model: Any = task.model
-        queries, inputs = own_inputs(model, queries)
+def _write(workspace: Workspace, truth: Truth) -> None:
+    path = workspace.index.path
+    queries, inputs = own_inputs(workspace.model, truth.queries)
     packed = np.packbits(truth.masks, axis=1)
     key = hashlib.sha256(truth.trainer.encode() + packed.tobytes() + truth.seeds.tobytes()).hexdigest()
     lengths = [len(ids) for ids in queries.ids]
@@ -362,7 +350,7 @@ def _write(task: Task, truth: Truth) -> None:
         writer.append("truth/query_ids", np.concatenate(queries.ids))
         writer.append("truth/query_offsets", np.cumsum([0, *lengths], dtype=np.int64))
         writer.append("truth/query_weights", np.concatenate(queries.weights))
-        if inputs is not None and len(inputs):
+        if inputs is not None:
             writer.append("truth/query_inputs", inputs)
         writer.publish(
             {

@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.data.batches import ChunkReader
+from stride_cli.data.query_files import read_queries
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.scoring import TaskPath
+from stride_cli.models.kinds import Kind
 from stride_cli.randomness import stream
+from stride_cli.startup import preload
 from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
-EPOCHS = 2.0
-CLASSIFIER_EPOCHS = 10.0
+EPOCHS: dict[Kind, float] = {"language": 2.0, "classifier": 10.0}
 _STEP = 0.03  # of a typical weight that AdamW moves each in a step, at first
 _BATCHES = 64  # in a pass over a subset, of so many of its longest chunks at least
 _FEWEST_CHUNKS = 4
@@ -61,7 +63,7 @@ class WithheldChunks(ChunkReader):
         )
 
 
-def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
+def withheld_queries(workspace: Workspace, count: int) -> tuple[QuerySet, np.ndarray]:
     """Chunks of the corpus drawn by lot as queries: the queries, and their numbers (m,) int64, ascending.
 
     Raises
@@ -70,8 +72,8 @@ def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
     """
     from stride_cli.data.query_set import QuerySet
 
-    order = stream(task.seed, "tuning queries").permutation(task.n_chunks)
-    scored = [int(row) for row in order if task.chunks.chunk(int(row))[1][1:].any()]
+    order = stream(workspace.seed, "tuning queries").permutation(workspace.n_chunks)
+    scored = [int(row) for row in order if workspace.chunks.chunk(int(row))[1][1:].any()]
     if not 1 <= count <= len(scored) // 4:
         raise UsageError(
             f"--held-out is {count}, and the index has {len(scored)} chunks with a scored token "
@@ -79,7 +81,7 @@ def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
             fix="give fewer, or queries of your own: --queries FILE",
         )
     rows = np.sort(scored[:count]).astype(np.int64)
-    pairs = [task.chunks.chunk(int(row)) for row in rows]
+    pairs = [workspace.chunks.chunk(int(row)) for row in rows]
     queries = QuerySet(
         [np.asarray(ids, np.int64) for ids, _ in pairs],
         [weights for _, weights in pairs],
@@ -88,12 +90,12 @@ def withheld_queries(task: Task, count: int) -> tuple[QuerySet, np.ndarray]:
     return queries, rows
 
 
-def random_halves(task: Task, withheld: np.ndarray, count: int) -> np.ndarray:
+def random_halves(workspace: Workspace, withheld: np.ndarray, count: int) -> np.ndarray:
     """Random halves of the chunks that are not withheld, (R, n) bool; more can be added later."""
-    rest = np.setdiff1d(np.arange(task.n_chunks), withheld)
-    masks = np.zeros((count, task.n_chunks), bool)
+    rest = np.setdiff1d(np.arange(workspace.n_chunks), withheld)
+    masks = np.zeros((count, workspace.n_chunks), bool)
     for number, mask in enumerate(masks):
-        order = stream(task.seed, "tuning halves", number).permutation(len(rest))
+        order = stream(workspace.seed, "tuning halves", number).permutation(len(rest))
         mask[rest[order[: len(rest) // 2]]] = True
     return masks
 
@@ -104,7 +106,7 @@ class ContinuedTrainer:
 
     Attributes
     ----------
-    where : TaskPath             opened anew in every process: the weights change
+    where : WorkspacePath             opened anew in every process: the weights change
     queries : QuerySet           of a classifier, rows of its own file
     n_chunks : int               n
     fingerprints : str           of model and corpus
@@ -114,11 +116,11 @@ class ContinuedTrainer:
     peak_bytes : int             about what training takes; 0 = not known
     """
 
-    where: TaskPath
+    where: WorkspacePath
     queries: QuerySet
     n_chunks: int
     fingerprints: str
-    epochs: float = EPOCHS
+    epochs: float
     lr: float | None = None
     source: Path | None = None
     peak_bytes: int = 0
@@ -129,58 +131,54 @@ class ContinuedTrainer:
         parts = ["continued/1", self.fingerprints, self.n_chunks, self.epochs, self.lr]
         text = json.dumps([*parts, self.queries.fingerprint()])
         self.digest = hashlib.sha256(text.encode()).hexdigest()
-        self._opened: tuple[Task, Any] | None = None
+        self._opened: tuple[Workspace, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def prepare(self) -> None:
         """See `stride_cli.training.jobs.Trainer`."""
-        import stride_cli.preloaded  # noqa: F401
+        preload()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses of the queries after further training on each job's chunks, in order."""
         from stride_cli.training.language_trainer import query_losses
 
         if self._opened is None:
-            from stride_cli.evaluation.scoring import open_task
-
-            task = open_task(self.where)
-            if self.source is not None and not task.is_language:
-                from stride_cli.evaluation.bench import read_queries
-
-                read_queries(task, self.source)
-            self._opened = task, copy.deepcopy(task.model.model.state_dict())
-        task, weights = self._opened
+            workspace = self.where.open()
+            if self.source is not None and workspace.model.table is not None:  # inputs by number
+                read_queries(workspace, self.source)
+            self._opened = workspace, copy.deepcopy(workspace.model.model.state_dict())
+        workspace, weights = self._opened
         found = []
         for job in jobs:
-            task.model.model.load_state_dict(weights)
-            self._train(task, job)
-            found.append(Outcome(query_losses(task.model, self.queries)))
+            workspace.model.model.load_state_dict(weights)
+            self._train(workspace, job)
+            found.append(Outcome(query_losses(workspace.model, self.queries)))
         return found
 
-    def _train(self, task: Task, job: Job) -> None:
+    def _train(self, workspace: Workspace, job: Job) -> None:
         import torch
 
-        model: Any = task.model
+        model: Any = workspace.model
         parameters = [value for value in model.model.parameters() if value.is_floating_point()]
         for value in parameters:
             value.requires_grad_(True)
         lr = self.lr or _STEP * _typical_weight(parameters)
         optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
         rows = np.flatnonzero(job.mask)
-        tokens = int(task.chunks.lengths[rows].sum())
-        least = _FEWEST_CHUNKS * int(task.chunks.lengths[rows].max(initial=1))
+        tokens = int(workspace.chunks.lengths[rows].sum())
+        least = _FEWEST_CHUNKS * int(workspace.chunks.lengths[rows].max(initial=1))
         at_once = int(np.clip(tokens // _BATCHES, least, max(least, MOST_TOKENS)))
         plan: list[np.ndarray] = []
         generator = stream(job.seed, "continued training")
         left = self.epochs
         while left > 0:
             order = rows[generator.permutation(len(rows))]
-            plan += task.chunks.plan(at_once, order[: max(1, round(min(1.0, left) * len(order)))])
+            plan += workspace.chunks.plan(at_once, order[: max(1, round(min(1.0, left) * len(order)))])
             left -= 1
         for step, group in enumerate(plan):
-            batch = task.chunks.batch(group)
+            batch = workspace.chunks.batch(group)
             ids = batch.ids.to(model.device)
             at, before = torch.nonzero(batch.weights[:, 1:], as_tuple=True)
             if len(at) == 0:

@@ -21,7 +21,7 @@ from stride_cli.output import note
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 # in the order in which they are swept: what matters most comes first
 DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
@@ -121,7 +121,9 @@ class TrialStore:
         sync_directory(self.directory)
 
 
-def run_trial(task: Task, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]) -> Trial:
+def run_trial(
+    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
+) -> Trial:
     """Fit operators with these settings, recover at every λ, compare with the measured responses.
 
     Raises
@@ -135,16 +137,18 @@ def run_trial(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
 
     started = time.perf_counter()
     method = StrideMethod(fit="closed", **settings)
-    method.fit(task)
+    method.fit(workspace)
     predicted: list[list[np.ndarray]] = [[] for _ in lambdas]
     for blocks in method.score_path(target.queries, lambdas):
         for kept, block in zip(predicted, blocks, strict=True):
-            kept.append(predicted_response(checked_block(method, block, task.n_chunks), target.masks))
+            kept.append(predicted_response(checked_block(method, block, workspace.n_chunks), target.masks))
     scores = [correlate(np.concatenate(kept), target.measured).spearman for kept in predicted]
     return Trial(dict(settings), tuple(lambdas), np.array(scores), time.perf_counter() - started)
 
 
-def trial_key(task: Task, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]) -> str:
+def trial_key(
+    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
+) -> str:
     """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
     from dataclasses import asdict
 
@@ -153,10 +157,15 @@ def trial_key(task: Task, target: Target, settings: Mapping[str, Any], lambdas: 
     own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
     if not layer_matters(settings):
         own["layer"] = None
-    resolved = asdict(resolve_settings(TrainOptions(fit="closed", **own), task.model, task.index))
-    design = [settings.get("subsets"), settings.get("degree"), task.index.n_subsets, task.index.degree]
-    prints = task.index.attributes["fingerprints"]
-    parts = [resolved, design, task.index.seed, list(lambdas), target.digest, prints, __version__]
+    resolved = asdict(resolve_settings(TrainOptions(fit="closed", **own), workspace.model, workspace.index))
+    design = [
+        settings.get("subsets"),
+        settings.get("degree"),
+        workspace.index.n_subsets,
+        workspace.index.degree,
+    ]
+    prints = workspace.index.attributes["fingerprints"]
+    parts = [resolved, design, workspace.index.seed, list(lambdas), target.digest, prints, __version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

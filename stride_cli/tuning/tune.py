@@ -14,7 +14,6 @@ from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.evaluation.resampling import mean_interval
 from stride_cli.output import note, progress
 from stride_cli.tuning.responses import (
-    CLASSIFIER_EPOCHS,
     EPOCHS,
     MOST_TOKENS,
     ContinuedTrainer,
@@ -37,8 +36,8 @@ from stride_cli.tuning.search import (
 )
 
 if TYPE_CHECKING:
-    from stride_cli.evaluation.scoring import TaskPath
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace, WorkspacePath
+    from stride_cli.models.kinds import Kind
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 CRITERIA = ("continued", "retrained", "truth")
@@ -110,26 +109,37 @@ class Tuned:
         return chosen, self.first.scores[self.first.lambdas.index(self.first_lambda)]
 
 
-def default_grid(task: Task) -> dict[str, list[Any]]:
+_GRIDS: dict[Kind, dict[str, list[Any]]] = {
+    "language": {
+        "space": ["residual-matrix+logit", "residual-matrix"],
+        "damping": [0.03, 0.1, 0.3, 1.0],
+        "rank": [32, 96, 192],
+    },
+    "classifier": {
+        "space": ["residual-matrix+logit", "residual-matrix", "logit"],
+        "damping": [0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
+        "rank": [16, 64, 512],
+    },
+}
+
+
+def default_grid(workspace: Workspace) -> dict[str, list[Any]]:
     """Values worth trying of what an index need not be built anew for."""
-    depth = task.model.n_layers
+    depth = workspace.model.n_layers
     layers = sorted({max(1, round(depth * share)) for share in (1 / 3, 2 / 3, 1)})
-    others = ["residual-matrix+logit", "residual-matrix", *([] if task.is_language else ["logit"])]
-    spaces = list(dict.fromkeys([default_space(task), *others]))
-    if task.is_language:
-        return {"space": spaces, "layer": layers, "damping": [0.03, 0.1, 0.3, 1.0], "rank": [32, 96, 192]}
-    dampings = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
-    return {"space": spaces, "layer": layers, "damping": dampings, "rank": [16, 64, 512]}
+    grid = _GRIDS[workspace.model.kind]
+    spaces = list(dict.fromkeys([default_space(workspace), *grid["space"]]))
+    return {"space": spaces, "layer": layers, "damping": grid["damping"], "rank": grid["rank"]}
 
 
-def default_space(task: Task) -> str:
+def default_space(workspace: Workspace) -> str:
     """The operator space that this model and index are fitted in where none is asked for."""
     from stride_cli.operators.options import TrainOptions, resolve_settings
 
-    return "+".join(resolve_settings(TrainOptions(fit="closed"), task.model, task.index).spaces)
+    return "+".join(resolve_settings(TrainOptions(fit="closed"), workspace.model, workspace.index).spaces)
 
 
-def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
+def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
     """Measure responses, then yield trials as they finish, and whether each is the best so far.
 
     The outcome is appended to `found` at the end. Responses and trials are kept in ``INDEX.tuning`` beside
@@ -141,7 +151,6 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     NumericalError                no trial could be fitted
     """
     from stride_cli.attribution.defaults import recovery_defaults
-    from stride_cli.evaluation.scoring import open_task
 
     if options.search not in ("steps", "grid"):
         raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
@@ -156,26 +165,26 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
         raise UsageError(f"--trials is {options.trials} (expected 1 or more)")
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
     check_grid(options.grid or {}, lambdas)
-    task = open_task(where)
-    usual = float(recovery_defaults(task.index, task.model, "closed", None)["lambda_ratio"])
-    grid = dict(options.grid) if options.grid is not None else default_grid(task)
+    workspace = where.open()
+    usual = float(recovery_defaults(workspace.index, workspace.model, "closed", None)["lambda_ratio"])
+    grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
     start = {name: options.start.get(name) for name in DIMENSIONS}
-    start["space"] = start["space"] or default_space(task)
-    for name, own in (("subsets", task.index.n_subsets), ("degree", task.index.degree)):
+    start["space"] = start["space"] or default_space(workspace)
+    for name, own in (("subsets", workspace.index.n_subsets), ("degree", workspace.index.degree)):
         if name in grid:  # the index's own design is asked for by naming none
             grid[name] = [None if value == own else value for value in grid[name]]
-    place = task.index.path.with_name(task.index.path.name + ".tuning")
+    place = workspace.index.path.with_name(workspace.index.path.name + ".tuning")
     begun = time.perf_counter()
-    task, target = _target(task, where, options, place)
+    workspace, target = _target(workspace, where, options, place)
     measured = time.perf_counter()
     store = TrialStore(place / "trials")
 
     def evaluate(settings: dict[str, Any]) -> Trial:
         try:
-            key = trial_key(task, target, settings, lambdas)
+            key = trial_key(workspace, target, settings, lambdas)
             trial = store.read(key)
             if trial is None:
-                trial = run_trial(task, target, settings, lambdas)
+                trial = run_trial(workspace, target, settings, lambdas)
                 store.add(key, trial)
             return trial
         except (UsageError, NumericalError) as error:
@@ -186,7 +195,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
 
     def identity(settings: Mapping[str, Any]) -> str:
         try:
-            return trial_key(task, target, settings, lambdas)
+            return trial_key(workspace, target, settings, lambdas)
         except StrideError:  # they cannot be fitted, and the trial will say so
             return repr(sorted(settings.items(), key=str))
 
@@ -203,7 +212,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
             evaluate,
             search=options.search,
             limit=options.trials,
-            seed=task.seed,
+            seed=workspace.seed,
             matters=matters,
             identity=identity,
         ):
@@ -219,7 +228,7 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
         Tuned(
             best=best,
             first=first,
-            lambda_ratio=choose_lambda(best, usual, seed=task.seed),
+            lambda_ratio=choose_lambda(best, usual, seed=workspace.seed),
             first_lambda=usual if usual in first.lambdas else first.lambdas[first.best],
             target=target,
             trials=count,
@@ -229,9 +238,12 @@ def tune(where: TaskPath, options: TuneOptions, found: list[Tuned]) -> Iterator[
     )
 
 
-def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> tuple[Task, Target]:
-    """The task that operators are fitted on, and what they are judged by."""
-    from stride_cli.evaluation.bench import Bench, read_queries
+def _target(
+    workspace: Workspace, where: WorkspacePath, options: TuneOptions, place: Path
+) -> tuple[Workspace, Target]:
+    """The workspace that operators are fitted on, and what they are judged by."""
+    from stride_cli.data.query_files import read_queries
+    from stride_cli.evaluation.bench import Bench
     from stride_cli.randomness import stream_key
     from stride_cli.training.jobs import Job, Trainer
     from stride_cli.training.language_trainer import training_bytes
@@ -240,46 +252,48 @@ def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> t
     if options.criterion == "truth":
         bench = Bench(where, queries=options.queries)
         ground = bench.ground()
-        return bench.task, Target(bench.queries, bench.truth.masks, ground.measured, "truth")
+        return bench.workspace, Target(bench.queries, bench.truth.masks, ground.measured, "truth")
     if options.responses < _FEWEST_RESPONSES:
         raise UsageError(
             f"--responses is {options.responses} (expected {_FEWEST_RESPONSES} or more: correlations over "
             "fewer say nothing)",
             fix="try --responses 24",
         )
-    epochs = (
-        options.epochs if options.epochs is not None else EPOCHS if task.is_language else CLASSIFIER_EPOCHS
-    )
+    epochs = options.epochs if options.epochs is not None else EPOCHS[workspace.model.kind]
     if not (epochs > 0 and np.isfinite(epochs)):
         raise UsageError(f"--epochs is {epochs} (expected a positive number)", fix="try --epochs 5")
     if options.lr is not None and not (options.lr > 0 and np.isfinite(options.lr)):
         raise UsageError(f"--lr is {options.lr} (expected a positive number)", fix="leave it out")
     withheld = np.zeros(0, np.int64)
-    kept_back = getattr(task.model, "held_out", np.zeros(0))
+    kept_back = getattr(workspace.model, "held_out", ())
     if options.queries is not None:
-        queries = read_queries(task, options.queries)
+        queries = read_queries(workspace, options.queries)
     elif len(kept_back) and options.held_out is None:
-        queries = read_queries(task, Path("held-out"))
+        queries = read_queries(workspace, Path("held-out"))
     else:
-        queries, withheld = withheld_queries(task, options.held_out or min(_HELD_OUT, task.n_chunks // 8))
-        task = replace(task, chunks=WithheldChunks(task.index, withheld))
-    masks = random_halves(task, withheld, options.responses)
-    prints = task.index.attributes["fingerprints"]
+        queries, withheld = withheld_queries(
+            workspace, options.held_out or min(_HELD_OUT, workspace.n_chunks // 8)
+        )
+        workspace = replace(workspace, chunks=WithheldChunks(workspace.index, withheld))
+    masks = random_halves(workspace, withheld, options.responses)
+    prints = workspace.index.attributes["fingerprints"]
     trainer: Trainer
     if options.criterion == "retrained":
-        trainer = open_trainer(task, queries)
+        trainer = open_trainer(workspace, queries)
     else:
         trainer = ContinuedTrainer(
             where=replace(where, dtype="fp32"),
             queries=queries,
-            n_chunks=task.n_chunks,
+            n_chunks=workspace.n_chunks,
             fingerprints=prints["model"] + prints["corpus"],
             epochs=epochs,
             lr=options.lr,
             source=options.queries,
-            peak_bytes=training_bytes(task.model, MOST_TOKENS) if task.is_language else 0,
+            peak_bytes=training_bytes(workspace.model, MOST_TOKENS) if workspace.model.table is None else 0,
         )
-    seeds = [stream_key(task.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))]
+    seeds = [
+        stream_key(workspace.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))
+    ]
     jobs = [Job(mask, seed) for mask, seed in zip(masks, seeds, strict=True)]
     missing = count_missing(trainer, jobs, store=place / "responses")
     what = "training the model anew" if options.criterion == "retrained" else "training the model further"
@@ -288,28 +302,26 @@ def _target(task: Task, where: TaskPath, options: TuneOptions, place: Path) -> t
         trainer, jobs, store=place / "responses", engine=options.engine, workers=options.workers
     )
     losses = np.array([outcome.losses for outcome in outcomes])  # (R, Q)
-    return task, Target(queries, masks, -losses.T, options.criterion)
+    return workspace, Target(queries, masks, -losses.T, options.criterion)
 
 
 def tune_index(
-    where: TaskPath, options: TuneOptions, on_trial: Callable[[dict[str, Any]], None]
+    where: WorkspacePath, options: TuneOptions, on_trial: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """See `stride_cli.api.tune`."""
     import yaml
 
-    from stride_cli.evaluation.scoring import open_task
-
-    task = open_task(where)
+    workspace = where.open()
     found: list[Tuned] = []
     for number, (trial, better) in enumerate(tune(where, options, found), 1):
-        on_trial(trial_record(number, trial, better, task, seed=task.seed))
+        on_trial(trial_record(number, trial, better, workspace, seed=workspace.seed))
     tuned = found[0]
     chosen, before = tuned.scores()
-    shown = resolved(tuned.best.settings, task)
+    shown = resolved(tuned.best.settings, workspace)
     names = [name for name in ("space", "layer", "rank", "damping") if tuned.best.settings[name] is not None]
     settings = {f"train.{name}": tuned.best.settings[name] for name in names}
     settings["query.lambda_ratio"] = tuned.lambda_ratio
-    own = task.index
+    own = workspace.index
     following = f"stride train --index {own.path} --overwrite"
     if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
         design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
@@ -322,8 +334,8 @@ def tune_index(
         "responses": len(tuned.target.masks),
         **shown,
         "lambda_ratio": tuned.lambda_ratio,
-        "score": vars(mean_interval(chosen, seed=task.seed, name="tuning")),
-        "gain": vars(mean_interval(chosen - before, seed=task.seed, name="tuning")),
+        "score": vars(mean_interval(chosen, seed=workspace.seed, name="tuning")),
+        "gain": vars(mean_interval(chosen - before, seed=workspace.seed, name="tuning")),
         "trials": tuned.trials,
         "written": "\n".join(
             f"{key}: {yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()
@@ -335,7 +347,9 @@ def tune_index(
     }
 
 
-def trial_record(number: int, trial: Trial, better: bool, task: Task, *, seed: int = 0) -> dict[str, Any]:
+def trial_record(
+    number: int, trial: Trial, better: bool, workspace: Workspace, *, seed: int = 0
+) -> dict[str, Any]:
     """One trial as ``stride.trial/1``."""
     scored = [
         {"lambda_ratio": ratio, "score": interval.mean, "se": interval.se}
@@ -348,7 +362,7 @@ def trial_record(number: int, trial: Trial, better: bool, task: Task, *, seed: i
     record = {
         "schema": "stride.trial/1",
         "trial": number,
-        **resolved(trial.settings, task),
+        **resolved(trial.settings, workspace),
         **best,
         "lambdas": scored,
         "best": better,
@@ -358,18 +372,20 @@ def trial_record(number: int, trial: Trial, better: bool, task: Task, *, seed: i
     return record | ({"error": trial.error} if trial.error is not None else {})
 
 
-def resolved(settings: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def resolved(settings: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Settings with the defaults of this model and index in place of None."""
     from stride_cli.operators.options import TrainOptions, resolve_settings
 
     shown = dict(settings)
-    plain = resolve_settings(TrainOptions(fit="closed", space=settings["space"]), task.model, task.index)
+    plain = resolve_settings(
+        TrainOptions(fit="closed", space=settings["space"]), workspace.model, workspace.index
+    )
     for name, value in (
         ("layer", plain.layer),
         # a classifier's training time stands in for damping unless one is given
         ("damping", plain.damping if plain.time is None else None),
-        ("subsets", task.index.n_subsets),
-        ("degree", task.index.degree),
+        ("subsets", workspace.index.n_subsets),
+        ("degree", workspace.index.degree),
     ):
         shown[name] = value if shown[name] is None else shown[name]
     return shown

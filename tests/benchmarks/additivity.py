@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from stride_cli.data.workspace import Workspace, WorkspacePath
 from stride_cli.evaluation.metrics import correlate, measured_response, predicted_response, row_pearson
 from stride_cli.evaluation.resampling import Resampler
-from stride_cli.evaluation.scoring import TaskPath, open_task
-from stride_cli.methods.protocol import Task, score_all
+from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.exact_response import measure_exact
@@ -58,7 +58,7 @@ _QUERY_TOKENS = 4096
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
-    task = open_task(TaskPath(Path(given.index), given.model))
+    task = WorkspacePath(Path(given.index), given.model).open()
     truth = Truth.from_index(task.index, alpha=given.alpha)
     about = {
         "benchmark": "additivity",
@@ -119,7 +119,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def complements(
-    task: Task, truth: Truth, count: int, workers: int | None
+    task: Workspace, truth: Truth, count: int, workers: int | None
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Retrain what the first `count` subsets leave out.
 
@@ -158,7 +158,7 @@ def variance(losses: np.ndarray) -> np.ndarray:
     return np.mean(together, axis=0) / (len(losses) - 1)
 
 
-def bands(task: Task, truth: Truth, spec: str) -> Iterator[dict[str, Any]]:
+def bands(task: Workspace, truth: Truth, spec: str) -> Iterator[dict[str, Any]]:
     """Shares of the responses' variance over subsets by the rank of chunks under a method, before and after
     its prediction: all of it first, then band by band."""
     method = open_method(spec)

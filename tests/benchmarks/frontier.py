@@ -30,9 +30,9 @@ from index_format.design import build_columns
 from stride_cli.attribution.additive import additive_measurement
 from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.attribution.direct_readout import query_gradients, second_estimates, sketched_influences
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.evaluation.resampling import Resampler
-from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
@@ -55,7 +55,7 @@ _QUERY_TOKENS = 4096
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
-    task = open_task(TaskPath(Path(given.index), given.model))
+    task = WorkspacePath(Path(given.index), given.model).open()
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
     degree = task.index.degree

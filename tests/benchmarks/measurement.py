@@ -21,7 +21,8 @@ import torch
 from scipy.stats import spearmanr
 
 from stride_cli.api import Session
-from stride_cli.data.query_set import QuerySet, read_query_set
+from stride_cli.data.query_files import read_texts
+from stride_cli.data.query_set import QuerySet
 from stride_cli.operators.exact_response import measure_exact, pearson
 from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.operators.gradients import gate_gradients
@@ -37,7 +38,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     session = Session.open(given.index)
     model, operators = session.model, session.operators
-    chosen = read_query_set(model, given.queries, block_size=_ANY_LENGTH)
+    chosen = read_texts(model, given.queries, block_size=_ANY_LENGTH)
     chosen = chosen.take(np.linspace(0, len(chosen) - 1, min(given.count, len(chosen))).astype(int))
     queries = QuerySet(
         [ids[: given.tokens] for ids in chosen.ids],

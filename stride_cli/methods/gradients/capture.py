@@ -23,7 +23,7 @@ from stride_cli.models.head import HeadBlock, check_finite, head_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
 
 _CHOICES = "all, body, mlp, last, head, or a regular expression of module names"
 
@@ -101,7 +101,7 @@ class Capture:
 
     Parameters
     ----------
-    model : CausalLM             or a classifier with the same interface
+    model : AttributableModel             or a classifier with the same interface
     probe : Batch                any batch: it shows which layers run, and which make the logits
     layers : str
         "all"; "body", all but the output head; "mlp", those of feed-forward parts; "last", the last one
@@ -114,7 +114,9 @@ class Capture:
     UsageError      no layer is chosen
     """
 
-    def __init__(self, model: CausalLM, probe: Batch, *, layers: str = "all", bias: bool = True) -> None:
+    def __init__(
+        self, model: AttributableModel, probe: Batch, *, layers: str = "all", bias: bool = True
+    ) -> None:
         self.model = model
         self._bias = bias
         order = _layers_run(model, probe, bias)
@@ -325,7 +327,7 @@ def _as_tokens(
     return inputs, outputs
 
 
-def _layers_run(model: CausalLM, probe: Batch, bias: bool) -> list[Layer]:
+def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Layer]:
     """Linear layers in the order in which they run on one row of the probe."""
     names = {module: name for name, module in model.model.named_modules()}
     seen: dict[nn.Module, bool] = {}  # whether as part of the head

@@ -28,7 +28,7 @@ from stride_cli.methods.gradients.passes import (
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _LARGEST_SIDE = 16384  # an eigendecomposition of this size takes 2 GiB
 
@@ -76,9 +76,9 @@ class EKFAC:
         self.damping, self.draws, self.layers = damping, draws, layers
         self.batch_tokens, self.query_bytes = batch_tokens, query_bytes
 
-    def fit(self, task: Task) -> None:
-        self._task = task
-        capture = open_capture(task, self.layers)
+    def fit(self, workspace: Workspace) -> None:
+        self._task = workspace
+        capture = open_capture(workspace, self.layers)
         for layer in capture.layers:
             if max(layer.n_in, layer.n_out) > _LARGEST_SIDE:
                 raise UsageError(
@@ -86,16 +86,16 @@ class EKFAC:
                     f"a matrix of more than {_LARGEST_SIDE} rows",
                     fix="leave the output head out: layers=body, or layers=mlp",
                 )
-        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, task.seed)
+        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
         draws = self.draws if self.labels == "sampled" else 1
-        found = covariances(passes, task, "EK-FAC: covariances", labels=self.labels, draws=draws)
-        device = task.model.device
+        found = covariances(passes, workspace, "EK-FAC: covariances", labels=self.labels, draws=draws)
+        device = workspace.model.device
         self._bases = [
             (torch.linalg.eigh(a)[1].float().to(device), torch.linalg.eigh(s)[1].float().to(device))
             for a, s in found
         ]
         self._inverses = [
-            _damped_inverse(values, self.damping) for values in self._eigenvalues(passes, task, draws)
+            _damped_inverse(values, self.damping) for values in self._eigenvalues(passes, workspace, draws)
         ]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -108,10 +108,11 @@ class EKFAC:
             title="EK-FAC: products",
         )
 
-    def _eigenvalues(self, passes: Passes, task: Task, draws: int) -> list[Tensor]:
+    def _eigenvalues(self, passes: Passes, workspace: Workspace, draws: int) -> list[Tensor]:
         """Mean over chunks of (U_Sᵀ G U_A)² of every layer, (n_out, n_in) float32."""
         sums = [
-            torch.zeros(layer.n_out, layer.n_in, device=task.model.device) for layer in passes.capture.layers
+            torch.zeros(layer.n_out, layer.n_in, device=workspace.model.device)
+            for layer in passes.capture.layers
         ]
 
         def visit(found: Factors) -> None:
@@ -126,10 +127,10 @@ class EKFAC:
             # other labels than those that made the basis, which would look too steep along it
             number = draws + draw
             for _ in passes.corpus(
-                task.chunks, visit, "EK-FAC: eigenvalues", labels=self.labels, draw=number
+                workspace.chunks, visit, "EK-FAC: eigenvalues", labels=self.labels, draw=number
             ):
                 pass
-        return [total / (draws * task.n_chunks) for total in sums]
+        return [total / (draws * workspace.n_chunks) for total in sums]
 
     def _solve(self, layer: int, matrices: Tensor) -> Tensor:
         basis_in, basis_out = self._bases[layer]

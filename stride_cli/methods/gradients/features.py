@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.methods.gradients.capture import Factors
 from stride_cli.methods.gradients.passes import Passes
 from stride_cli.methods.gradients.projection import Projector
-from stride_cli.methods.protocol import QUERY_BLOCK
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _SCORE_FLOATS = 1 << 26  # features converted to float32 at once
 
@@ -45,7 +45,7 @@ class _Collector:
 
 def corpus_features(
     passes: Passes,
-    task: Task,
+    workspace: Workspace,
     projector: Projector,
     title: str,
     *,
@@ -59,10 +59,10 @@ def corpus_features(
     features : (n, width) of ``dtype``
     doubt : (n,) float64         mean of 1 − p over a chunk's scored tokens
     """
-    features: np.ndarray = np.zeros((task.n_chunks, projector.width), dtype)
-    doubt = np.zeros(task.n_chunks)
+    features: np.ndarray = np.zeros((workspace.n_chunks, projector.width), dtype)
+    doubt = np.zeros(workspace.n_chunks)
     collect = _Collector(projector)
-    for batch, outcome in passes.corpus(task.chunks, collect, title, output=output):
+    for batch, outcome in passes.corpus(workspace.chunks, collect, title, output=output):
         features[batch.rows] = collect.take(len(batch.rows)).cpu().numpy()
         doubt[batch.rows] = outcome.doubt.cpu().numpy()
     return features, doubt
@@ -96,18 +96,18 @@ def second_moments(features: np.ndarray, spans: Sequence[slice]) -> list[np.ndar
 
 
 def sampled_moments(
-    passes: Passes, task: Task, projector: Projector, title: str, draws: int
+    passes: Passes, workspace: Workspace, projector: Projector, title: str, draws: int
 ) -> list[np.ndarray]:
     """As `second_moments`, of gradients with labels drawn from the model: the projected Gauss–Newton
     matrix."""
     totals = [np.zeros((span.stop - span.start,) * 2) for span in projector.spans]
     collect = _Collector(projector)
     for draw in range(draws):
-        for batch, _ in passes.corpus(task.chunks, collect, title, labels="sampled", draw=draw):
+        for batch, _ in passes.corpus(workspace.chunks, collect, title, labels="sampled", draw=draw):
             part = collect.take(len(batch.rows)).double().cpu().numpy()
             for total, span in zip(totals, projector.spans, strict=True):
                 total += part[:, span].T @ part[:, span]
-    return [total / (draws * task.n_chunks) for total in totals]
+    return [total / (draws * workspace.n_chunks) for total in totals]
 
 
 def damped_power(matrix: np.ndarray, damping: float, power: float) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.methods.gradients.capture import Capture, Factors, Layer
 from stride_cli.methods.gradients.passes import (
     REDUCTIONS,
@@ -22,11 +23,10 @@ from stride_cli.methods.gradients.passes import (
     check_positive,
     find_checkpoints,
 )
-from stride_cli.methods.protocol import QUERY_BLOCK
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 _KERNEL_FLOATS = 1 << 24  # products of chunk tokens with query tokens held at once
 
@@ -73,17 +73,17 @@ class TracIn:
         self.batch_tokens = batch_tokens
         self.query_bytes = query_bytes
 
-    def fit(self, task: Task) -> None:
-        """Only remembers the task: scores need both gradients at once."""
-        self._task = task
-        path = task.model.path
+    def fit(self, workspace: Workspace) -> None:
+        """Only remembers the workspace: scores need both gradients at once."""
+        self._task = workspace
+        path = workspace.model.path
         if self._by_default_all and not self._given and path and (Path(path) / "checkpoints").is_dir():
             self.checkpoints = find_checkpoints(path, None)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        task = self._task
-        probe = task.chunks.batch(np.arange(1))
-        layers = Capture(task.model, probe, layers=self.layers).layers
+        workspace = self._task
+        probe = workspace.chunks.batch(np.arange(1))
+        layers = Capture(workspace.model, probe, layers=self.layers).layers
         longest = max((len(ids) for ids in queries.ids), default=1)
         floats = self.query_bytes // 4
         sharing = min(max(1, floats // sum(layer.size for layer in layers)), max(1, len(queries)))
@@ -95,14 +95,17 @@ class TracIn:
         at_once = max(1, floats // each)
         for start in range(0, len(queries), at_once):
             stop = min(start + at_once, len(queries))
-            scores = np.zeros((stop - start, task.n_chunks), np.float32)
+            scores = np.zeros((stop - start, workspace.n_chunks), np.float32)
             for checkpoint in self.checkpoints:
-                model = checkpoint.load(task)
+                model = checkpoint.load(workspace)
                 passes = Passes(
-                    Capture(model, probe, layers=self.layers), self.batch_tokens, self.reduction, task.seed
+                    Capture(model, probe, layers=self.layers),
+                    self.batch_tokens,
+                    self.reduction,
+                    workspace.seed,
                 )
                 bank = QueryBank(passes, queries, start, stop, explicit)
-                scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, task, self.name)
+                scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)
             for first in range(0, len(scores), QUERY_BLOCK):
                 yield scores[first : first + QUERY_BLOCK]
 
@@ -177,9 +180,9 @@ class QueryBank:
         for place, inputs, outputs in self._tokens[found.layer]:
             scores[place, found.rows] += _token_products(inputs, outputs, found)
 
-    def dot_corpus(self, passes: Passes, task: Task, title: str) -> np.ndarray:
+    def dot_corpus(self, passes: Passes, workspace: Workspace, title: str) -> np.ndarray:
         """Products with every chunk, (Q, n) float32."""
-        result = np.zeros((self.n_queries, task.n_chunks), np.float32)
+        result = np.zeros((self.n_queries, workspace.n_chunks), np.float32)
         held: list[Tensor] = []
 
         def visit(found: Factors) -> None:
@@ -187,7 +190,7 @@ class QueryBank:
                 held.append(torch.zeros(self.n_queries, passes.batch_tokens, device=found.inputs.device))
             self.dot(found, held[0])
 
-        for batch, _ in passes.corpus(task.chunks, visit, title):
+        for batch, _ in passes.corpus(workspace.chunks, visit, title):
             result[:, batch.rows] = held[0][:, : len(batch.rows)].cpu().numpy()
             held[0].zero_()
         return result
@@ -195,7 +198,7 @@ class QueryBank:
 
 def preconditioned_scores(
     passes: Passes,
-    task: Task,
+    workspace: Workspace,
     queries: QuerySet,
     apply: Callable[[int, Tensor], Tensor],
     *,
@@ -218,7 +221,7 @@ def preconditioned_scores(
         bank = QueryBank(passes, queries, start, min(start + at_once, len(queries)))
         for layer, matrices in bank.matrices.items():
             bank.matrices[layer] = apply(layer, matrices)
-        scores = bank.dot_corpus(passes, task, title)
+        scores = bank.dot_corpus(passes, workspace, title)
         for first in range(0, len(scores), QUERY_BLOCK):
             yield scores[first : first + QUERY_BLOCK]
 

@@ -12,12 +12,12 @@ from stride_cli.methods.gradients.capture import Factors
 from stride_cli.methods.gradients.passes import Passes
 
 if TYPE_CHECKING:
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 
 def covariances(
     passes: Passes,
-    task: Task,
+    workspace: Workspace,
     title: str,
     *,
     labels: str,
@@ -38,7 +38,7 @@ def covariances(
     """
     sums: list[tuple[Tensor, Tensor]] = []
     counts = [0.0] * len(passes.capture.layers)
-    device = task.model.device
+    device = workspace.model.device
     # Metal devices have no float64; sums of covariances stay on the CPU there
     place = device if device.type != "mps" else torch.device("cpu")
     for layer in passes.capture.layers:
@@ -57,6 +57,6 @@ def covariances(
         counts[found.layer] += len(inputs)
 
     for draw in range(draws if labels == "sampled" else 1):
-        for _ in passes.corpus(task.chunks, visit, title, labels=labels, draw=draw, rows=rows):
+        for _ in passes.corpus(workspace.chunks, visit, title, labels=labels, draw=draw, rows=rows):
             pass
     return [(a / max(1.0, count), s / max(1.0, count)) for (a, s), count in zip(sums, counts, strict=True)]

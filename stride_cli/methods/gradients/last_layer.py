@@ -23,7 +23,7 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 CURVATURES = ("auto", "exact", "kronecker")
 _EXACT = 4096  # parameters; the matrix of so many takes 134 MB
@@ -68,24 +68,24 @@ class LastLayerInfluence:
         self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
         self.damping, self.batch_tokens, self.query_bytes = damping, batch_tokens, query_bytes
 
-    def fit(self, task: Task) -> None:
-        self._task = task
-        capture = Capture(task.model, task.chunks.batch(np.arange(1)), layers="head")
+    def fit(self, workspace: Workspace) -> None:
+        self._task = workspace
+        capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers="head")
         if len(capture.layers) != 1:
             raise ModelError(
                 f"the logits are made by {len(capture.layers)} linear layers, expected one",
                 fix="choose another method: ekfac, logra",
             )
-        self._passes = Passes(capture, self.batch_tokens, self.reduction, task.seed)
+        self._passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
         exact = self.curvature == "exact" or (self.curvature == "auto" and capture.layers[0].size <= _EXACT)
         kind = _Exact if exact else _Kronecker
-        self._curvature = kind(capture.layers[0].n_in, capture.layers[0].n_out, task.model.device)
-        with progress("last layer: curvature", task.n_chunks, unit="chunks") as ticker:
-            for batch in task.chunks.batches(self.batch_tokens):
+        self._curvature = kind(capture.layers[0].n_in, capture.layers[0].n_out, workspace.model.device)
+        with progress("last layer: curvature", workspace.n_chunks, unit="chunks") as ticker:
+            for batch in workspace.chunks.batches(self.batch_tokens):
                 for states, probability, slope, weight in self._tokens(batch):
                     self._curvature.add(states, probability, slope, weight)
                 ticker.advance(len(batch.rows))
-        self._curvature.finish(task.n_chunks, self.damping)
+        self._curvature.finish(workspace.n_chunks, self.damping)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         yield from preconditioned_scores(

@@ -20,7 +20,7 @@ from stride_cli.methods.gradients.projection import Projector, random_projector
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 FORMS = ("sgd", "adam")
 PROJECTIONS = ("auto", "dense", "kronecker")
@@ -73,15 +73,15 @@ class LESS:
         self.bytes_per_chunk = 0.0
         self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
-    def fit(self, task: Task) -> None:
-        self._task, self._opened = task, None
+    def fit(self, workspace: Workspace) -> None:
+        self._task, self._opened = workspace, None
         self._features: list[np.ndarray] = []  # (n, dim) per checkpoint, unit rows
         for number in range(len(self.checkpoints)):
             passes, projector = self._open(number)
             title = f"LESS: gradients {number + 1}/{len(self.checkpoints)}"
             if self.form == "adam":
-                projector = _AdamUpdates(projector, *_moments(passes, task))
-            features, _ = corpus_features(passes, task, projector, title)
+                projector = _AdamUpdates(projector, *_moments(passes, workspace))
+            features, _ = corpus_features(passes, workspace, projector, title)
             self._features.append(_unit(features))
         self.bytes_per_chunk = float(sum(f.shape[1] * f.itemsize for f in self._features))
 
@@ -99,15 +99,15 @@ class LESS:
     def _open(self, number: int) -> tuple[Passes, Projector]:
         if self._opened is not None:
             return self._opened
-        task = self._task
-        model = self.checkpoints[number].load(task)
-        layers = self.layers or ("body" if task.is_language else "all")
-        capture = Capture(model, task.chunks.batch(np.arange(1)), layers=layers)
+        workspace = self._task
+        model = self.checkpoints[number].load(workspace)
+        layers = self.layers or workspace.model.all_layers
+        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=layers)
         projector = random_projector(
-            capture.layers, self.dim, task.seed, "less projection", number, model.device, self.projection
+            capture.layers, self.dim, workspace.seed, "less projection", number, model.device, self.projection
         )
         # the loss of instruction tuning is the mean over an answer's tokens, and so is the publication's
-        opened = Passes(capture, self.batch_tokens, "mean", task.seed), projector
+        opened = Passes(capture, self.batch_tokens, "mean", workspace.seed), projector
         if len(self.checkpoints) == 1:
             self._opened = opened
         return opened
@@ -130,19 +130,19 @@ class _AdamUpdates:
         self.inner.add_matrices(layer, rows, first / (second.sqrt() + _EPSILON), target)
 
 
-def _moments(passes: Passes, task: Task) -> tuple[list[Tensor], list[Tensor]]:
+def _moments(passes: Passes, workspace: Workspace) -> tuple[list[Tensor], list[Tensor]]:
     """Mean and mean square of the chunks' gradients, (n_out, n_in) float32 a layer."""
     shapes = [(layer.n_out, layer.n_in) for layer in passes.capture.layers]
-    means = [torch.zeros(shape, device=task.model.device) for shape in shapes]
+    means = [torch.zeros(shape, device=workspace.model.device) for shape in shapes]
     squares = [torch.zeros_like(mean) for mean in means]
 
     def visit(found: Factors) -> None:
         for block in found.blocks():
             gradients = block.gradients()
-            means[found.layer] += gradients.sum(dim=0) / task.n_chunks
-            squares[found.layer] += gradients.square_().sum(dim=0) / task.n_chunks
+            means[found.layer] += gradients.sum(dim=0) / workspace.n_chunks
+            squares[found.layer] += gradients.square_().sum(dim=0) / workspace.n_chunks
 
-    for _ in passes.corpus(task.chunks, visit, "LESS: moments"):
+    for _ in passes.corpus(workspace.chunks, visit, "LESS: moments"):
         pass
     return means, squares
 

@@ -34,7 +34,7 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 INITS = ("random", "pca")
 _PCA_CHUNKS = 1024
@@ -87,25 +87,25 @@ class LoGRA:
         self.layers, self.batch_tokens = layers, batch_tokens
         self.bytes_per_chunk = 0.0
 
-    def fit(self, task: Task) -> None:
-        capture = open_capture(task, self.layers)
-        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, task.seed)
+    def fit(self, workspace: Workspace) -> None:
+        capture = open_capture(workspace, self.layers)
+        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
         if self.init == "pca":
-            random = stream(task.seed, "logra sample")
-            size = min(_PCA_CHUNKS, task.n_chunks)
-            rows = np.sort(random.choice(task.n_chunks, size, replace=False))
-            found = covariances(passes, task, "LoGRA: principal directions", labels="true", rows=rows)
+            random = stream(workspace.seed, "logra sample")
+            size = min(_PCA_CHUNKS, workspace.n_chunks)
+            rows = np.sort(random.choice(workspace.n_chunks, size, replace=False))
+            found = covariances(passes, workspace, "LoGRA: principal directions", labels="true", rows=rows)
             sides = principal_sides(found, self.rank)
         else:
             sides = random_sides(
-                capture.layers, self.rank, task.seed, "logra projection", 0, task.model.device
+                capture.layers, self.rank, workspace.seed, "logra projection", 0, workspace.model.device
             )
         self._projector = projector = TwoSided(sides)
-        self._features, _ = corpus_features(passes, task, projector, "LoGRA: gradients")
+        self._features, _ = corpus_features(passes, workspace, projector, "LoGRA: gradients")
         if self.labels == "true":
             moments = second_moments(self._features, projector.spans)
         else:
-            moments = sampled_moments(passes, task, projector, "LoGRA: curvature", self.draws)
+            moments = sampled_moments(passes, workspace, projector, "LoGRA: curvature", self.draws)
         self._inverses = [damped_power(moment, self.damping, -1.0) for moment in moments]
         self.bytes_per_chunk = float(projector.width * self._features.itemsize)
 

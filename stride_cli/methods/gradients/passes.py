@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
-    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.protocol import AttributableModel
 
 REDUCTIONS = ("sum", "mean")
 LABELS = ("true", "sampled")
@@ -47,19 +48,18 @@ def check_positive(method: str, **numbers: float) -> None:
             raise UsageError(f"{method}: {option} should be more than 0, found {value}")
 
 
-def open_capture(task: Task, layers: str | None) -> Capture:
+def open_capture(workspace: Workspace, layers: str | None) -> Capture:
     """Hooks on the chosen layers of the task's model.
 
     Without a choice: the feed-forward parts of a language model, as in the paper's runs, or its whole body
     where those are no linear layers (fused experts); all layers of a classifier.
     """
-    probe = task.chunks.batch(np.arange(1))
-    if layers is not None or not task.is_language:
-        return Capture(task.model, probe, layers=layers or "all")
-    try:
-        return Capture(task.model, probe, layers="mlp")
-    except UsageError:
-        return Capture(task.model, probe, layers="body")
+    probe = workspace.chunks.batch(np.arange(1))
+    *preferred, last = [layers] if layers is not None else workspace.model.capture_layers
+    for chosen in preferred:
+        with contextlib.suppress(UsageError):
+            return Capture(workspace.model, probe, layers=chosen)
+    return Capture(workspace.model, probe, layers=last)
 
 
 @dataclass(frozen=True)
@@ -130,38 +130,31 @@ class Checkpoint:
     path: Path | None
     rate: float
 
-    def load(self, task: Task) -> CausalLM:
+    def load(self, workspace: Workspace) -> AttributableModel:
         """The model, on the task's device in its dtype."""
         if self.path is None:
-            return task.model
-        return load_checkpoint(task, self.path)
+            return workspace.model
+        return load_checkpoint(workspace, self.path)
 
 
-def load_checkpoint(task: Task, path: Path) -> CausalLM:
+def load_checkpoint(workspace: Workspace, path: Path) -> AttributableModel:
     """Another checkpoint of the task's model.
 
     Raises
     ------
     ModelError      it cannot be loaded, or has another vocabulary
     """
-    device, dtype = str(task.model.device), _DTYPES[task.model.dtype]
-    model: Any
-    if task.is_language:
-        from stride_cli.models.loading import load_model
+    device, dtype = str(workspace.model.device), _DTYPES[workspace.model.dtype]
+    from stride_cli.models.loading import load_model
 
-        model = load_model(path, device=device, dtype=dtype)
-    else:
-        from stride_cli.models.classifier.directory import load_classifier
-
-        model = load_classifier(path, device=device, dtype=dtype)
-        known: Any = task.model
-        model.table = known.table  # inputs by number
-    if model.vocab_size != task.model.vocab_size:
+    model = load_model(path, device=device, dtype=dtype)
+    model.share_inputs(workspace.model)
+    if model.vocab_size != workspace.model.vocab_size:
         raise ModelError(
-            f"{path} has {model.vocab_size} outputs, the task's model {task.model.vocab_size}",
+            f"{path} has {model.vocab_size} outputs, the task's model {workspace.model.vocab_size}",
             fix="give checkpoints of the same training",
         )
-    return cast("CausalLM", model)
+    return model
 
 
 def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:

@@ -32,7 +32,7 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 MOMENTS = ("adafactor", "none")
 _MOMENT_CHUNKS = 1024
@@ -82,16 +82,16 @@ class TrackStar:
         self.layers, self.batch_tokens = layers, batch_tokens
         self.bytes_per_chunk = 0.0
 
-    def fit(self, task: Task) -> None:
-        layers = self.layers or ("body" if task.is_language else "all")
-        capture = Capture(task.model, task.chunks.batch(np.arange(1)), layers=layers)
-        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, task.seed)
+    def fit(self, workspace: Workspace) -> None:
+        layers = self.layers or workspace.model.all_layers
+        capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers=layers)
+        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
         sides = random_sides(
-            capture.layers, self.rank, task.seed, "trackstar projection", 0, task.model.device
+            capture.layers, self.rank, workspace.seed, "trackstar projection", 0, workspace.model.device
         )
-        scales = adafactor_scales(passes, task) if self.moments == "adafactor" else None
+        scales = adafactor_scales(passes, workspace) if self.moments == "adafactor" else None
         self._projector = TwoSided(sides, scales=scales)
-        features, _ = corpus_features(passes, task, self._projector, "TrackStar: gradients")
+        features, _ = corpus_features(passes, workspace, self._projector, "TrackStar: gradients")
         self._roots = [
             damped_power(moment, self.damping, -0.5)
             for moment in second_moments(features, self._projector.spans)
@@ -116,7 +116,7 @@ class TrackStar:
         return result
 
 
-def adafactor_scales(passes: Passes, task: Task) -> list[tuple[Tensor, Tensor]]:
+def adafactor_scales(passes: Passes, workspace: Workspace) -> list[tuple[Tensor, Tensor]]:
     """1/√V of every layer as a product of input and output scales, V_oi = r_o c_i / mean(r).
 
     r and c are the means of squared gradients over columns and rows (Shazeer and Stern 2018,
@@ -126,10 +126,10 @@ def adafactor_scales(passes: Passes, task: Task) -> list[tuple[Tensor, Tensor]]:
     -------
     list of (s_in (n_in,), s_out (n_out,)) float32
     """
-    size = min(_MOMENT_CHUNKS, task.n_chunks)
-    random = stream(task.seed, "adafactor sample")
-    rows = np.sort(random.choice(task.n_chunks, size, replace=False))
-    device = task.model.device
+    size = min(_MOMENT_CHUNKS, workspace.n_chunks)
+    random = stream(workspace.seed, "adafactor sample")
+    rows = np.sort(random.choice(workspace.n_chunks, size, replace=False))
+    device = workspace.model.device
     sums = [
         (torch.zeros(layer.n_in, device=device), torch.zeros(layer.n_out, device=device))
         for layer in passes.capture.layers
@@ -142,7 +142,7 @@ def adafactor_scales(passes: Passes, task: Task) -> list[tuple[Tensor, Tensor]]:
             columns += squares.mean(dim=0)
             lines += squares.mean(dim=1)
 
-    for _ in passes.corpus(task.chunks, visit, "TrackStar: second moments", rows=rows):
+    for _ in passes.corpus(workspace.chunks, visit, "TrackStar: second moments", rows=rows):
         pass
     scales = []
     for columns, lines in sums:

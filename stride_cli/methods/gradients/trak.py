@@ -1,7 +1,7 @@
 """TRAK: influence in a linearised model of the margin (Park et al. 2023, arXiv:2303.14186).
 
 Written here: `traker` differentiates the whole model under vmap with one projection per parameter count, has
-no CPU projector that is not dense, and no task for language modelling; a test compares the two formulas.
+no CPU projector that is not dense, and no workspace for language modelling; a test compares the two formulas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stride_cli.methods.gradients.projection import Projector, random_projector
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
 PROJECTIONS = ("auto", "dense", "kronecker")
 _DIM = 2048
@@ -78,19 +78,19 @@ class TRAK:
         self.bytes_per_chunk = 0.0
         self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
-    def fit(self, task: Task) -> None:
-        self._task, self._opened = task, None
+    def fit(self, workspace: Workspace) -> None:
+        self._task, self._opened = workspace, None
         self._features: list[np.ndarray] = []  # (n, dim) per model: φ_i
         self._inverses: list[np.ndarray] = []
-        doubts = np.zeros(task.n_chunks)
+        doubts = np.zeros(workspace.n_chunks)
         for number in range(len(self.checkpoints)):
             passes, projector = self._open(number)
             title = f"TRAK: gradients {number + 1}/{len(self.checkpoints)}"
             features, doubt = corpus_features(
-                passes, task, projector, title, output="margin", dtype=self.dtype
+                passes, workspace, projector, title, output="margin", dtype=self.dtype
             )
             moment = second_moments(features, [slice(0, projector.width)])[0]
-            self._inverses.append(damped_power(moment, self.damping, -1.0) / task.n_chunks)
+            self._inverses.append(damped_power(moment, self.damping, -1.0) / workspace.n_chunks)
             self._features.append(features)
             doubts += doubt / len(self.checkpoints)
         self._doubts = doubts.astype(np.float32)
@@ -112,14 +112,14 @@ class TRAK:
     def _open(self, number: int) -> tuple[Passes, Projector]:
         if self._opened is not None:
             return self._opened
-        task = self._task
-        dim = self.dim or max(1, min(_DIM, task.n_chunks // 4))
-        model = self.checkpoints[number].load(task)
-        capture = Capture(model, task.chunks.batch(np.arange(1)), layers=self.layers)
+        workspace = self._task
+        dim = self.dim or max(1, min(_DIM, workspace.n_chunks // 4))
+        model = self.checkpoints[number].load(workspace)
+        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=self.layers)
         projector = random_projector(
-            capture.layers, dim, task.seed, "trak projection", number, model.device, self.projection
+            capture.layers, dim, workspace.seed, "trak projection", number, model.device, self.projection
         )
-        opened = Passes(capture, self.batch_tokens, "sum", task.seed), projector
+        opened = Passes(capture, self.batch_tokens, "sum", workspace.seed), projector
         if len(self.checkpoints) == 1:
             self._opened = opened
         return opened

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,99 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import ModelError, NumericalError, QueryError
+from stride_cli.models.classifier.input_table import InputTable, Standardisation
 from stride_cli.models.classifier.networks import split_network
+from stride_cli.models.classifier.steering import default_space
+from stride_cli.models.kinds import Kind
 from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
 
-HELD_OUT = "held-out"
 _PROBE_ROWS = 2
-
-
-@dataclass(frozen=True)
-class Standardisation:
-    """Inputs become (x − mean) / deviation: one number each for images, one a column for tables."""
-
-    mean: np.ndarray
-    deviation: np.ndarray
-
-    @classmethod
-    def of(cls, inputs: np.ndarray, *, by_column: bool) -> Standardisation:
-        """Mean and deviation of training inputs (n, …), float64; a constant column is divided by 1."""
-        values = inputs.astype(np.float64)
-        axis = 0 if by_column else None
-        deviation = np.asarray(values.std(axis=axis))
-        return cls(np.asarray(values.mean(axis=axis)), np.where(deviation > 1e-12, deviation, 1.0))
-
-    def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """(B, …) numbers → (B, …) float32."""
-        return ((inputs - self.mean) / self.deviation).astype(np.float32)
-
-
-class InputTable:
-    """Inputs by number: the chunks of an index first, then every row of its file, then what queries bring.
-
-    Number i < n is chunk i's input; n + r is row r of the file, so that a held-out row has the same number in
-    every process; later numbers are inputs registered since.
-
-    Parameters
-    ----------
-    data : (N, …) numbers        all rows of the file
-    chunk_rows : (n,) int64      the row of each chunk
-    """
-
-    def __init__(self, data: np.ndarray, chunk_rows: np.ndarray) -> None:
-        self.data = data
-        self.chunk_rows = np.asarray(chunk_rows, np.int64)
-        self._added: list[np.ndarray] = []
-        self._known: dict[bytes, int] = {}  # content of an added input → its number
-
-    @property
-    def n_chunks(self) -> int:
-        return len(self.chunk_rows)
-
-    def __len__(self) -> int:
-        return self.n_chunks + len(self.data) + len(self._added)
-
-    def add(self, inputs: np.ndarray) -> np.ndarray:
-        """Append inputs (B, …); their numbers, (B,) int64. One that was added before keeps its number."""
-        numbers = []
-        for row in np.asarray(inputs, np.float64):
-            key = row.tobytes()
-            if key not in self._known:
-                self._known[key] = len(self)
-                self._added.append(row)
-            numbers.append(self._known[key])
-        return np.asarray(numbers, np.int64)
-
-    def of_rows(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
-        """Numbers of rows of the file, (B,) int64."""
-        return self.n_chunks + np.asarray(rows, np.int64)
-
-    def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Inputs (B, …) by number.
-
-        Raises
-        ------
-        QueryError      no such number
-        """
-        n, rows = self.n_chunks, len(self.data)
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
-            wrong = int(numbers.max()) if numbers.max() >= len(self) else int(numbers.min())
-            raise QueryError(
-                f"there is no input number {wrong} (the model knows {len(self):,})",
-                fix="give the file of the queries again (--queries FILE); from Python: register() its inputs",
-            )
-        if (numbers < n + rows).all():
-            below = np.where(numbers < n, numbers, 0)
-            return self.data[np.where(numbers < n, self.chunk_rows[below] if n else 0, numbers - n)]
-        found = []
-        for number in numbers.tolist():
-            if number < n + rows:
-                found.append(self.data[self.chunk_rows[number] if number < n else number - n])
-            else:
-                found.append(self._added[number - n - rows])
-        return np.stack(found)
 
 
 class ClassifierModel:
@@ -135,8 +49,13 @@ class ClassifierModel:
     ModelError      no blocks and head, or they do not add up to the network's own output
     """
 
+    kind: Kind = "classifier"
     end_tokens: frozenset[int] = frozenset()
     context_length = 2
+    pretrained = False
+    capture_layers = ("all",)
+    all_layers = "all"
+    pools = ("scored",)
 
     def __init__(
         self,
@@ -217,7 +136,15 @@ class ClassifierModel:
             f"{self.name} is a classifier: it has no tokenizer", fix="choose a method without text"
         )
 
+    def default_space(self, fit: str) -> str:
+        """See `AttributableModel`."""
+        return default_space(self) if fit == "closed" else "logit"
+
     # Inputs
+
+    def share_inputs(self, other: Any) -> None:
+        """Read the inputs of another model of the same index, by the same numbers."""
+        self.table = other.table
 
     def attach(
         self, data: np.ndarray, chunk_rows: np.ndarray, labels: np.ndarray, ids: Sequence[str]
@@ -229,76 +156,9 @@ class ClassifierModel:
         data : (N, …), labels : (N,) int64, ids : N strings      of all rows of the file
         chunk_rows : (n,) int64                                  the row of each chunk of the index
         """
-        self._check_shape(data.shape[1:], "the file's inputs")
+        self.check_shape(data.shape[1:], "the file's inputs")
         self.table = InputTable(data, chunk_rows)
         self.row_labels, self.row_ids = np.asarray(labels, np.int64), list(ids)
-
-    def register(
-        self, inputs: np.ndarray, labels: Sequence[int] | np.ndarray, names: Sequence[str] | None = None
-    ) -> QuerySet:
-        """Append inputs to the table, as queries.
-
-        Parameters
-        ----------
-        inputs : (Q, …)        as in the training file: not standardised
-        labels : (Q,) ints     whose loss is attributed
-        names : Q strings, optional
-
-        Raises
-        ------
-        QueryError      inputs of another shape, not finite; labels that are no classes
-        """
-        inputs = np.asarray(inputs)
-        self._check_shape(inputs.shape[1:], "the queries' inputs")
-        if not np.isfinite(inputs).all():
-            raise QueryError("a query's input has a value that is not finite", fix="fill missing values in")
-        numbers = self.table.add(inputs)
-        return self._queries(numbers, np.asarray(labels), names or [f"input {n}" for n in numbers])
-
-    def queries_of_rows(self, rows: Sequence[int] | np.ndarray, labels: Any = None) -> QuerySet:
-        """Rows of the index's file as queries, with their own labels unless others are given.
-
-        Raises
-        ------
-        QueryError      no such row
-        """
-        rows = np.asarray(rows, np.int64)
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self.table.data)):
-            raise QueryError(
-                f"there is no row {rows.min() if rows.min() < 0 else rows.max()} (the file has "
-                f"{len(self.table.data):,}, numbered from 0)",
-                fix="give the number or id of a row",
-            )
-        labels = self.row_labels[rows] if labels is None else np.asarray(labels)
-        return self._queries(self.table.of_rows(rows), labels, [self.row_ids[row] for row in rows.tolist()])
-
-    def read_queries(self, source: str | Path) -> QuerySet:
-        """Queries from ``held-out`` (rows kept back at training) or from a file like the training file.
-
-        Raises
-        ------
-        QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
-        """
-        return self.labelled_queries(source)[0]
-
-    def labelled_queries(self, source: str | Path) -> tuple[QuerySet, bool]:
-        """As `read_queries`, and whether the labels are the model's own predictions: the file has none."""
-        if str(source) == HELD_OUT and not Path(source).exists():
-            if len(self.held_out) == 0:
-                raise QueryError(
-                    "no row was held out when the model was trained",
-                    fix="train it with --holdout N, or give a file of queries",
-                )
-            return self.queries_of_rows(self.held_out), False
-        if self.read_file is None:
-            raise QueryError("this model was not loaded from a directory", fix="use register()")
-        inputs, labels, names = self.read_file(str(source))
-        if labels is not None:
-            return self.register(inputs, labels, names), False
-        # the question is why the model predicts what it does
-        queries = self.register(inputs, np.zeros(len(inputs), np.int64), names)
-        ids = torch.from_numpy(np.stack(queries.ids))
-        return self.register(inputs, self.predict(ids).argmax(1).cpu().numpy(), names), True
 
     def inputs(self, ids: Tensor) -> Tensor:
         """Standardised inputs of (input number, label): (B, 2) int64 → (B, …), the model's dtype."""
@@ -427,22 +287,6 @@ class ClassifierModel:
 
     # Inside
 
-    def _queries(self, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> QuerySet:
-        if len(labels) != len(numbers):
-            raise QueryError(f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)")
-        for name, label in zip(names, labels.tolist(), strict=True):
-            if not 0 <= label < self.vocab_size:
-                raise QueryError(
-                    f"the label of query '{name}', {label}, is out of range (the model has "
-                    f"{self.vocab_size} classes)",
-                    fix="give the number of a class",
-                )
-        return QuerySet(
-            [np.array(pair, np.int64) for pair in zip(numbers.tolist(), labels.tolist(), strict=True)],
-            [np.array([0.0, 1.0], np.float32)] * len(numbers),
-            names,
-        )
-
     @torch.no_grad()
     def _check_parts(self) -> None:
         """Blocks and head, one after the other on a probe, give what the network gives; notes the shapes."""
@@ -478,7 +322,8 @@ class ClassifierModel:
                 fix="forward must run `blocks` one after the other, then `head`, and nothing else",
             )
 
-    def _check_shape(self, found: Sequence[int], what: str) -> None:
+    def check_shape(self, found: Sequence[int], what: str) -> None:
+        """QueryError for inputs of another shape than the model's; `what` names them."""
         if tuple(found) != self.shape:
             raise QueryError(
                 f"{what} have shape {tuple(found)} (expected {self.shape}, as the model's)",

@@ -28,14 +28,15 @@ from stride_cli.models.classifier.examples import (
     read_picture,
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
-from stride_cli.models.kinds import FILE_NAME, is_classifier
+from stride_cli.models.kinds import FILE_NAME, kind_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from index_format.reader import Index
-    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
+    from stride_cli.models.classifier.input_table import Standardisation
 
 _ADAPTER, _WEIGHTS, _ROWS = "network.py", "weights.safetensors", "rows.npz"
 _VERSION = 1
@@ -48,7 +49,7 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise UsageError(f"'{out}' exists", fix="choose another --out, or replace it with --overwrite")
-    if not is_classifier(out) and not (out.is_dir() and not any(out.iterdir())):
+    if kind_of(out) != "classifier" and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"'{out}' exists and is not a classifier's directory", fix="choose another --out")
 
 
@@ -137,7 +138,8 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     """
     import torch
 
-    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
+    from stride_cli.models.classifier.input_table import Standardisation
     from stride_cli.models.devices import resolve_device
 
     if dtype not in _DTYPES:
@@ -249,7 +251,7 @@ def open_classifier(
     CorpusError        the data file is gone
     IndexMismatch      model, classes or data are not those that the index was built from
     """
-    if not is_classifier(path):
+    if kind_of(path) != "classifier":
         raise ModelError(
             f"'{path}' is no classifier (it has no {FILE_NAME}), and index '{index.path}' is of one",
             fix="give the classifier's directory with --model",

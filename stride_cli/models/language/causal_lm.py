@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.fingerprints import state_fingerprint, tokenizer_fingerprint
+from stride_cli.models.kinds import Kind
 from stride_cli.models.language.files import files_fingerprint
+from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.models.language.objective import (
     head_logits,
     logit_cap,
@@ -80,6 +82,13 @@ class CausalLM:
     ModelError
         The model is not causal, has no stack of blocks, or its parts do not add up to its own forward pass.
     """
+
+    kind: Kind = "language"
+    table = None  # its inputs are its tokens
+    classes: Sequence[str] = ()
+    capture_layers = ("mlp", "body")  # as in the paper's runs; fused experts are no linear layers
+    all_layers = "body"
+    pools = ("mean", "last", "scored")
 
     def __init__(
         self,
@@ -163,6 +172,21 @@ class CausalLM:
         if self._tokenizer_fingerprint is None:
             self._tokenizer_fingerprint = tokenizer_fingerprint(self.tokenizer)
         return self._tokenizer_fingerprint
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it was not fine-tuned, as far as its directory says."""
+        return not was_finetuned(self.path)
+
+    def default_space(self, fit: str) -> str:
+        """See `AttributableModel`."""
+        if fit != "closed":
+            return "residual"
+        parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else "linear"
+        return f"{parts}-matrix+logit+token-logit+pair-logit"
+
+    def share_inputs(self, other: Any) -> None:
+        """Nothing: inputs are tokens."""
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -12,10 +12,10 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.audit.effect import Candidates, _measure, measure_effects
 from stride_cli.audit.samples import Sample, tokenize_samples
 from stride_cli.corpus.documents import Document
-from stride_cli.data.batches import ChunkReader
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet
-from stride_cli.methods.protocol import Task, score_all
+from stride_cli.data.workspace import Workspace
+from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
     assert expected.any() and (answer.shrinkage is None) == ("shrink" in options)
 
     method = open_method(f"stride:stored=true{',' if settings else ''}{settings}")
-    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    method.fit(Workspace.open(session.index, session.model))
     scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
     np.testing.assert_array_equal(scores, expected.astype(np.float32))
 
@@ -90,7 +90,7 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
 def test_with_what_is_shared(session: api.Session, samples: list[Sample]) -> None:
     """The prior stands apart in an answer; in the evaluation's scores it is added."""
     method = open_method("stride:stored=true,prior=pairs")
-    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    method.fit(Workspace.open(session.index, session.model))
     for sample in samples[:2]:
         answer = session.query(query_of(sample), api.QueryOptions(prior="pairs", top=5))
         scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
@@ -105,7 +105,7 @@ def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
     queries = [query_of(sample) for sample in samples]
     alone = np.stack([dense(session, session.query(query)) for query in queries])
     method = open_method("stride:stored=true")
-    method.fit(Task(session.index, session.model, ChunkReader(session.index), session.index.seed))
+    method.fit(Workspace.open(session.index, session.model))
     together = score_all(method, QuerySet.from_queries(queries))
     largest = np.abs(alone).max(axis=1, keepdims=True)
     np.testing.assert_allclose(together / largest, alone / largest, atol=1e-4)

@@ -13,12 +13,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import NumericalError, QueryError, UsageError
 from stride_cli.evaluation.bench import split_methods
 from stride_cli.evaluation.metrics import predicted_response
-from stride_cli.evaluation.scoring import (
-    ScoreFile,
-    match_queries,
-    run_method,
-    score_blocks,
-)
+from stride_cli.evaluation.scoring import ScoreFile, match_queries, run_method, score_blocks
 
 
 class Blocks:
@@ -167,9 +162,9 @@ def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypat
     import threading
     import time
 
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.errors import StrideError
     from stride_cli.evaluation.apart import run_apart
-    from stride_cli.evaluation.scoring import TaskPath
 
     def kill() -> None:
         while not multiprocessing.active_children():
@@ -178,4 +173,4 @@ def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypat
 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(StrideError, match="killed by signal 9"):
-        run_apart(TaskPath(trained / "run.stride"), "chance", alpha=0.5, rows=np.arange(1))
+        run_apart(WorkspacePath(trained / "run.stride"), "chance", alpha=0.5, rows=np.arange(1))

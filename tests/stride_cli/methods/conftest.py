@@ -15,10 +15,11 @@ WORDS = _WORDS.split()
 
 
 class MemoryIndex:
-    """The arrays and attributes of an index that `Task` reads, in memory."""
+    """The arrays and attributes of an index that `Workspace` reads, in memory."""
 
     def __init__(self, chunks: Sequence[Sequence[int]], *, kind: str = "language") -> None:
         lengths = [len(chunk) for chunk in chunks]
+        self.path = "memory"
         self.attributes = {"config": {"kind": kind}}
         self.arrays = {
             "corpus/tokens": np.array([token for chunk in chunks for token in chunk], np.uint16),
@@ -92,12 +93,12 @@ def make_index() -> Callable:
 def make_task(model, tokenizer) -> Callable:
     """A function from texts to a task."""
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
     def make(texts: Sequence[str], *, kind: str = "language", seed: int = 3):
         chunks = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         index = MemoryIndex(chunks, kind=kind)
-        return Task(index, model, ChunkReader(index), seed)
+        return Workspace(index, model, ChunkReader(index), seed)
 
     return make
 

@@ -11,8 +11,8 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
+from stride_cli.attribution import lexical
 from stride_cli.errors import UsageError
-from stride_cli.methods import lexical
 from stride_cli.methods.lexical import BM25, SharedPairs, TfIdf
 from stride_cli.methods.protocol import score_all
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
-from stride_cli.methods.protocol import QUERY_BLOCK, score_all
+from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 
 TEXT_METHODS = ["tfidf", "tfidf:units=tokens", "bm25", "dsir"]

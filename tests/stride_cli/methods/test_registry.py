@@ -35,7 +35,7 @@ def test_entry_satisfies_the_protocol(name: str) -> None:
     if not module_exists(entry.module):
         pytest.skip(f"{entry.module} is not written yet")
     kind = entry.load()
-    assert list(inspect.signature(kind.fit).parameters) == ["self", "task"]
+    assert list(inspect.signature(kind.fit).parameters) == ["self", "workspace"]
     assert list(inspect.signature(kind.score).parameters)[:2] == ["self", "queries"]
     assert kind.__doc__
     assert all(

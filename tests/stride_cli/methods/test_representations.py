@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.errors import UsageError
 from stride_cli.methods import vectors
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.representations import RDS, FeatSim
 from stride_cli.methods.vectors import VectorTable
+from stride_cli.models.classifier.input_table import Standardisation
 
 
 def states_of(model, text: str, layer: int) -> np.ndarray:
@@ -88,8 +90,8 @@ def test_zero_vectors_have_cosine_zero() -> None:
 def test_a_classifiers_features_are_its_penultimate_activations(method, make_index) -> None:
     """Whatever is pooled: an example of a classifier has one state."""
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.methods.protocol import Task
-    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
     from stride_cli.models.classifier.networks import MLP
 
     random = np.random.default_rng(0)
@@ -103,8 +105,8 @@ def test_a_classifiers_features_are_its_penultimate_activations(method, make_ind
     model = ClassifierModel(network, classes="abc", shape=(6,), standardisation=standardisation)
     model.attach(data, np.arange(10), labels, [str(row) for row in range(12)])
     index = make_index([[row, labels[row]] for row in range(10)], kind="classifier")
-    method.fit(Task(index, model, ChunkReader(index), 0))
-    found = score_all(method, model.queries_of_rows([10, 11]))
+    method.fit(Workspace(index, model, ChunkReader(index), 0))
+    found = score_all(method, queries_of_rows(model, [10, 11]))
     inputs = torch.from_numpy(standardisation.apply(data))
     with torch.no_grad():
         features = network.blocks[1](network.blocks[0](inputs)).numpy()

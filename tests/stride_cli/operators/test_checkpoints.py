@@ -20,6 +20,7 @@ from stride_cli import api
 from stride_cli.attribution.additive import additive_measurement
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import ChunkReader
+from stride_cli.data.example_queries import register
 from stride_cli.errors import ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_tokenizer
@@ -89,7 +90,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
 
     together = api.Session.open(run_folder / "run.stride")
     index, n_chunks = together.index, together.index.n_chunks
-    query = api.as_query(index, together.model, PROMPT, api.QueryOptions(max_new_tokens=4))
+    query = api.as_query(together.model, PROMPT, max_new_tokens=4)
     answer = together.query(query)
     parts, rows = [], []
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
@@ -135,18 +136,18 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     from stride_cli.audit.effect import _measure
     from stride_cli.audit.samples import tokenize_samples
     from stride_cli.corpus.documents import Document
-    from stride_cli.data.batches import ChunkReader
     from stride_cli.data.queries import Query
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task, score_all
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.methods.protocol import score_all
     from stride_cli.methods.registry import open_method
 
     session = api.Session.open(run_folder / "run.stride")
-    query = api.as_query(session.index, session.model, PROMPT, api.QueryOptions(max_new_tokens=4))
+    query = api.as_query(session.model, PROMPT, max_new_tokens=4)
     answer = session.query(query)
     expected = np.zeros(session.index.n_chunks)
     expected[answer.influences.indices] = answer.influences.values
-    task = Task(session.index, session.model, ChunkReader(session.index), session.index.seed)
+    task = Workspace.open(session.index, session.model)
     listed = "|".join(map(str, [run_folder / "model", *kept(run_folder)[:2]]))
     for spec in ("stride:stored=true", f"stride:space=residual-matrix+logit,rank=8,checkpoints={listed}"):
         method = open_method(spec)
@@ -474,6 +475,6 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
     (held_out,) = session.model.held_out[:1]
     answer = session.query(str(held_out))
     assert np.isfinite(answer.responses).all() and len(session.pairs) == 2
-    fresh = session.model.register(images[:1], labels[:1])  # an input that only this process has
+    fresh = register(session.model, images[:1], labels[:1])  # an input that only this process has
     rows = [model.predict(fresh.batch([0]).ids) for model, _ in session.pairs]
     assert rows[0].shape == rows[1].shape and not np.allclose(rows[0].cpu(), rows[1].cpu())

@@ -22,10 +22,9 @@ from ray.cluster_utils import Cluster
 
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.data.batches import ChunkReader
-from stride_cli.data.query_set import read_query_set
+from stride_cli.data.query_files import read_texts
+from stride_cli.data.workspace import Workspace
 from stride_cli.errors import CorpusError
-from stride_cli.methods.protocol import Task
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.retraining import open_trainer, retrain
 
@@ -35,8 +34,8 @@ def main(place: str, model_path: str, asked: str, folder: Path) -> None:
 
     index = Index.open(place)
     model = api.open_model(index, model_path, device="cpu", dtype="fp32")
-    queries = read_query_set(model, asked, block_size=index.attributes["block_size"])
-    trainer = open_trainer(Task(index, model, ChunkReader(index), index.seed), queries)
+    queries = read_texts(model, asked, block_size=index.attributes["block_size"])
+    trainer = open_trainer(Workspace.open(index, model), queries)
     trainer.at_once = 1  # groups of single jobs, so that a few keep several workers busy
     random = np.random.default_rng(1)
     jobs = [Job(random.random(trainer.n_chunks) < 0.5, number) for number in range(8)]

@@ -242,14 +242,14 @@ import sys
 from pathlib import Path
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.methods.protocol import Task
+from stride_cli.data.workspace import Workspace
 from stride_cli.training.truth import build_truth
-from stride_cli.data.query_set import read_query_set
+from stride_cli.data.query_files import read_texts
 from stride_cli.data.batches import ChunkReader
 index = Index.open(sys.argv[1])
 model = api.open_model(index, device="cpu", dtype="fp32")
-queries = read_query_set(model, sys.argv[2], block_size=64)
-build_truth(Task(index, model, ChunkReader(index), index.seed), queries, n_subsets=12, alpha=0.5, workers=2)
+queries = read_texts(model, sys.argv[2], block_size=64)
+build_truth(Workspace.open(index, model), queries, n_subsets=12, alpha=0.5, workers=2)
 """
 
 

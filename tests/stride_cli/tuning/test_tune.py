@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from stride_cli import api
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.scoring import TaskPath, open_task
 from stride_cli.schema import RECORDS
 from stride_cli.training.jobs import Job
 from stride_cli.tuning.page import tuning_page
@@ -27,13 +27,13 @@ def index(digits: Path, tmp_path: Path) -> Path:
     return tmp_path / "run.stride"
 
 
-def where(index: Path) -> TaskPath:
-    return TaskPath(index, None, "cpu", "fp32")
+def where(index: Path) -> WorkspacePath:
+    return WorkspacePath(index, None, "cpu", "fp32")
 
 
 def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
     """The gates of subsets that hold a withheld chunk are those of the same subsets without it."""
-    task = open_task(where(index))
+    task = where(index).open()
     queries, rows = withheld_queries(task, 20)
     chunks = WithheldChunks(task.index, rows)
     assert len(queries) == 20 and chunks.scored_tokens() == task.chunks.scored_tokens() - 20
@@ -48,7 +48,7 @@ def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
 @pytest.mark.slow
 def test_further_training_helps_what_it_trains_on(index: Path) -> None:
     """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
-    task = open_task(where(index))
+    task = where(index).open()
     queries, rows = withheld_queries(task, 40)
     trainer = ContinuedTrainer(where(index), queries, task.n_chunks, "a", epochs=4)
     mask = np.zeros(200, bool)
@@ -104,7 +104,7 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
     assert found["criterion"] == "retrained" and found["damping"] == 1.0 and found["trials"] == 2
     assert found["gain"]["mean"] == 0.0 and "train.damping" not in found["settings"]
     assert len(list((index.parent / "run.stride.tuning/responses").glob("*.outcome"))) == 8
-    assert not open_task(where(index)).index.has("truth")
+    assert not where(index).open().index.has("truth")
     again = api.tune(index, options, device="cpu", on_trial=trials.append)
     assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
-from stride_cli.methods.protocol import Task
+from stride_cli.data.workspace import Workspace
 
 VOCABULARY = 41
 
@@ -37,7 +37,10 @@ class MemoryIndex:
 
 
 class TableClassifier:
-    """A classifier with the interface of `CausalLM`: tokens are (number of the input, label)."""
+    """As much of an `AttributableModel` as gradients need; tokens are (number of the input, label)."""
+
+    capture_layers = ("all",)
+    all_layers = "all"
 
     def __init__(self, table: Tensor, features: nn.Module, head: nn.Linear) -> None:
         self.table = table
@@ -45,6 +48,9 @@ class TableClassifier:
         self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
         self.path = None
         self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def share_inputs(self, other: TableClassifier) -> None:
+        self.table = other.table
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
         return self.table[ids[:, 0]]  # (B, …)
@@ -57,14 +63,14 @@ class TableClassifier:
         return self.model["head"](final)
 
 
-def language_task(module: Any, n_chunks: int = 24, seed: int = 0, equal: int | None = None) -> Task:
+def language_task(module: Any, n_chunks: int = 24, seed: int = 0, equal: int | None = None) -> Workspace:
     from stride_cli.models.language.causal_lm import CausalLM
 
     random = np.random.default_rng(seed)
     lengths = random.integers(2, 12, n_chunks) if equal is None else np.full(n_chunks, equal)
     chunks = [random.integers(0, VOCABULARY, length) for length in lengths]
     index: Any = MemoryIndex(chunks, "language")
-    return Task(index, CausalLM(module), ChunkReader(index), 0)
+    return Workspace(index, CausalLM(module), ChunkReader(index), 0)
 
 
 def _queries(n: int) -> QuerySet:
@@ -81,7 +87,7 @@ def queries() -> QuerySet:
 
 
 @pytest.fixture(scope="session")
-def nanochat_task() -> Task:
+def nanochat_task() -> Workspace:
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
     torch.manual_seed(0)
@@ -104,7 +110,7 @@ def nanochat_task() -> Task:
 
 
 @pytest.fixture(scope="session")
-def gpt2_task() -> Task:
+def gpt2_task() -> Workspace:
     """Conv1D layers with biases."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -129,18 +135,18 @@ def gpt2_task() -> Task:
 
 def classifier_task(
     features: nn.Module, head: nn.Linear, inputs: Tensor, labels: np.ndarray, n_train: int
-) -> tuple[Task, QuerySet]:
+) -> tuple[Workspace, QuerySet]:
     """The first n_train inputs are chunks, the others queries."""
     pairs = np.stack([np.arange(len(inputs)), labels], axis=1)
     index: Any = MemoryIndex(list(pairs[:n_train]), "classifier")
     model: Any = TableClassifier(inputs, features, head)
     weights = [np.array([0.0, 1.0], np.float32)] * (len(pairs) - n_train)
     queries = QuerySet(list(pairs[n_train:]), weights, [str(row) for row in range(len(weights))])
-    return Task(index, model, ChunkReader(index), 0), queries
+    return Workspace(index, model, ChunkReader(index), 0), queries
 
 
 def example_gradients(
-    task: Task, rows: list[tuple[np.ndarray, np.ndarray]], names: list[str], *, power: float = 1.0
+    task: Workspace, rows: list[tuple[np.ndarray, np.ndarray]], names: list[str], *, power: float = 1.0
 ) -> np.ndarray:
     """Gradient of each row's loss in the named parameters by autograd, one row at a time, (rows, p) float64.
 
@@ -172,7 +178,7 @@ def autograd() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def make_classifier() -> Callable[..., tuple[Task, QuerySet]]:
+def make_classifier() -> Callable[..., tuple[Workspace, QuerySet]]:
     return classifier_task
 
 

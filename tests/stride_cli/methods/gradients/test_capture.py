@@ -219,8 +219,8 @@ def test_architectures(name, autograd):
     linear layers)."""
     import transformers
 
+    from stride_cli.data.workspace import Workspace
     from stride_cli.methods.gradients.passes import open_capture
-    from stride_cli.methods.protocol import Task
     from stride_cli.models.language.causal_lm import CausalLM
 
     torch.manual_seed(0)
@@ -234,7 +234,7 @@ def test_architectures(name, autograd):
     found, _ = _matrices(capture, batch)
     rows = [(batch.ids[row, :length].numpy(), np.ones(length)) for row, length in enumerate((6, 3, 5))]
     for layer in capture.layers:
-        expected = autograd(Task(None, model, None, 0), rows, [f"{layer.name}.weight"])
+        expected = autograd(Workspace(None, model, None, 0), rows, [f"{layer.name}.weight"])
         gradients = found[layer.name][..., : layer.module.in_features].flatten(1)
         scale = np.abs(expected).max()
         np.testing.assert_allclose(gradients, expected, rtol=1e-3, atol=1e-5 * scale, err_msg=layer.name)
@@ -247,6 +247,6 @@ def test_architectures(name, autograd):
     class Index:
         attributes = MappingProxyType({})
 
-    chosen = open_capture(Task(Index, model, Chunks, 0), None).layers
+    chosen = open_capture(Workspace(Index, model, Chunks, 0), None).layers
     assert all(not layer.is_head for layer in chosen)
     assert len(chosen) == {"Qwen2": 6, "GPTNeoX": 4, "Granite": 6, "Mixtral": 8, "OPT": 4}[name]

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from stride_cli.data.batches import ChunkReader
-from stride_cli.methods.protocol import Task, score_all
+from stride_cli.data.example_queries import read_examples
+from stride_cli.data.workspace import Workspace
+from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 
 METHODS = (
@@ -57,7 +59,11 @@ def trained(tmp_path_factory):
             path / "images.npz", model_path=path / "model0", out=path / "index", n_subsets=20, degree=2
         )
         model = open_classifier(index, path / "model0", device="cpu")
-        found[network] = (path, Task(index, model, ChunkReader(index), 0), model.read_queries("held-out"))
+        found[network] = (
+            path,
+            Workspace(index, model, ChunkReader(index), 0),
+            read_examples(model, "held-out"),
+        )
         return found[network]
 
     return train

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
 from stride_cli.methods.gradients.graddot import GradDot, TracIn
 from stride_cli.methods.gradients.passes import find_checkpoints
-from stride_cli.methods.protocol import QUERY_BLOCK, score_all
-from stride_cli.models.classifier import directory as loading
+from stride_cli.methods.protocol import score_all
+from stride_cli.models import loading
 
 
 def _scores(method, task, queries):
@@ -108,7 +109,7 @@ def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
 
     (tmp_path / "0.5").mkdir()
     (tmp_path / "2").mkdir()
-    monkeypatch.setattr(loading, "load_classifier", load)
+    monkeypatch.setattr(loading, "load_model", load)
     method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
     found = _scores(method, softmax.task, softmax.queries)
     expected = 0
@@ -135,8 +136,8 @@ def test_checkpoints_of_a_run_with_their_rates(tmp_path):
 
 
 def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):
-    from stride_cli.models import loading as models
     from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.language.checkpoint import load_weights
 
     network = nanochat_task.model.model
     network.save_pretrained(tmp_path)
@@ -149,9 +150,9 @@ def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path,
 
     def load(path, *, device, dtype):
         assert (device, dtype) == ("cpu", "fp32")
-        return CausalLM(models.load_weights(path))
+        return CausalLM(load_weights(path))
 
-    monkeypatch.setattr(models, "load_model", load)  # without a tokenizer
+    monkeypatch.setattr(loading, "load_model", load)  # without a tokenizer
     late = _scores(GradDot(), nanochat_task, queries)
     assert not np.allclose(early, late)
     found = _scores(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)

@@ -4,7 +4,7 @@ import numpy as np
 
 from stride_cli.methods.gradients.less import LESS
 from stride_cli.methods.protocol import score_all
-from stride_cli.models.classifier import directory as loading
+from stride_cli.models import loading
 
 
 def _scores(method, task, queries):
@@ -46,7 +46,7 @@ def test_language_model_against_autograd(nanochat_task, queries, autograd):
 
 
 def test_checkpoints_are_weighted(softmax, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "load_classifier", lambda path, **options: softmax.task.model)
+    monkeypatch.setattr(loading, "load_model", lambda path, **options: softmax.task.model)
     method = LESS(dim=8192, checkpoints=f"{tmp_path}|{tmp_path}", rates="1|3")
     found = _scores(method, softmax.task, softmax.queries)
     one = _scores(LESS(dim=8192), softmax.task, softmax.queries)

@@ -12,9 +12,10 @@ from torch import nn
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace
 from stride_cli.methods.gradients.ekfac import EKFAC
 from stride_cli.methods.gradients.trak import TRAK
-from stride_cli.methods.protocol import Task, score_all
+from stride_cli.methods.protocol import score_all
 
 LENGTH = 8
 
@@ -31,7 +32,7 @@ def _equal_chunks(task):
     }
     held = random.integers(0, task.model.vocab_size, (6, LENGTH))
     weights = [np.concatenate([[0], np.ones(LENGTH - 1)])] * 6
-    return Task(index, task.model, ChunkReader(index), 0), QuerySet(list(held), weights, list("abcdef"))
+    return Workspace(index, task.model, ChunkReader(index), 0), QuerySet(list(held), weights, list("abcdef"))
 
 
 class _Logits(nn.Module):

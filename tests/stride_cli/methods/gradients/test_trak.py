@@ -7,7 +7,7 @@ from torch import nn
 
 from stride_cli.methods.gradients.trak import TRAK
 from stride_cli.methods.protocol import score_all
-from stride_cli.models.classifier import directory as loading
+from stride_cli.models import loading
 
 
 def _scores(method, task, queries):
@@ -54,7 +54,7 @@ def test_several_models_are_averaged(softmax, tmp_path, monkeypatch):
 
     for name in ("1", "1.0"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(loading, "load_classifier", load)
+    monkeypatch.setattr(loading, "load_model", load)
     method = TRAK(dim=400, damping=0, checkpoints=f"{tmp_path}/1|{tmp_path}/1.0")
     both = _scores(method, softmax.task, softmax.queries)
     one = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)

@@ -68,8 +68,7 @@ def digits_index(digits_file: Path, digits_model: Path, tmp_path_factory: pytest
 def task(digits_index: Path):
     from index_format.reader import Index
     from stride_cli import api
-    from stride_cli.data.batches import ChunkReader
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
     index = Index.open(digits_index)
-    return Task(index, api.open_model(index), ChunkReader(index), index.seed)
+    return Workspace.open(index, api.open_model(index))

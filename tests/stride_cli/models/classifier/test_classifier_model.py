@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from stride_cli.data.batches import ChunkReader
+from stride_cli.data.example_queries import queries_of_rows, read_examples, register
 from stride_cli.errors import ModelError, QueryError, StrideError, UsageError
-from stride_cli.models.classifier.classifier_model import ClassifierModel, InputTable, Standardisation
+from stride_cli.models.classifier.classifier_model import ClassifierModel
+from stride_cli.models.classifier.input_table import InputTable, Standardisation
 from stride_cli.models.classifier.networks import MLP, build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact
@@ -132,7 +134,7 @@ def test_linear_response_equals_exact_central_differences(
     )
     operators = fit_closed(model, chunks, columns, 8, settings)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)
-    queries = model.queries_of_rows(np.arange(N, N + 6)).batch(np.arange(6))
+    queries = queries_of_rows(model, np.arange(N, N + 6)).batch(np.arange(6))
     linear = measure_linear(model, operators, queries)  # type: ignore[arg-type]
     exact = measure_exact(model, operators, queries)  # type: ignore[arg-type]
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())
@@ -187,15 +189,15 @@ def test_sgd_fits_where_layers_differ_in_width() -> None:
 
 def test_numbers_of_rows_do_not_change_when_queries_come() -> None:
     model = make("mlp", (5,))
-    before = model.queries_of_rows([2, N + 1])
-    first = model.register(np.ones((2, 5)), [0, 1], ["x", "y"])
-    assert model.queries_of_rows([2, N + 1]).fingerprint() == before.fingerprint()
+    before = queries_of_rows(model, [2, N + 1])
+    first = register(model, np.ones((2, 5)), [0, 1], ["x", "y"])
+    assert queries_of_rows(model, [2, N + 1]).fingerprint() == before.fingerprint()
     assert [ids.tolist() for ids in first.ids] == [[2 * N + 6, 0], [2 * N + 6, 1]]  # one input, two labels
     np.testing.assert_array_equal(
         model.table.take(np.array([2 * N + 6, 0, N])),
         np.stack([np.ones(5), model.table.data[N - 1], model.table.data[0]]),
     )
-    again = model.register(np.ones((1, 5)), [0])
+    again = register(model, np.ones((1, 5)), [0])
     assert again.ids[0].tolist() == [2 * N + 6, 0]
     assert before.names == ["r2", f"r{N + 1}"]
 
@@ -212,14 +214,14 @@ def test_a_table_takes_rows_by_number() -> None:
 def test_refused_queries() -> None:
     model = make("mlp", (5,))
     for action, message in (
-        (lambda: model.register(np.ones((1, 4)), [0]), r"shape \(4,\) .expected \(5,\)"),
-        (lambda: model.register(np.full((1, 5), np.nan), [0]), "not finite"),
-        (lambda: model.register(np.ones((1, 5)), [3]), "3, is out of range"),
-        (lambda: model.register(np.ones((1, 5)), [0, 1]), "2 labels"),
-        (lambda: model.queries_of_rows([N + 6]), f"no row {N + 6}"),
-        (lambda: model.queries_of_rows([-1]), "no row -1"),
-        (lambda: model.read_queries("held-out"), "no row was held out"),
-        (lambda: model.read_queries("other.npz"), "not loaded from a directory"),
+        (lambda: register(model, np.ones((1, 4)), [0]), r"shape \(4,\) .expected \(5,\)"),
+        (lambda: register(model, np.full((1, 5), np.nan), [0]), "not finite"),
+        (lambda: register(model, np.ones((1, 5)), [3]), "3, is out of range"),
+        (lambda: register(model, np.ones((1, 5)), [0, 1]), "2 labels"),
+        (lambda: queries_of_rows(model, [N + 6]), f"no row {N + 6}"),
+        (lambda: queries_of_rows(model, [-1]), "no row -1"),
+        (lambda: read_examples(model, "held-out"), "no row was held out"),
+        (lambda: read_examples(model, "other.npz"), "not loaded from a directory"),
         (lambda: model.tokenizer, "no tokenizer"),
         (lambda: model.hidden(torch.zeros(1, 2, dtype=torch.int64), 3), "layer 3"),
     ):

@@ -15,8 +15,9 @@ import torch
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.batches import ChunkReader
+from stride_cli.data.example_queries import queries_of_rows, read_examples
+from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.methods.protocol import Task
 from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network
 from stride_cli.training.classifier_loop import train_network
@@ -34,9 +35,9 @@ def jobs(n: int, count: int = 4, size: int = 200) -> list[Job]:
     return [Job(mask, 10 + number) for number, mask in enumerate(masks)]
 
 
-def test_outcomes_are_those_of_a_model_trained_alone(task: Task) -> None:
+def test_outcomes_are_those_of_a_model_trained_alone(task: Workspace) -> None:
     model: Any = task.model
-    queries = model.read_queries("held-out")
+    queries = read_examples(model, "held-out")
     trainer = open_classifier_trainer(task, queries)
     assert trainer.at_once > 1 and trainer.n_chunks == 500
     wanted = jobs(500)
@@ -55,9 +56,9 @@ def test_outcomes_are_those_of_a_model_trained_alone(task: Task) -> None:
         np.testing.assert_allclose(outcome.margins, -np.log(np.expm1(outcome.losses)), rtol=1e-6)
 
 
-def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Task) -> None:
+def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Workspace) -> None:
     model: Any = task.model
-    queries = model.read_queries("held-out")
+    queries = read_examples(model, "held-out")
     trainer = open_classifier_trainer(task, queries)
     (outcome,) = trainer.run([Job(np.ones(500, bool), 0)])
     ids = torch.from_numpy(np.stack(queries.ids))
@@ -65,9 +66,9 @@ def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Task) -
     np.testing.assert_allclose(outcome.losses, own.numpy(), rtol=5e-3, atol=1e-5)
 
 
-def test_a_trainer_travels_and_repeats_itself(task: Task) -> None:
+def test_a_trainer_travels_and_repeats_itself(task: Workspace) -> None:
     model: Any = task.model
-    trainer = open_classifier_trainer(task, model.queries_of_rows([500, 501]))
+    trainer = open_classifier_trainer(task, queries_of_rows(model, [500, 501]))
     wanted = jobs(500, 3)
     first = trainer.run(wanted)
     again = pickle.loads(pickle.dumps(trainer)).run(wanted)
@@ -77,29 +78,29 @@ def test_a_trainer_travels_and_repeats_itself(task: Task) -> None:
     np.testing.assert_allclose(alone[0].losses, first[1].losses, rtol=1e-3, atol=1e-6)
 
 
-def test_the_digest_knows_recipe_queries_and_rows(task: Task) -> None:
+def test_the_digest_knows_recipe_queries_and_rows(task: Workspace) -> None:
     model: Any = task.model
     recipe = read_classifier_recipe(model.path)
-    queries = model.queries_of_rows([500, 501])
+    queries = queries_of_rows(model, [500, 501])
     digests = {
         open_classifier_trainer(task, queries).digest,
         open_classifier_trainer(task, queries, recipe=model.path).digest,
         open_classifier_trainer(task, queries, recipe=recipe.__class__.from_json(recipe.to_json())).digest,
     }
     assert len(digests) == 1
-    digests.add(open_classifier_trainer(task, model.queries_of_rows([501, 500])).digest)
-    digests.add(open_classifier_trainer(task, model.queries_of_rows([500, 501], labels=[0, 1])).digest)
+    digests.add(open_classifier_trainer(task, queries_of_rows(model, [501, 500])).digest)
+    digests.add(open_classifier_trainer(task, queries_of_rows(model, [500, 501], labels=[0, 1])).digest)
     digests.add(open_classifier_trainer(task, queries, recipe=replace(recipe, lr=0.01)).digest)
     assert len(digests) == 4
 
 
-def test_truth_is_built_kept_and_found_again(task: Task, digits_index: Path, tmp_path: Path) -> None:
+def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run.stride"
     shutil.copytree(digits_index, copy)
     index = Index.open(copy)
     model: Any = api.open_model(index)
-    own = Task(index, model, ChunkReader(index), index.seed)
-    truth = build_truth(own, model.read_queries("held-out"), n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
+    own = Workspace.open(index, model)
+    truth = build_truth(own, read_examples(model, "held-out"), n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
     assert truth.losses.shape == (3, 2, 60) and truth.margins is not None and truth.trained == 6
     # a new process has a new table: held-out rows keep their numbers in it
     index = Index.open(copy)
@@ -122,16 +123,16 @@ def test_networks_with_state_are_trained_one_by_one(digits_file: Path, tmp_path:
     out = tmp_path / "run.stride"
     index = api.build_index([str(digits_file)], model_path=str(tmp_path / "model"), out=out)
     model: Any = api.open_model(index)
-    own = Task(index, model, ChunkReader(index), 0)
-    trainer = open_classifier_trainer(own, model.read_queries("held-out"))
+    own = Workspace(index, model, ChunkReader(index), 0)
+    trainer = open_classifier_trainer(own, read_examples(model, "held-out"))
     assert trainer.at_once == 1
     outcomes = trainer.run(jobs(100, 2, 60))
     assert np.isfinite([outcome.losses for outcome in outcomes]).all()
 
 
-def test_refusals(task: Task, digits_file: Path, tmp_path: Path) -> None:
+def test_refusals(task: Workspace, digits_file: Path, tmp_path: Path) -> None:
     model: Any = task.model
-    queries = model.read_queries("held-out")
+    queries = read_examples(model, "held-out")
     trainer = open_classifier_trainer(task, queries)
     assert isinstance(trainer, ClassifierTrainer)
     with pytest.raises(UsageError, match=r"shape \(3,\) .expected \(500,\)"):

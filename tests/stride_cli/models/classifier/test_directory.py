@@ -14,6 +14,7 @@ from index_format.errors import IndexExists, IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api
+from stride_cli.data.example_queries import register
 from stride_cli.errors import CorpusError, ModelError, QueryError, StrideError, UsageError
 from stride_cli.models.classifier.directory import find_row, load_classifier
 from stride_cli.models.classifier.examples import Columns, read_examples
@@ -28,7 +29,7 @@ def test_a_directory_loads_as_it_was_trained(digits_model: Path, digits_file: Pa
     assert model.fingerprint == model_fingerprint(digits_model)
     assert model.vocab_size == 10 and model.n_layers == 1 and model.d_model == 32
     file = np.load(digits_file)
-    queries = model.register(file["images"][500:560], file["labels"][500:560])  # type: ignore[attr-defined]
+    queries = register(model, file["images"][500:560], file["labels"][500:560])  # type: ignore[attr-defined]
     rows = queries.batch(np.arange(60))
     accuracy = (model.predict(rows.ids).argmax(-1) == rows.ids[:, 1]).double().mean()  # type: ignore[attr-defined]
     assert accuracy > 0.85

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.errors import ModelError, NumericalError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
 from stride_cli.models.classifier.directory import load_classifier
@@ -139,7 +140,7 @@ def test_linear_and_exact_responses_agree(curvature: str) -> None:
     chosen = replace(SETTINGS, curvature=curvature)
     operators = fit_closed(model, reader(model), columns, 8, chosen)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)
-    queries = model.queries_of_rows(np.arange(N, N + 6)).batch(np.arange(6))
+    queries = queries_of_rows(model, np.arange(N, N + 6)).batch(np.arange(6))
     linear = measure_linear(model, operators, queries)  # type: ignore[arg-type]
     exact = measure_exact(model, operators, queries)  # type: ignore[arg-type]
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())

@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.attribution.lexical import SharedPairs, TfIdf
 from stride_cli.errors import UsageError
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
+from stride_cli.recovery.shrinkage import keep_top
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.methods.protocol import Task
+    from stride_cli.data.workspace import Workspace
 
-PRIORS = {
-    # the paper's settings; a query's 100 best chunks, as weak overlap is no evidence
-    "tfidf": "tfidf:top=100",
-    "pairs": "pairs",
-}
-"""Names, and the baseline that each adds; with what weight: `stride_cli.attribution.defaults`."""
+PRIORS = ("tfidf", "pairs")
+"""Names, by what they compare; with what weight: `stride_cli.attribution.defaults`."""
+_STRONGEST = 100  # chunks that words are counted of, the paper's setting: weak overlap is no evidence
 
 
 def check_prior(name: str) -> None:
@@ -44,17 +41,20 @@ class LexicalPrior:
     def __init__(self, name: str) -> None:
         check_prior(name)
         self.name = name
-        self._method = open_method(PRIORS[name])
+        self._method = TfIdf() if name == "tfidf" else SharedPairs()
 
-    def fit(self, task: Task) -> None:
+    def fit(self, workspace: Workspace) -> None:
         """Read every chunk once.
 
         Raises
         ------
-        UsageError      the task is not one of language
+        UsageError      the workspace is not one of language
         """
-        self._method.fit(task)
+        self._method.fit(workspace)
 
     def similarity(self, queries: QuerySet) -> np.ndarray:
         """(Q, n) float32 ≥ 0."""
-        return score_all(self._method, queries)
+        blocks = self._method.score(queries)
+        if self.name == "tfidf":
+            blocks = (keep_top(block, _STRONGEST) for block in blocks)
+        return np.concatenate(list(blocks))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stride_cli.attribution.prior import LexicalPrior
 from stride_cli.errors import UsageError
-from stride_cli.methods.prior import LexicalPrior
 from stride_cli.recovery.priors import prior_parts
 
 

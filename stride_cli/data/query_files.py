@@ -1,0 +1,97 @@
+"""Queries as people give them, a prompt or a file, for a model of either kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.data.queries import Query, build_query
+from stride_cli.data.query_set import QuerySet
+from stride_cli.errors import CorpusError, QueryError, UsageError
+
+if TYPE_CHECKING:
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.protocol import AttributableModel
+
+
+def read_queries(workspace: Workspace, path: str | Path) -> QuerySet:
+    """Queries of a file: of documents for a language model, of examples (or ``held-out``) for a classifier.
+
+    Raises
+    ------
+    CorpusError, QueryError, UsageError      see `read_texts` and `example_queries.read_examples`
+    """
+    if workspace.model.table is not None:
+        from stride_cli.data.example_queries import read_examples
+
+        model: Any = workspace.model
+        return read_examples(model, path)
+    return read_texts(workspace.model, path, block_size=int(workspace.index.attributes["block_size"]))
+
+
+def as_query(
+    model: AttributableModel,
+    prompt: str | Query,
+    *,
+    response: str | None = None,
+    span: str | None = None,
+    max_new_tokens: int = 16,
+    chat: bool = False,
+) -> Query:
+    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    if isinstance(prompt, Query):
+        return prompt
+    if model.table is not None:
+        from stride_cli.data.example_queries import row_query
+
+        classifier: Any = model
+        return row_query(classifier, prompt, label=response)
+    language: Any = model
+    return build_query(
+        language, prompt, response=response, span=span, max_new_tokens=max_new_tokens, chat=chat
+    )
+
+
+def read_texts(model: AttributableModel, path: str | Path, *, block_size: int) -> QuerySet:
+    """Queries from a file of documents, tokenised as an index tokenises its corpus.
+
+    A ``{"id", "text"}`` is scored whole, a ``{"id", "prompt", "response"}`` on its response, ``{"id",
+    "messages"}`` on the assistant's turns. A query is one chunk: longer ones are refused.
+
+    Parameters
+    ----------
+    path : JSON Lines (also compressed) or Parquet
+    block_size : int      most tokens of a query
+
+    Raises
+    ------
+    UsageError       there is no such file
+    CorpusError      the file cannot be read, or holds no query; names the line
+    QueryError       a query is too long, or has no scored token
+    """
+    from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
+    from stride_cli.corpus.readers import ReadOptions, open_documents
+
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
+    cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
+    stream, _ = open_documents([str(path)], ReadOptions())
+    documents = list(stream)
+    if not documents:
+        raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')
+    ids, weights = [], []
+    for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
+        chunks = cutter.chunks(encoded)
+        if len(chunks) != 1:
+            found = sum(len(chunk.tokens) for chunk in chunks)
+            raise QueryError(
+                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, a chunk)",
+                fix="shorten it, or split it into several queries",
+            )
+        weight = np.zeros(len(chunks[0].tokens), np.float32)
+        weight[scored_positions(chunks[0])] = 1.0
+        ids.append(np.asarray(chunks[0].tokens, np.int64))
+        weights.append(weight)
+    return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])

@@ -1,0 +1,129 @@
+"""An index with its model and its chunks: where everything that reads an index and runs its model starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.errors import ModelError
+from stride_cli.models.kinds import refuse_classifier
+from stride_cli.startup import without_collection
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.protocol import AttributableModel
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A frozen model and the chunks it was (or may have been) trained on.
+
+    Attributes
+    ----------
+    index : Index
+    model : AttributableModel
+    chunks : ChunkReader       the n chunks; batches of ids and loss weights
+    seed : int                 names every random stream (`stride_cli.randomness.stream`)
+    """
+
+    index: Index
+    model: AttributableModel
+    chunks: ChunkReader
+    seed: int
+
+    @classmethod
+    def open(
+        cls,
+        index: Index | str | Path,
+        model: AttributableModel | str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> Workspace:
+        """An index, and its model compared with it.
+
+        Parameters
+        ----------
+        index : Index, or the path of one
+        model : one that is loaded, or its path; default: where the index says that it is
+
+        Raises
+        ------
+        IndexNotFound, IndexDamaged, IndexVersionError
+        IndexMismatch      the model is not the index's
+        ModelError         it cannot be loaded, or the index does not say where it is
+        """
+        from index_format.reader import Index
+        from stride_cli.data.batches import ChunkReader
+
+        opened = index if isinstance(index, Index) else Index.open(index)
+        if model is None or isinstance(model, str):
+            model = open_model(opened, model, device=device, dtype=dtype)
+        return cls(opened, model, ChunkReader(opened), opened.seed)
+
+    @property
+    def n_chunks(self) -> int:
+        return int(self.chunks.n_chunks)
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """The given chunks as text.
+
+        Raises
+        ------
+        UsageError      the model is none of language
+        """
+        refuse_classifier(self.index, "this method reads text", fix="choose another method")
+        tokenizer = self.model.tokenizer
+        return [
+            str(tokenizer.decode(self.chunks.chunk(int(row))[0], skip_special_tokens=True)) for row in rows
+        ]
+
+
+@dataclass(frozen=True)
+class WorkspacePath:
+    """How another process opens the same workspace; see `Workspace.open`."""
+
+    index: Path
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def open(self) -> Workspace:
+        """The workspace, its model knowing the inputs of the truth's queries.
+
+        Raises
+        ------
+        what `Workspace.open` raises
+        """
+        from stride_cli.data.query_inputs import register_inputs
+
+        opened = Workspace.open(self.index, self.model, device=self.device, dtype=self.dtype)
+        register_inputs(opened.index, opened.model)
+        return opened
+
+
+@without_collection()
+def open_model(
+    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
+) -> AttributableModel:
+    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
+
+    Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
+
+    Raises
+    ------
+    ModelError         the index records no path, and none is given
+    IndexMismatch      another model or tokenizer than the index's
+    """
+    from stride_cli.models.loading import load_model_of
+
+    path = model_path or index.attributes.get("model_path")
+    if not path:
+        raise ModelError(
+            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
+        )
+    return load_model_of(index, path, device=device, dtype=dtype)
