@@ -100,14 +100,14 @@ def build_index(
             overwrite=overwrite,
         )
     tokenizer = load_tokenizer(model_path)
-    local = Path(model_path)
+    local = Path(model_path).expanduser()
     return build.build_index(
         sources,
         tokenizer=tokenizer,
         model_fingerprint=model_fingerprint(model_path),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         # found again from another working directory
-        model_path=str(local.resolve()) if local.exists() else model_path,
+        model_path=str(local.absolute()) if local.exists() else model_path,
         out=out,
         block_size=choose_block_size(block_size, context_length(model_path)),
         n_subsets=n_subsets,

@@ -182,40 +182,14 @@ def build(
 
     Interrupted, the same command goes on where it was. For a classifier: the rows that it was trained on.
     """
-    from stride_cli.corpus.build import build_index
-    from stride_cli.corpus.context import context_length
-    from stride_cli.corpus.plan import check_design, choose_block_size
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import kind_of
-    from stride_cli.models.language.checkpoint import load_tokenizer
-    from stride_cli.models.loading import model_fingerprint
+    from stride_cli import api
 
-    check_design(subsets, degree)
     begin = time.monotonic()
-    if kind_of(model) == "classifier":
-        from stride_cli import api
-
-        index = api.build_index(
-            corpus,
-            model_path=model,
-            out=out,
-            n_subsets=subsets,
-            degree=degree,
-            seed=seed,
-            overwrite=overwrite,
-        )
-        _report(index, out, time.monotonic() - begin, json)
-        output.note(f"next: stride train --index {out}")
-        return
-    tokenizer = load_tokenizer(model)
-    index = build_index(
+    built = api.build_index(
         corpus,
-        tokenizer=tokenizer,
-        model_fingerprint=model_fingerprint(model),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        model_path=_lasting_path(model),
+        model_path=model,
         out=out,
-        block_size=choose_block_size(block_size, context_length(model)),
+        block_size=block_size,
         n_subsets=subsets,
         degree=degree,
         seed=seed,
@@ -224,7 +198,7 @@ def build(
         overwrite=overwrite,
         commit_seconds=commit_seconds,
     )
-    _report(index, out, time.monotonic() - begin, json)
+    _report(built, out, time.monotonic() - begin, json)
     output.note(f"next: stride train --index {out}")
 
 
@@ -454,12 +428,6 @@ def _named_index(argument: Path | None, option: Path | None) -> Path:
             f"two indexes are named: '{argument}' and, by --index, '{option}'", fix="name it once"
         )
     return find_index(argument or option)
-
-
-def _lasting_path(model: str) -> str:
-    """A local checkpoint by its absolute path, so that commands find it from anywhere; a hub id as it is."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if path.exists() else model
 
 
 def _summary(index: Any, path: Path) -> dict[str, Any]:

@@ -1,17 +1,15 @@
-"""Queries as people give them, a prompt or a file, for a model of either kind."""
+"""Queries as people give them, a prompt or a file, for a model of either kind; light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from stride_cli.data.queries import Query, build_query
-from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import CorpusError, QueryError, UsageError
 
 if TYPE_CHECKING:
+    from stride_cli.data.queries import Query
+    from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
 
@@ -41,6 +39,8 @@ def as_query(
     chat: bool = False,
 ) -> Query:
     """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    from stride_cli.data.queries import Query, build_query
+
     if isinstance(prompt, Query):
         return prompt
     if model.table is not None:
@@ -71,8 +71,11 @@ def read_texts(model: AttributableModel, path: str | Path, *, block_size: int) -
     CorpusError      the file cannot be read, or holds no query; names the line
     QueryError       a query is too long, or has no scored token
     """
+    import numpy as np
+
     from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
     from stride_cli.corpus.readers import ReadOptions, open_documents
+    from stride_cli.data.query_set import QuerySet
 
     if not Path(path).is_file():
         raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stride_cli.errors import ModelError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from index_format.reader import Index
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
