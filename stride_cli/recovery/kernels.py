@@ -286,10 +286,10 @@ def subtract_columns_kernel(rows, weights, vector):
 
 
 @compiled
-def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, order, n_epochs, threshold):
+def descend_kernel(rows, weights, residual, penalty, centred, nonneg, order, n_epochs, threshold):
     """Cyclic coordinate descent over the columns in `order`; changes `weights` and `residual` in place.
 
-        min_w  ½‖r‖² + penalty · ‖w‖₁ + ½ Σ_i ridge_i w_i²,     r = y_c − (M − d/K) w   (centred), or y − M w
+        min_w  ½‖r‖² + penalty · ‖w‖₁,     r = y_c − (M − d/K) w   (centred), or y − M w
 
     With an unpenalised intercept the columns are centred: every one has the mean d/K, so a step δ lowers the
     d entries of its subsets by δ and the mean of the residual by δ d / K. That mean is carried in one number
@@ -300,7 +300,6 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
     rows : (W, d)         columns of the working set
     weights : (W,)        float64, in and out
     residual : (K,)       float64, in and out; sums to zero where `centred`
-    ridge : (W,)          float64
     order : (V,) int64    which columns to visit
     n_epochs : int        at most so many rounds over `order`
     threshold : float     stop when no step of a round changed the objective's gradient by more than this
@@ -325,9 +324,9 @@ def descend_kernel(rows, weights, residual, penalty, ridge, centred, nonneg, ord
             old = weights[i]
             target = product + norm * old
             if target > penalty:
-                new = (target - penalty) / (norm + ridge[i])
+                new = (target - penalty) / norm
             elif target < -penalty and not nonneg:
-                new = (target + penalty) / (norm + ridge[i])
+                new = (target + penalty) / norm
             else:
                 new = 0.0
             step = new - old

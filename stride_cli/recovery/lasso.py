@@ -1,6 +1,6 @@
 """The Lasso that turns K measurements into weights of n chunks, with a certificate.
 
-    min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁ + ½ l2 ‖w‖²          (paper: eq:lasso, with l2 = 0 and b = 0)
+    min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁          (paper: eq:lasso, with b = 0)
 
 There is no 1/K in front: scikit-learn's `alpha` is λ / K. The intercept b is not penalised; every column of M
 has d ones, so that a constant offset in y would otherwise add the same amount to every correlation. Weights
@@ -37,17 +37,15 @@ def solve_lasso(
     *,
     n_subsets: int,
     lambda_ratio: float = 0.1,
-    lambda_: float | None = None,
     intercept: bool = True,
     nonneg: bool = False,
-    l2: float = 0.0,
     tolerance: float = 1e-6,
     max_epochs: int = 20_000,
     n_threads: int | None = None,
 ) -> Solution:
     """Sparse weights of chunks that explain the measurements of one query.
 
-        min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁ + ½ l2 ‖w‖²
+        min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁
 
     Parameters
     ----------
@@ -58,14 +56,12 @@ def solve_lasso(
         Measurements; y[k] > 0 where steering towards subset k lowers the loss (nats per scored token).
     n_subsets : int
         K.
-    lambda_ratio, lambda_ : float
-        λ as a share of λ_max, or (when given) λ itself.
+    lambda_ratio : float
+        λ as a share of λ_max.
     intercept : bool
         Fit b, unpenalised.
     nonneg : bool
         Impose w ≥ 0.
-    l2 : float
-        Weight of ½‖w‖² (elastic net).
     tolerance : float
         Largest duality gap over all n chunks, relative to ½‖y − ȳ‖² (½‖y‖² without an intercept).
     max_epochs : int
@@ -76,11 +72,11 @@ def solve_lasso(
     Raises
     ------
     NumericalError     y is not finite (names the position), or the tolerance was not reached
-    UsageError         shapes that do not fit, λ ≤ 0, l2 < 0, tolerance ≤ 0
+    UsageError         shapes that do not fit, λ ≤ 0, tolerance ≤ 0
     """
     return solve_batch(
-        columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio, lambda_=lambda_,
-        intercept=intercept, nonneg=nonneg, l2=l2, tolerance=tolerance, max_epochs=max_epochs,
+        columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio,
+        intercept=intercept, nonneg=nonneg, tolerance=tolerance, max_epochs=max_epochs,
         n_threads=n_threads,
     )[0]  # fmt: skip
 
@@ -91,10 +87,8 @@ def solve_batch(
     *,
     n_subsets: int,
     lambda_ratio: float = 0.1,
-    lambda_: float | None = None,
     intercept: bool = True,
     nonneg: bool = False,
-    l2: float = 0.0,
     tolerance: float = 1e-6,
     max_epochs: int = 20_000,
     n_threads: int | None = None,
@@ -112,7 +106,7 @@ def solve_batch(
         the residual is 0 in the other rows.
     """
     design = Design(columns, n_subsets)
-    options = Options(lambda_ratio, lambda_, intercept, nonneg, l2, tolerance, max_epochs)
+    options = Options(lambda_ratio, intercept, nonneg, tolerance, max_epochs)
     rows = _measurements(measurements, design)
     if kept is not None and (kept.shape != rows.shape or kept.dtype != bool or not kept.any(axis=1).all()):
         raise UsageError(f"kept should be {rows.shape} bool with a subset or more in each row")
@@ -158,7 +152,7 @@ def solve_path(
     found: dict[float, list[Solution]] = {ratio: [] for ratio in ratios}
     with threads(n_threads):
         for first in range(0, len(rows), kernels.BATCH):
-            settings = Options(1.0, None, intercept, nonneg, 0.0, tolerance, max_epochs)
+            settings = Options(1.0, intercept, nonneg, tolerance, max_epochs)
             part = [
                 Problem(design, row, settings, first + number)
                 for number, row in enumerate(rows[first : first + kernels.BATCH])

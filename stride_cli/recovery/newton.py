@@ -1,14 +1,14 @@
 """The Lasso by a semismooth Newton augmented Lagrangian method, for small λ where coordinate descent crawls.
 
-    primal   min_w  ½‖y_c − M_c w‖² + λ‖w‖₁ + ½ Σ_i ρ_i w_i²
+    primal   min_w  ½‖y_c − M_c w‖² + λ‖w‖₁
     dual     max_r  y_c·r − ½‖r‖² − Σ_i p*(m_i · r)
 
-The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = soft(v, σλ) / (1 + σρ), a
+The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = soft(v, σλ), a
 step minimises over r
 
-    φ(r) = ½‖r‖² − y_c·r + Σ_i (1 + σρ_i) x_i² / 2σ
+    φ(r) = ½‖r‖² − y_c·r + Σ_i x_i² / 2σ
     ∇φ = r − (y_c − M_c x)
-    ∂²φ ∋ I + σ M_J diag(1 / (1 + σρ)) M_Jᵀ,   J = {i : x_i ≠ 0}
+    ∂²φ ∋ I + σ M_J M_Jᵀ,   J = {i : x_i ≠ 0}
 
 by Newton steps (conjugate gradients on K unknowns, |J| d work each), then sets w = x and raises σ. The zeros
 of x are exact, and only its support enters the linear algebra. Li, Sun and Toh, SIAM J. Optim. 28(1), 2018.
@@ -36,11 +36,10 @@ _OUTER, _INNER, _CG, _HALVINGS = 60, 50, 500, 20
 
 @dataclass(frozen=True)
 class Problem:
-    """rows (G, d), distinct columns; target (K,), y_c, summing to zero where `centred`; ridge (G,), ρ ≥ 0."""
+    """rows (G, d), distinct columns; target (K,), y_c, summing to zero where `centred`."""
 
     rows: np.ndarray
     target: np.ndarray
-    ridge: np.ndarray
     lambda_: float
     nonneg: bool
     centred: bool
@@ -50,11 +49,11 @@ class Problem:
         shrunk = np.maximum((values if self.nonneg else np.abs(values)) - sigma * self.lambda_, 0.0)
         if not self.nonneg:
             shrunk *= np.sign(values)
-        return shrunk / (1.0 + sigma * self.ridge)
+        return shrunk
 
     def envelope(self, x: np.ndarray, sigma: float) -> float:
         """The last term of φ."""
-        return float(((1.0 + sigma * self.ridge) * x * x).sum()) / (2.0 * sigma)
+        return float(x @ x) / (2.0 * sigma)
 
 
 def newton_steps(
@@ -65,7 +64,7 @@ def newton_steps(
     It starts from `weights`, `residual` (K,) and, where given, the σ that an earlier, similar problem ended
     with.
     """
-    rows, target, ridge = problem.rows, problem.target, problem.ridge
+    rows, target = problem.rows, problem.target
     degree = rows.shape[1]
     n_subsets = len(target)
     norm = degree - degree * degree / n_subsets if problem.centred else float(degree)
@@ -94,10 +93,9 @@ def newton_steps(
             reached = size <= stop
             if reached:
                 break
-            scaled = sigma / (1.0 + sigma * ridge[support])
             direction = np.zeros(n_subsets)
             relative = min(0.1, size / np.sqrt(target @ target))
-            conjugate_gradient_kernel(part, scaled, -gradient, relative, _CG, problem.centred, direction)
+            conjugate_gradient_kernel(part, sigma, -gradient, relative, _CG, problem.centred, direction)
             kernels.inner_products_kernel(rows, direction, slopes)
             # the first of 1, ½, ¼ … that lowers φ by Armijo's rule; by differences, for near the solution the
             # values themselves agree to all digits
@@ -125,11 +123,11 @@ def newton_steps(
 
 
 @compiled
-def conjugate_gradient_kernel(rows, scaled, right, relative, n_steps, centred, solution):
-    """Solve (I + M_c diag(scaled) M_cᵀ) x = right to ‖error‖ ≤ relative · ‖right‖; x in `solution` (zero on
+def conjugate_gradient_kernel(rows, sigma, right, relative, n_steps, centred, solution):
+    """Solve (I + σ M_c M_cᵀ) x = right to ‖error‖ ≤ relative · ‖right‖; x in `solution` (zero on
     entry).
 
-    rows (S, d), scaled (S,), right (K,), solution (K,); `right` sums to zero where `centred`, and so does x.
+    rows (S, d), right (K,), solution (K,); `right` sums to zero where `centred`, and so does x.
     """
     count, degree = rows.shape
     n_subsets = right.shape[0]
@@ -150,7 +148,7 @@ def conjugate_gradient_kernel(rows, scaled, right, relative, n_steps, centred, s
             product = 0.0
             for j in range(degree):
                 product += search[rows[i, j]]
-            product *= scaled[i]
+            product *= sigma
             total += product
             for j in range(degree):
                 image[rows[i, j]] += product

@@ -47,13 +47,11 @@ class PartPool(Pool):
         if penalty.intercept:
             self.residual[self._rows] -= self.residual[self._rows].mean()
 
-    def sweep(
-        self, penalty: Penalty, ridge: np.ndarray, order: np.ndarray, n_epochs: int, threshold: float
-    ) -> int:
+    def sweep(self, penalty: Penalty, order: np.ndarray, n_epochs: int, threshold: float) -> int:
         sizes = self.kept[self.rows].sum(axis=1)
         return int(
             descend_part_kernel(
-                self.rows, sizes, self.weights, self.residual, penalty.lambda_, ridge, self._rows,
+                self.rows, sizes, self.weights, self.residual, penalty.lambda_, self._rows,
                 penalty.intercept, penalty.nonneg, order, n_epochs, threshold,
             )
         )  # fmt: skip
@@ -61,13 +59,13 @@ class PartPool(Pool):
     def thin(self, penalty: Penalty) -> None:
         """Nothing: more non-zeros than rows do no harm where solutions are only compared."""
 
-    def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> float:
+    def _newton(self, penalty: Penalty, goal: float, max_steps: int) -> float:
         return -np.inf  # coordinate rounds only
 
 
 @compiled
 def descend_part_kernel(
-    rows, sizes, weights, residual, penalty, ridge, kept, centred, nonneg, order, n_epochs, threshold
+    rows, sizes, weights, residual, penalty, kept, centred, nonneg, order, n_epochs, threshold
 ):
     """`kernels.descend_kernel` for columns whose first `sizes[i]` rows count, among the rows `kept` (P,).
 
@@ -91,9 +89,9 @@ def descend_part_kernel(
                     product += residual[rows[i, j]]
                 target = product + norm * old
                 if target > penalty:
-                    new = (target - penalty) / (norm + ridge[i])
+                    new = (target - penalty) / norm
                 elif target < -penalty and not nonneg:
-                    new = (target + penalty) / (norm + ridge[i])
+                    new = (target + penalty) / norm
             step = new - old
             if step != 0.0:
                 weights[i] = new

@@ -20,10 +20,9 @@ _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
 
 @dataclass(frozen=True)
 class Penalty:
-    """λ ‖w‖₁ + ½ l2 ‖w‖², w ≥ 0 where `nonneg`, columns and y centred where `intercept`."""
+    """λ ‖w‖₁, w ≥ 0 where `nonneg`, columns and y centred where `intercept`."""
 
     lambda_: float
-    l2: float
     nonneg: bool
     intercept: bool
 
@@ -40,8 +39,7 @@ class Pool:
     """Collected columns with their weights and residual.
 
     Identical columns are one variable: M cannot tell them apart, so only the sum of their weights is
-    determined. With l2 > 0 that sum v of m columns costs ½ l2 v² / m (an even split is optimal); with l2 = 0
-    the even split is our choice, for it depends on nothing but the columns themselves.
+    determined. The even split is our choice, for it depends on nothing but the columns themselves.
 
     Attributes
     ----------
@@ -99,22 +97,18 @@ class Pool:
         self.residual = residual
 
     def scores(self, penalty: Penalty) -> np.ndarray:
-        """(G,) |m_i · r − l2 w_i|, signed where nonneg: at the optimum ≤ λ, and = λ where w_i ≠ 0."""
+        """(G,) |m_i · r|, signed where nonneg: at the optimum ≤ λ, and = λ where w_i ≠ 0."""
         values = np.empty(len(self.rows))
         kernels.inner_products_kernel(self.rows, self.residual, values)
-        if penalty.l2:
-            values -= penalty.l2 * self.weights / self.multiplicity
         return values if penalty.nonneg else np.abs(values)
 
     def certify(self, penalty: Penalty, largest: float) -> Certificate:
         """The objective, and the dual objective at the best feasible multiple of the residual.
 
-        D(s r) = s y_c·r − ½ s² (‖r‖² + l2 ‖w‖²), feasible while s × (largest score) ≤ λ. The l2 term counts
-        as more rows of M and y, so one formula serves both (Massias, Gramfort and Salmon, 2018, section 2).
+        D(s r) = s y_c·r − ½ s² ‖r‖², feasible while s × (largest score) ≤ λ (Massias, Gramfort and Salmon,
+        2018, section 2).
         """
         squares = float(self.residual @ self.residual)
-        if penalty.l2:
-            squares += penalty.l2 * float((self.weights**2 / self.multiplicity).sum())
         objective = 0.5 * squares + penalty.lambda_ * float(np.abs(self.weights).sum())
         product = float(self.target @ self.residual)
         return Certificate(objective, _dual(product, squares, penalty.lambda_, largest))
@@ -135,7 +129,6 @@ class Pool:
         return self._minimise_at(penalty, goal, max_steps)
 
     def _minimise_at(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
-        ridge = penalty.l2 / self.multiplicity
         bound = -np.inf
         patience = self.n_steps + _PATIENCE
         while True:
@@ -147,7 +140,7 @@ class Pool:
             if self.n_steps >= max_steps:
                 return False
             if self.n_steps >= patience:
-                bound = max(bound, self._newton(penalty, ridge, goal, max_steps))
+                bound = max(bound, self._newton(penalty, goal, max_steps))
                 patience = max_steps  # if Newton steps did not do, nothing is left but patience
                 continue
             # the working set: what has weight, and the worst offenders, at most twice as many
@@ -156,19 +149,16 @@ class Pool:
             if len(violators) > room:
                 violators = violators[np.argpartition(-scores[violators], room)[:room]]
             working = np.concatenate([nonzero(self.weights), np.sort(violators)])
-            self._descend(working, penalty, ridge, 0.3 * goal, patience)
+            self._descend(working, penalty, 0.3 * goal, patience)
 
-    def _descend(
-        self, working: np.ndarray, penalty: Penalty, ridge: np.ndarray, goal: float, limit: int
-    ) -> None:
+    def _descend(self, working: np.ndarray, penalty: Penalty, goal: float, limit: int) -> None:
         """Coordinate descent over `working` until the gap over it is ≤ goal, or n_steps reaches the limit."""
         part = self.restricted(working)
-        ridge = ridge[working]
         whole = np.arange(len(working))
         threshold = 1e-2 * penalty.lambda_
         while True:
-            self.n_steps += part.sweep(penalty, ridge, whole, 2, threshold)
-            self.n_steps += part.sweep(penalty, ridge, nonzero(part.weights), _ROUNDS, threshold)
+            self.n_steps += part.sweep(penalty, whole, 2, threshold)
+            self.n_steps += part.sweep(penalty, nonzero(part.weights), _ROUNDS, threshold)
             part.refresh_residual(penalty)
             certificate = part.certify(penalty, float(part.scores(penalty).max(initial=0.0)))
             if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:
@@ -189,21 +179,19 @@ class Pool:
         """The same problem, no columns collected."""
         return Pool(self.target, self.rows.shape[1], self.rows.dtype)
 
-    def sweep(
-        self, penalty: Penalty, ridge: np.ndarray, order: np.ndarray, n_epochs: int, threshold: float
-    ) -> int:
+    def sweep(self, penalty: Penalty, order: np.ndarray, n_epochs: int, threshold: float) -> int:
         """Coordinate rounds over the columns in `order`; see `kernels.descend_kernel`."""
         return int(
             kernels.descend_kernel(
-                self.rows, self.weights, self.residual, penalty.lambda_, ridge, penalty.intercept,
+                self.rows, self.weights, self.residual, penalty.lambda_, penalty.intercept,
                 penalty.nonneg, order, n_epochs, threshold,
             )
         )  # fmt: skip
 
     def thin(self, penalty: Penalty) -> None:
-        """Leave no more non-zeros than there are independent columns (with l2 > 0 the solution is unique)."""
+        """Leave no more non-zeros than there are independent columns."""
         support = nonzero(self.weights)
-        if penalty.l2 or len(support) <= len(self.target) - penalty.intercept:
+        if len(support) <= len(self.target) - penalty.intercept:
             return
         before = self.weights, self.residual
         objective = self.certify(penalty, np.inf).objective
@@ -215,7 +203,7 @@ class Pool:
         if self.certify(penalty, np.inf).objective > objective * (1 + 1e-9):  # rounding got the better of it
             self.weights, self.residual = before
 
-    def _newton(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> float:
+    def _newton(self, penalty: Penalty, goal: float, max_steps: int) -> float:
         """Semismooth Newton steps until the gap over the pool is ≤ goal; the best bound found.
 
         They go over the columns that may come to have weight, whose score is near λ; what the others score is
@@ -227,22 +215,21 @@ class Pool:
             working = np.flatnonzero((self.weights != 0.0) | (scores >= _NEAR * penalty.lambda_))
             part = self.restricted(working)
             part.n_steps = self.n_steps
-            dual = part._newton_whole(penalty, ridge[working], 0.5 * goal, max_steps)
+            dual = part._newton_whole(penalty, 0.5 * goal, max_steps)
             self.n_steps, self._sigma = part.n_steps, part._sigma
             self.weights[working], self.residual = part.weights, part.residual
             certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
             bound = max(bound, certificate.bound)
-            if not penalty.l2:
-                bound = max(bound, self._dual_at(dual, penalty))
+            bound = max(bound, self._dual_at(dual, penalty))
             gap = certificate.objective - bound
             if self.n_steps >= max_steps:
                 break
         return bound
 
-    def _newton_whole(self, penalty: Penalty, ridge: np.ndarray, goal: float, max_steps: int) -> np.ndarray:
+    def _newton_whole(self, penalty: Penalty, goal: float, max_steps: int) -> np.ndarray:
         """The steps over all columns; the method's last dual point (K,), often better than the residual."""
         bound, best, best_weights = -np.inf, np.inf, self.weights
-        problem = Problem(self.rows, self.target, ridge, penalty.lambda_, penalty.nonneg, penalty.intercept)
+        problem = Problem(self.rows, self.target, penalty.lambda_, penalty.nonneg, penalty.intercept)
         dual = self.residual
         for weights, dual, products, sigma, steps in newton_steps(
             problem, self.weights, self.residual, self._sigma
@@ -252,9 +239,8 @@ class Pool:
             self.refresh_residual(penalty)
             certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
             bound = max(bound, certificate.bound)
-            if not penalty.l2:
-                largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
-                bound = max(bound, _dual(*self._products(dual), penalty.lambda_, largest))
+            largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
+            bound = max(bound, _dual(*self._products(dual), penalty.lambda_, largest))
             if certificate.objective < best:
                 best, best_weights = certificate.objective, weights
             if best - bound <= goal:

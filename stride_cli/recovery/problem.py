@@ -10,7 +10,7 @@ import numpy as np
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
 from stride_cli.recovery.part_pool import PartPool
-from stride_cli.recovery.pool import ROUGH, Penalty, Pool, positions
+from stride_cli.recovery.pool import ROUGH, Penalty, Pool
 from stride_cli.recovery.screening import Candidates, Design
 
 # columns that a scan collects: more means fewer passes where λ is small, and more to search in each; the
@@ -63,19 +63,14 @@ class Options:
     """What every query of a batch has in common; the parameters of `solve_lasso`."""
 
     lambda_ratio: float
-    lambda_: float | None
     intercept: bool = True
     nonneg: bool = False
-    l2: float = 0.0
     tolerance: float = 1e-6
     max_epochs: int = 20_000
 
     def __post_init__(self) -> None:
-        name, value = ("λ", self.lambda_) if self.lambda_ is not None else ("λ / λ_max", self.lambda_ratio)
-        if not (value > 0 and np.isfinite(value)):
-            raise UsageError(f"{name} is {value}, and must be a positive number")
-        if not (self.l2 >= 0 and np.isfinite(self.l2)):
-            raise UsageError(f"l2 is {self.l2}, and must not be negative")
+        if not (self.lambda_ratio > 0 and np.isfinite(self.lambda_ratio)):
+            raise UsageError(f"λ / λ_max is {self.lambda_ratio}, and must be a positive number")
         if not self.tolerance > 0:
             raise UsageError(f"the tolerance is {self.tolerance}, and must be positive")
 
@@ -110,7 +105,6 @@ class Problem:
             else PartPool(centred, self.kept, design.degree, design.dtype)
         )
         self.lambda_max: float | None = None
-        self._guess: float | None = None
         self._first_scores: np.ndarray | None = None
         self._seen: tuple[np.ndarray, float] | None = None  # residual of the last pass, and what it missed
         self.penalty: Penalty | None = None
@@ -127,16 +121,9 @@ class Problem:
     @property
     def wanted(self) -> int:
         """How many columns the next pass should collect."""
-        return max(_COLLECT[int(self._share() < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets)
-
-    def _share(self) -> float:
-        """λ / λ_max, by a guess at λ_max where λ is given and no pass was made yet."""
-        if self.options.lambda_ is None:
-            return self.options.lambda_ratio
-        if self.lambda_max is None and self._guess is None:
-            self._guess = self.design.floor_for(self._sampled(), 1)
-        lambda_max = self.lambda_max if self.lambda_max is not None else self._guess
-        return self.options.lambda_ / self.scale / lambda_max if lambda_max and lambda_max > 0 else 1.0
+        return max(
+            _COLLECT[int(self.options.lambda_ratio < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets
+        )
 
     def _sampled(self) -> np.ndarray:
         """Some columns' scores at the residual as it stands; kept until the first pass is over."""
@@ -165,12 +152,14 @@ class Problem:
         scores = self._sampled()
         floor = self.design.floor_for(scores, self.wanted)
         if self.lambda_max is None:
-            if self._share() > 0.5:
+            if self.options.lambda_ratio > 0.5:
                 # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
-                floor = max(floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self._share() - 1.0))
+                floor = max(
+                    floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self.options.lambda_ratio - 1.0)
+                )
             return floor
         assert self.penalty is not None
-        if floor > _FAR * self.penalty.lambda_ and not self.penalty.l2:
+        if floor > _FAR * self.penalty.lambda_:
             return floor  # far from the solution: thousands violate optimality, and the worst will do
         # what has weight scores λ up to rounding and is always collected, with all columns identical to it
         return min(floor, self._needed())
@@ -214,9 +203,8 @@ class Problem:
     def _find_penalty(self, lambda_max: float) -> None:
         options = self.options
         self.lambda_max = lambda_max
-        given = options.lambda_
-        lambda_ = options.lambda_ratio * lambda_max if given is None else given / self.scale
-        self.penalty = Penalty(lambda_, options.l2, options.nonneg, options.intercept)
+        lambda_ = options.lambda_ratio * lambda_max
+        self.penalty = Penalty(lambda_, options.nonneg, options.intercept)
         # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
         self.done = lambda_ >= lambda_max
 
@@ -275,12 +263,6 @@ class Problem:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
         assert self.penalty is not None
         largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
-        if self.penalty.l2 and found.complete <= self.penalty.lambda_:
-            # a column with weight scores |m · r − l2 w|, which the pool knows; the pass saw m · r
-            others = found.values.copy() if self.penalty.nonneg else np.abs(found.values)
-            others[positions(found.ids, self.pool.ids)] = -np.inf
-            scores = np.concatenate([others, self.pool.scores(self.penalty)])
-            largest = max(found.complete, float(scores.max(initial=-np.inf)))
         certificate = self.pool.certify(self.penalty, largest)
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)
@@ -290,7 +272,7 @@ class Problem:
         assert self.penalty is not None
         if self.lambda_max:
             return self.penalty.lambda_ / self.lambda_max
-        return self.options.lambda_ratio if self.options.lambda_ is None else float("inf")
+        return self.options.lambda_ratio
 
     def rest(self) -> None:
         """Hold no more than the next pass needs."""

@@ -34,8 +34,8 @@ from tests.benchmarks.recovery import LAMBDA_RATIOS, bare_pass, hardware, measur
 
 GAP = 1e-6
 Weights = tuple[np.ndarray, np.ndarray]
-Solve = Callable[[np.ndarray, float, float], Weights]
-"""(y, λ, tolerance) to (indices, values) of the weights that are not zero."""
+Solve = Callable[[np.ndarray, float, float, float], Weights]
+"""(y, λ / λ_max, λ_max, tolerance) to (indices, values) of the weights that are not zero."""
 
 
 def relative_gap(columns: np.ndarray, y: np.ndarray, lambda_: float, weights: Weights) -> float:
@@ -51,9 +51,9 @@ def relative_gap(columns: np.ndarray, y: np.ndarray, lambda_: float, weights: We
 
 
 def stride(columns: np.ndarray, n_subsets: int) -> Solve:
-    def solve(y: np.ndarray, lambda_: float, tolerance: float) -> Weights:
+    def solve(y: np.ndarray, ratio: float, lambda_max: float, tolerance: float) -> Weights:
         found = solve_lasso(
-            columns, y, n_subsets=n_subsets, lambda_=lambda_, intercept=False, tolerance=tolerance
+            columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=False, tolerance=tolerance
         )
         return found.indices, found.values
 
@@ -104,9 +104,10 @@ def adelie(columns: np.ndarray, n_subsets: int) -> Solve:
 
     matrix = adelie.matrix.sparse(sparse(columns, n_subsets), method="naive")
 
-    def solve(y: np.ndarray, lambda_: float, tolerance: float) -> Weights:
+    def solve(y: np.ndarray, ratio: float, lambda_max: float, tolerance: float) -> Weights:
         state = adelie.grpnet(
-            matrix, adelie.glm.gaussian(y), lmda_path=np.array([lambda_ / n_subsets]), intercept=False,
+            matrix, adelie.glm.gaussian(y), intercept=False,
+            lmda_path=np.array([ratio * lambda_max / n_subsets]),
             tol=tolerance, early_exit=False, progress_bar=False,
         )  # fmt: skip
         coefficients = state.betas[-1]
@@ -137,8 +138,8 @@ def sparse(columns: np.ndarray, n_subsets: int) -> Any:
 
 
 def _estimator(matrix: Any, make: Callable[[float, float], Any]) -> Solve:
-    def solve(y: np.ndarray, lambda_: float, tolerance: float) -> Weights:
-        fitted = make(lambda_ / len(y), tolerance).fit(matrix, y)
+    def solve(y: np.ndarray, ratio: float, lambda_max: float, tolerance: float) -> Weights:
+        fitted = make(ratio * lambda_max / len(y), tolerance).fit(matrix, y)
         coefficients = np.asarray(fitted.coef_ if hasattr(fitted, "coef_") else fitted.coef_path_).ravel()
         indices = np.flatnonzero(coefficients)
         return indices, coefficients[indices]
@@ -163,7 +164,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     small = build_columns(0, 2_000, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(small, n_subsets, 1, noise)[0]
     for ratio in LAMBDA_RATIOS:
-        make(small, n_subsets)(y, ratio * float(np.abs(correlate(small, y)).max()), tolerances[0])
+        make(small, n_subsets)(y, ratio, float(np.abs(correlate(small, y)).max()), tolerances[0])
     about |= {
         "compile_seconds": time.perf_counter() - began[0],
         "compile_cpu_seconds": time.process_time() - began[1],
@@ -184,7 +185,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
         for tolerance in tolerances:
             _reset_peak()  # the benchmark's own arrays, between solves, do not count
             try:
-                taken, weights = _timed(lambda t=tolerance: solve(y, ratio * lambda_max, t))  # noqa: B023
+                taken, weights = _timed(lambda t=tolerance: solve(y, ratio, lambda_max, t))  # noqa: B023
             except Exception as error:
                 found = {"failed": f"{type(error).__name__}: {error}"}
                 break
@@ -197,7 +198,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
             again = [taken]
             for _ in range(repeats - 1):
                 passes.append(_timed(lambda: bare_pass(design, y))[0])
-                again.append(_timed(lambda t=tolerance: solve(y, ratio * lambda_max, t))[0])  # noqa: B023
+                again.append(_timed(lambda t=tolerance: solve(y, ratio, lambda_max, t))[0])  # noqa: B023
             passes.append(_timed(lambda: bare_pass(design, y))[0])
             found |= {
                 "reached": found["relative_gap"] <= GAP,

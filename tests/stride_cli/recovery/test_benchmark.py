@@ -52,9 +52,10 @@ def test_the_gap_is_that_of_the_objective(rng):
     y = rng.normal(size=30)
     matrix = np.zeros((30, 400))
     matrix[columns.T, np.arange(400)] = 1.0
-    lambda_ = 0.3 * np.abs(matrix.T @ y).max()
+    lambda_max = np.abs(matrix.T @ y).max()
+    lambda_ = 0.3 * lambda_max
     solve = solvers.stride(columns, 30)
-    indices, values = solve(y, lambda_, 1e-10)
+    indices, values = solve(y, 0.3, lambda_max, 1e-10)
     assert 0 <= solvers.relative_gap(columns, y, lambda_, (indices, values)) + 1e-15 < 1e-9
     worse = values * 1.1  # what the gap says is at least what is lost
     weights = np.zeros(400)

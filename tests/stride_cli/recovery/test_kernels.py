@@ -142,9 +142,8 @@ def test_descend(columns, rng, centred, nonneg):
     results = []
     for function in (kernels.descend_kernel, kernels.descend_kernel.py_func):
         weights, residual = np.zeros(50), y.copy()
-        ridge = np.linspace(0, 1, 50)
         order = np.arange(50)
-        epochs = function(columns[:50], weights, residual, 0.3, ridge, centred, nonneg, order, 25, 0.0)
+        epochs = function(columns[:50], weights, residual, 0.3, centred, nonneg, order, 25, 0.0)
         results.append((weights, residual, epochs))
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-13)
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-13)
@@ -158,26 +157,25 @@ def test_descend(columns, rng, centred, nonneg):
 
 def test_descend_stops_when_steps_are_small(columns, rng):
     weights, residual = np.zeros(50), rng.normal(size=12)
-    ridge = np.ones(50)
     epochs = kernels.descend_kernel(
-        columns[:50], weights, residual, 0.3, ridge, False, False, np.arange(50), 10_000, 1e-9
+        columns[:50], weights, residual, 0.3, False, False, np.arange(50), 10_000, 1e-9
     )
     assert 1 < epochs < 1_000
 
 
 @pytest.mark.parametrize("centred", [False, True])
 def test_conjugate_gradients_solve_the_system(columns, rng, centred):
-    part, scaled = columns[:20], rng.uniform(0.1, 9, 20)
+    part, sigma = columns[:20], rng.uniform(0.1, 9)
     matrix = np.zeros((12, 20))
     matrix[part.T, np.arange(20)] = 1.0
     right = rng.normal(size=12)
     if centred:
         matrix -= 4 / 12
         right -= right.mean()
-    expected = np.linalg.solve(np.eye(12) + (matrix * scaled) @ matrix.T, right)
+    expected = np.linalg.solve(np.eye(12) + sigma * matrix @ matrix.T, right)
     for function in (conjugate_gradient_kernel, conjugate_gradient_kernel.py_func):
         found = np.zeros(12)
-        function(part, scaled, right, 1e-12, 100, centred, found)
+        function(part, sigma, right, 1e-12, 100, centred, found)
         np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
