@@ -139,7 +139,7 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str, classifie
 def _closed(
     options: TrainOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
-    from stride_cli.models.classifier.steering import training_path
+    from stride_cli.models.classifier.training_path import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.budget import pair_gates, tokens_at_once
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened

@@ -26,7 +26,7 @@ from stride_cli.models.classifier.examples import (
 )
 from stride_cli.models.classifier.input_table import Standardisation
 from stride_cli.models.classifier.networks import build_network, choose_network
-from stride_cli.models.classifier.steering import checkpoint_steps
+from stride_cli.models.classifier.training_path import checkpoint_steps
 from stride_cli.models.devices import resolve_device
 from stride_cli.randomness import stream
 from stride_cli.training.classifier_loop import outcomes_of, train_network

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.models.classifier.input_table import InputTable, Standardisation
 from stride_cli.models.classifier.networks import split_network
-from stride_cli.models.classifier.steering import default_space
 from stride_cli.models.kinds import Kind
 from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
 
@@ -137,8 +136,12 @@ class ClassifierModel:
         )
 
     def default_space(self, fit: str) -> str:
-        """See `AttributableModel`."""
-        return default_space(self) if fit == "closed" else "logit"
+        """The network's own linear layers; the logits alone where the head is none, or blocks have none."""
+        if fit != "closed" or not self.has_linear_head:
+            return "logit"
+        if self.linear_layers("all"):
+            return "head-matrix+linear-matrix"
+        return "head-matrix" if self.n_layers <= 1 else "logit"
 
     # Inputs
 

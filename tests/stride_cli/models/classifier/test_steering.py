@@ -18,7 +18,7 @@ from stride_cli.errors import ModelError, NumericalError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
 from stride_cli.models.classifier.directory import load_classifier
 from stride_cli.models.classifier.networks import NetworkSpec
-from stride_cli.models.classifier.steering import checkpoint_steps, default_space, training_path
+from stride_cli.models.classifier.training_path import checkpoint_steps, training_path
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
@@ -147,9 +147,9 @@ def test_linear_and_exact_responses_agree(curvature: str) -> None:
 
 
 def test_default_spaces() -> None:
-    assert default_space(make("mlp", (5,))) == "head-matrix+linear-matrix"
-    assert default_space(make("logistic", (5,))) == "head-matrix"
-    assert default_space(make("resnet9", (8, 8))) == "logit"
+    assert make("mlp", (5,)).default_space("closed") == "head-matrix+linear-matrix"
+    assert make("logistic", (5,)).default_space("closed") == "head-matrix"
+    assert make("resnet9", (8, 8)).default_space("closed") == "logit"
 
 
 @given(st.integers(1, 500), st.integers(0, 20))

@@ -1,4 +1,4 @@
-"""How a classifier is steered unless told otherwise: spaces, training time, checkpoints of its training."""
+"""How long a classifier was trained, and the checkpoints along its way."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ class TrainingPath:
 
     time: float
     checkpoints: tuple[tuple[str, float], ...]
-
-
-def default_space(model: ClassifierModel) -> str:
-    """The network's own linear layers; the logits alone where the head is none, or blocks have none."""
-    if not model.has_linear_head:
-        return "logit"
-    if model.linear_layers("all"):
-        return "head-matrix+linear-matrix"
-    return "head-matrix" if model.n_layers <= 1 else "logit"
 
 
 def training_path(model: ClassifierModel) -> TrainingPath | None:
