@@ -18,8 +18,9 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
@@ -85,9 +86,7 @@ class Attributor:
     load : callable
         The number of a model → the model. Asked once a pass, so that one may be loaded after the other.
     designs : Designs             of all models
-    chunks : ChunkReader          the n chunks
-    vocab_size : V
-    seed : int                    the index's
+    workspace : Workspace         the index, its own model, its chunks
     defaults : dict               `stride_cli.attribution.defaults.recovery_defaults`
     options : RecoveryOptions
     """
@@ -95,9 +94,7 @@ class Attributor:
     operators: Sequence[Operators]
     load: Callable[[int], AttributableModel]
     designs: Designs
-    chunks: ChunkReader
-    vocab_size: int
-    seed: int
+    workspace: Workspace
     defaults: dict[str, Any]
     options: RecoveryOptions = field(default_factory=RecoveryOptions)
 
@@ -274,7 +271,11 @@ class Attributor:
         from stride_cli.recovery.stability import solve_halves
 
         return solve_halves(
-            self.designs.each, self.explained(responses), seed=self.seed, draws=draws, **self.settings
+            self.designs.each,
+            self.explained(responses),
+            seed=self.workspace.index.seed,
+            draws=draws,
+            **self.settings,
         )
 
     def _read(
@@ -290,9 +291,7 @@ class Attributor:
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
-        seconds = second_estimates(
-            self.steered(sketched=True), queries, batches, self.chunks, self.vocab_size
-        )
+        seconds = second_estimates(self.steered(sketched=True), queries, batches, self.workspace)
         wanted = [
             candidates(self.designs.each, solution, self.options.refine, second)
             for solution, second in zip(solutions, seconds, strict=True)
@@ -301,7 +300,7 @@ class Attributor:
         found = chunk_influences(
             self.steered(),
             batches,
-            self.chunks,
+            self.workspace.chunks,
             chunks,
             responses,
             self.designs.row_sizes,

@@ -20,6 +20,7 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.spaces import OperatorSpace
     from stride_cli.operators.store import Operators
@@ -86,8 +87,7 @@ def second_estimates(
     pairs: Iterable[tuple[AttributableModel, Operators]],
     queries: QuerySet,
     batches: Sequence[Batch],
-    chunks: ChunkReader,
-    vocab_size: int,
+    workspace: Workspace,
 ) -> np.ndarray:
     """What says, beside the recovery, which chunks are worth a direct look: the pairs of tokens that a chunk
     shares with the query, and sketches, where the operators have them.
@@ -97,8 +97,7 @@ def second_estimates(
     pairs : models with their operators
     queries : Q queries
     batches : the same, in order
-    chunks : the n chunks
-    vocab_size : V
+    workspace : the n chunks, in the model's vocabulary
 
     Returns
     -------
@@ -106,8 +105,9 @@ def second_estimates(
     """
     from stride_cli.attribution.shared_pairs import shared_pairs
 
-    found = _standardised(shared_pairs(queries, chunks, vocab_size).astype(np.float64))
-    sketched = sketched_influences(pairs, batches, chunks.n_chunks)
+    shared = shared_pairs(queries, workspace.chunks, workspace.model.vocab_size)
+    found = _standardised(shared.astype(np.float64))
+    sketched = sketched_influences(pairs, batches, workspace.n_chunks)
     return found if sketched is None else _standardised(found + sketched)
 
 

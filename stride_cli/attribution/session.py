@@ -13,8 +13,9 @@ from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attribution, Attributor
+    from stride_cli.attribution.attributor import Attribution, Attributor, SteeredModel
     from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.store import Operators
@@ -159,14 +160,13 @@ class Answer:
 class Session:
     """An index, its operators and its model, loaded once for many queries."""
 
-    index: Index
+    workspace: Workspace
     operators: Operators
-    model: AttributableModel
     designs: Designs  # of all models that measure
     chunk_document: Any  # (n,) int64
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
-    checkpoints: list[tuple[AttributableModel, Operators]] = field(default_factory=list)
+    checkpoints: list[SteeredModel] = field(default_factory=list)
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
 
     @classmethod
@@ -192,34 +192,43 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
-        from stride_cli.data.workspace import open_model
+        from stride_cli.attribution.attributor import SteeredModel
+        from stride_cli.attribution.defaults import recovery_defaults
+        from stride_cli.data.workspace import Workspace
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
         from stride_cli.operators.store import Operators
 
         index = Index.open(index_path)
         operators = Operators.from_index(index)
         attributes = index.group_attributes("operators")
-        from stride_cli.attribution.defaults import recovery_defaults
-
         if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
             unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
             operators.seen = np.concatenate([operators.seen, unseen])
-        model = model or open_model(index, model_path, device=device, dtype=dtype)
-        defaults = recovery_defaults(index, model, operators.fit, attributes.get("recipe"))
+        workspace = Workspace.open(index, model or model_path, device=device, dtype=dtype)
         return cls(
-            index,
+            workspace,
             operators,
-            model,
             designs=stored_designs(index),
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
-            defaults=defaults,
-            checkpoints=open_checkpoints(index, model),
+            defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
+            checkpoints=[SteeredModel(*each) for each in open_checkpoints(index, workspace.model)],
         )
 
     @property
-    def pairs(self) -> list[tuple[AttributableModel, Operators]]:
+    def index(self) -> Index:
+        return self.workspace.index
+
+    @property
+    def model(self) -> AttributableModel:
+        """The index's own."""
+        return self.workspace.model
+
+    @property
+    def steered(self) -> list[SteeredModel]:
         """All models that measure, each with its operators; the index's own first."""
-        return [(self.model, self.operators), *self.checkpoints]
+        from stride_cli.attribution.attributor import SteeredModel
+
+        return [SteeredModel(self.model, self.operators), *self.checkpoints]
 
     def query(
         self,
@@ -322,7 +331,7 @@ class Session:
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
-            models=len(self.pairs),
+            models=len(self.steered),
             labels=labels,
             responses=responses,
             measured=attributor.explained(responses),
@@ -335,16 +344,13 @@ class Session:
     def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
         """The pipeline from queries to influences, asked in this way."""
         from stride_cli.attribution.attributor import Attributor
-        from stride_cli.data.batches import ChunkReader
 
-        pairs = self.pairs
+        steered = self.steered
         return Attributor(
-            operators=[operators for _, operators in pairs],
-            load=lambda number: pairs[number][0],
+            operators=[each.operators for each in steered],
+            load=lambda number: steered[number].model,
             designs=self.designs,
-            chunks=ChunkReader(self.index),
-            vocab_size=self.model.vocab_size,
-            seed=self.index.seed,
+            workspace=self.workspace,
             defaults=self.defaults,
             options=options or RecoveryOptions(),
         )
@@ -384,11 +390,10 @@ class Session:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
         from stride_cli.attribution.prior import LexicalPrior
         from stride_cli.data.query_set import QuerySet
-        from stride_cli.data.workspace import Workspace
 
         if name not in self.priors:
             prior = LexicalPrior(name)
-            prior.fit(Workspace(self.index, self.model, attributor.chunks, self.index.seed))
+            prior.fit(self.workspace)
             self.priors[name] = prior
         similarity = self.priors[name].similarity(QuerySet.from_queries([query]))
         return attributor.with_prior([found], similarity, name)[1][0]

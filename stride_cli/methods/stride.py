@@ -241,9 +241,7 @@ class StrideMethod:
             operators=[operators for _, operators in self._fitted],
             load=lambda number: self._open(self._fitted[number][0]),
             designs=self._designs,
-            chunks=self._task.chunks,
-            vocab_size=self._task.model.vocab_size,
-            seed=self._task.index.seed,
+            workspace=self._task,
             defaults=self._defaults,
             options=self._recovery,
         )

@@ -125,7 +125,7 @@ def readouts(
     asked = query_gradients(task.model, spaces, settings.layer, batches)
     tokens = settings.batch_tokens
     products = gradient_products(task.model, spaces, settings.layer, asked, task.chunks, batch_tokens=tokens)
-    pairs = second_estimates([], queries, batches, task.chunks, task.model.vocab_size)
+    pairs = second_estimates([], queries, batches, task)
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for bits in BITS:
         sketches = fit_sketches(
@@ -136,7 +136,7 @@ def readouts(
         found = sketched_influences([(task.model, kept)], batches, task.n_chunks)
         assert found is not None
         seconds["sketches", bits] = found
-        both = second_estimates([(task.model, kept)], queries, batches, task.chunks, task.model.vocab_size)
+        both = second_estimates([(task.model, kept)], queries, batches, task)
         seconds["pairs and sketches", bits] = both
     return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in spaces)
 

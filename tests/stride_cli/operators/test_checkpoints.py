@@ -474,7 +474,7 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
     session = api.Session.open(index)
     (held_out,) = session.model.held_out[:1]
     answer = session.query(str(held_out))
-    assert np.isfinite(answer.responses).all() and len(session.pairs) == 2
+    assert np.isfinite(answer.responses).all() and len(session.steered) == 2
     fresh = register(session.model, images[:1], labels[:1])  # an input that only this process has
-    rows = [model.predict(fresh.batch([0]).ids) for model, _ in session.pairs]
+    rows = [model.predict(fresh.batch([0]).ids) for model, _ in session.steered]
     assert rows[0].shape == rows[1].shape and not np.allclose(rows[0].cpu(), rows[1].cpu())

@@ -15,6 +15,7 @@ from stride_cli.attribution.direct_readout import chunk_influences, second_estim
 from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace
 from stride_cli.operators import sketches as module
 from stride_cli.operators.budget import sketch_bytes
 from stride_cli.operators.closed import ClosedSettings, fit_closed
@@ -136,7 +137,7 @@ def test_shared_pairs_say_what_to_read_and_sketches_too(model, chunks, fitted, a
     queries = QuerySet(ids, weights, [str(row) for row in rows])
 
     def estimates(operators: Operators) -> np.ndarray:
-        return second_estimates([(model, operators)], queries, [asked], chunks, model.vocab_size)
+        return second_estimates([(model, operators)], queries, [asked], Workspace(None, model, chunks, 0))
 
     pairs, both = estimates(replace(fitted, sketches=None)), estimates(fitted)
     counted = shared_pairs(queries, chunks, model.vocab_size)
