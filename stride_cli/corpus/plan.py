@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stride_cli.corpus.gate_budget import PACKED_BYTES, check_sketch, default_gates, sketch_bytes
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.operators.budget import PACKED_BYTES, check_sketch, default_gates, sketch_bytes
 
 DEFAULT_BLOCK_SIZE = 512
 DEFAULT_DEGREE = 10  # tab:stride_hparams

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from stride_cli.corpus.gate_budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.data.batches import Batch, ChunkReader, scored_pairs
-from stride_cli.operators.budget import LOGIT_GATES, inside_gates, logit_gates
 from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.spaces import (
     LOGIT_SPACES,
@@ -290,7 +290,7 @@ def layer_gates(model: AttributableModel, name: str, rank: int) -> int:
 
 
 def affordable_rank(model: AttributableModel, name: str, n_subsets: int) -> int:
-    """Rank of the gates inside the blocks, as `budget.inside_gates` allows."""
+    """Rank of the gates inside the blocks, as `inside_gates` allows."""
     pairs = [layer_widths(layer) for layer in model.linear_layers(LAYER_SPACES[name].which)]
     widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
     rank = int(np.sqrt(inside_gates(name, n_subsets) / max(1.0, widths)))
@@ -300,7 +300,7 @@ def affordable_rank(model: AttributableModel, name: str, n_subsets: int) -> int:
 def affordable_buckets(
     names: Sequence[str], ranks: dict[str, int], model: AttributableModel, n_subsets: int
 ) -> int:
-    """Buckets c of each logit space, as `budget.logit_gates` allows.
+    """Buckets c of each logit space, as `logit_gates` allows.
 
     The more buckets, the less of a chunk's gradient is lost to tokens that share one.
     """

@@ -23,6 +23,7 @@ from index_format.errors import IndexMismatch
 from stride_cli.errors import ModelError
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.fitting import fit_operators, set_step
+from stride_cli.operators.opener import Opener
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
 
@@ -47,39 +48,6 @@ class Checkpoint:
     path: str
     fingerprint: str
     design_seed: int
-
-
-@dataclass(frozen=True)
-class Opener:
-    """Loads further checkpoints as the index's own model is loaded.
-
-    Attributes
-    ----------
-    device, dtype : as `load_model` takes them
-    table : inputs of a classifier's rows, by number
-    """
-
-    device: str
-    dtype: str
-    table: Any = None
-
-    @classmethod
-    def like(cls, own: AttributableModel) -> Opener:
-        """With device, precision and (classifiers) inputs of a model."""
-        import torch
-
-        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-        return cls(str(own.device), names[own.dtype], getattr(own, "table", None))
-
-    def load(self, path: str) -> AttributableModel:
-        """The model at a path; ModelError where it cannot be loaded."""
-        from stride_cli.models.loading import load_model
-
-        model: Any = load_model(path, device=self.device, dtype=self.dtype)
-        if self.table is not None:
-            model.table = self.table
-        loaded: AttributableModel = model
-        return loaded
 
 
 def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoint]:

@@ -36,6 +36,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
+from stride_cli.operators.opener import Opener
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.sketches import fit_sketches
 from stride_cli.operators.spaces import WEIGHT_SPACES, OperatorSpace
@@ -211,8 +212,6 @@ def _average_over_trajectory(
 ) -> None:
     """Make M G and F means over the checkpoints of the training, in place: the bases are the final model's,
     so that a gate is the same direction in weights throughout."""
-    from stride_cli.operators.checkpoints import Opener
-
     opener = Opener.like(model)
     own = 1.0 - sum(share for _, share in settings.trajectory)
     for total in (*sums, *curvature):

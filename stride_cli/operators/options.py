@@ -76,8 +76,8 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     ------
     UsageError      an option is out of range, or does not fit the model
     """
+    from stride_cli.corpus.gate_budget import check_sketch
     from stride_cli.models.kinds import kind_of_index
-    from stride_cli.operators.budget import check_sketch
 
     fit = options_fit(options)
     classifier = kind_of_index(index) == "classifier"
@@ -139,9 +139,10 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str, classifie
 def _closed(
     options: TrainOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
+    from stride_cli.corpus.gate_budget import pair_gates
     from stride_cli.models.classifier.training_path import training_path
     from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
-    from stride_cli.operators.budget import pair_gates, tokens_at_once
+    from stride_cli.operators.budget import tokens_at_once
     from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened
     from stride_cli.operators.spaces import WEIGHT_SPACES
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.operators.budget import FOLDED
+from stride_cli.corpus.gate_budget import FOLDED
 from stride_cli.operators.gates import PackedGates, gate_responses, gate_rows
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.saving import save_atomically

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexDamaged
-from stride_cli.operators.budget import PACKED_BYTES
+from stride_cli.corpus.gate_budget import PACKED_BYTES
 from stride_cli.operators.gates import Gates, PackedGates
 from stride_cli.operators.sketches import Sketches
 from stride_cli.operators.spaces import OperatorSpace, space_from_arrays

@@ -28,6 +28,7 @@ from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
@@ -95,7 +96,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
     parts, rows = [], []
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
         design = Designs.of(index, design_seed(index.seed, number) if number else None)
-        model = module.Opener.like(together.model).load(str(path))
+        model = Opener.like(together.model).load(str(path))
         settings = resolve_settings(api.TrainOptions(**QUICK), model, index)
         alone = module.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
         stored = Operators.from_index(index, number)
@@ -298,7 +299,7 @@ def test_killed_between_checkpoints_it_ends_with_the_same_bits(
 def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref] = []
     before = api.open_model
-    load = module.Opener.load
+    load = Opener.load
 
     def opened(*given, **named):
         model = before(*given, **named)
@@ -312,7 +313,7 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
         return model
 
     monkeypatch.setattr(api, "open_model", opened)
-    monkeypatch.setattr(module.Opener, "load", loaded)
+    monkeypatch.setattr(Opener, "load", loaded)
     gc.disable()
     try:
         api.train(bare, api.TrainOptions(**QUICK, checkpoints=kept(run_folder)[:2]))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from stride_cli.attribution.direct_readout import chunk_influences, second_estimates, sketched_influences
 from stride_cli.attribution.shared_pairs import shared_pairs
+from stride_cli.corpus.gate_budget import sketch_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators import sketches as module
-from stride_cli.operators.budget import sketch_bytes
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import PackedGates, gate_rows
 from stride_cli.operators.linear_response import measure_linear
