@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.spaces import OperatorSpace
+    from stride_cli.operators.operator_space import OperatorSpace
     from stride_cli.operators.store import Operators
 
 

@@ -5,28 +5,44 @@ Arithmetic alone: the plan of an index needs it before there is a model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stride_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class GateRange:
+    """What is allowed of a space: p at least and at most, and in between K × p."""
+
+    least: int
+    most: int
+    of_all_subsets: int
+
+    def gates(self, n_subsets: int) -> int:
+        """p for K subsets."""
+        return min(max(self.of_all_subsets // max(1, n_subsets), self.least), self.most)
+
 
 # K × p of all spaces, up to K of about 1,000: 2 GB while they are fitted, 0.54 stored. Half as much loses .03
 # of LDS in pre-training, half as much again gains .01
 _GATES = 1 << 29
 _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell chunks apart
-# of the gates inside the blocks: p at least and at most, K × p. At every linear layer of a fine-tuned model,
+# of the gates inside the blocks. At every linear layer of a fine-tuned model,
 # 2¹⁸ gates lose .02 of LDS against 2¹⁹, which is all that a model of 1.3 M parameters has; of the
 # feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, of which the same is true
-_INSIDE = {"mlp-matrix": (1 << 16, 1 << 17, 1 << 28), "linear-matrix": (1 << 16, 1 << 20, 1 << 29)}
+FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
+LINEAR_GATES = GateRange(1 << 16, 1 << 20, 1 << 29)
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
-_PAIR_GATES = (1 << 12, 1 << 18, 1 << 28)  # p at least and at most, K × p
+_PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
 MOST_BITS = 4096  # of a chunk's sketch: see `sketches`
 FOLDED = 8192  # numbers that a chunk's gates are folded into for it
 
 
-def inside_gates(name: str, n_subsets: int) -> int:
+def inside_gates(allowed: GateRange, n_subsets: int) -> int:
     """p of the space inside the blocks, for K subsets."""
-    least, most, all_subsets = _INSIDE[name]
-    wanted = min(max(all_subsets // max(1, n_subsets), least), most)
+    wanted = allowed.gates(n_subsets)
     return max(1, min(wanted, _MOST_GATES // max(1, n_subsets) // 2))
 
 
@@ -40,14 +56,13 @@ def logit_gates(n_subsets: int, others: int, count: int) -> int:
 
 def pair_gates(n_subsets: int) -> int:
     """The most pairs of tokens that have a gate of their own, for K subsets."""
-    least, most, all_subsets = _PAIR_GATES
-    return min(max(all_subsets // max(1, n_subsets), least), most)
+    return _PAIR_GATES.gates(n_subsets)
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
     """p of the default operators of a language model, about: a small model's bases may not fill it. Of an
     unknown number of tokens (0), as of many."""
-    inside = inside_gates("linear-matrix" if finetuned else "mlp-matrix", n_subsets)
+    inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
     pairs = pair_gates(n_subsets)
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))

@@ -11,7 +11,8 @@ import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.losses import fidelity_loss
-from stride_cli.operators.spaces import OperatorSpace, entry_states, reads_input
+from stride_cli.operators.operator_space import OperatorSpace
+from stride_cli.operators.spaces import entry_states, reads_input
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel

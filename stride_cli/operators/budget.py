@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.operator_space import OperatorSpace
 
 _BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 4096
-# numbers a token, block and width: of a block that is differentiated, and of the linear layers inside whose
-# inputs and gradients are kept (SmolLM2-135M at every linear layer: 3.5 MB a token)
+# numbers a token, block and width of a block that is differentiated, beside what spaces keep of linear layers
+# inside (`OperatorSpace.kept_numbers`; SmolLM2-135M at every linear layer: 3.5 MB a token)
 DIFFERENTIATED = 24
-_KEPT = {"mlp-matrix": 18, "linear-matrix": 27}
 
 
-def tokens_at_once(model: AttributableModel, spaces: Sequence[str], layer: int) -> int:
+def tokens_at_once(
+    model: AttributableModel, spaces: Iterable[OperatorSpace | type[OperatorSpace]], layer: int
+) -> int:
     """Padded tokens of a batch whose gate gradients are taken: 4,096, or as many as memory is allowed for.
 
     Parameters
     ----------
-    spaces : names of operator spaces
+    spaces : operator spaces, or their classes
     layer : int      where residual spaces act: the blocks above it are differentiated
     """
-    kept = max((_KEPT.get(name, 0) for name in spaces), default=0)
-    residual = any(name.startswith("residual") for name in spaces)
+    found = list(spaces)
+    kept = max((space.kept_numbers for space in found), default=0)
+    residual = any(space.site == "residual" for space in found)
     blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
     a_token = 4 * model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)
     allowed = _BATCH_BYTES

@@ -37,9 +37,10 @@ from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
+from stride_cli.operators.operator_space import BasisOptions, OperatorSpace
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.sketches import fit_sketches
-from stride_cli.operators.spaces import WEIGHT_SPACES, OperatorSpace
+from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -47,10 +48,6 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-DEFAULT_RANKS = {"residual": 32} | dict.fromkeys(
-    ("residual-matrix", "logit", "token-logit", "pair-logit", "head-matrix", "mlp-matrix", "linear-matrix"),
-    128,
-)
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
@@ -96,11 +93,8 @@ def fit_spaces(
     model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings
 ) -> list[OperatorSpace]:
     """The operator spaces that these settings ask for, with bases of this model and corpus."""
-    return fit_bases(
-        model,
-        chunks,
-        settings.spaces,
-        settings.layer,
+    options = BasisOptions(
+        layer=settings.layer,
         ranks=settings.ranks,
         n_buckets=settings.n_buckets,
         seed=settings.seed,
@@ -108,6 +102,7 @@ def fit_spaces(
         damping=settings.damping if settings.curvature == "kronecker" else None,
         all_labels=settings.curvature == "exact",
     )
+    return fit_bases(model, chunks, settings.spaces, options)
 
 
 def fit_closed(
@@ -283,7 +278,7 @@ def _accumulate(
     """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space
     (none where `_equalise` has no use for them); mean loss."""
     sizes = [space.gate_size for space in spaces]
-    dense = [settings.curvature == "fisher" or space.name == "residual" for space in spaces]
+    dense = [settings.curvature == "fisher" or not space.whitens for space in spaces]
     limit = _FISHER_ROWS
     if any(dense):
         wanted_size = sum(size for size, needs in zip(sizes, dense, strict=True) if needs)
@@ -363,13 +358,13 @@ def on_one_scale(settings: ClosedSettings) -> bool:
     most of it in fine-tuning. Other spaces are put on one spread of responses instead (`_equalise`).
     """
     if settings.curvature == "exact":
-        return set(settings.spaces) <= WEIGHT_SPACES
+        return all(cls.of_weights for cls in space_classes(settings.spaces))
     return is_whitened(settings)
 
 
 def is_whitened(settings: ClosedSettings) -> bool:
     """Whether the bases hold the Fisher matrix, so that gates are plain means of chunks' gradients."""
-    return settings.curvature == "kronecker" and "residual" not in settings.spaces
+    return settings.curvature == "kronecker" and all(cls.whitens for cls in space_classes(settings.spaces))
 
 
 def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:

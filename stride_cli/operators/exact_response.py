@@ -13,7 +13,7 @@ from stride_cli.data.batches import Batch
 from stride_cli.errors import QueryError
 from stride_cli.operators.gates import gate_rows
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.spaces import LogitSpace, entry_states, first_block, layer_space
+from stride_cli.operators.spaces import entry_states, first_block, layer_space
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -219,7 +219,7 @@ def token_losses(
     else:
         final, logits = (part.expand(count, -1, -1) for part in unsteered)
     for space, gate in pairs:
-        if isinstance(space, LogitSpace):
+        if space.site == "logit":
             read = space.reads(final, inputs, tokens)
             logits = logits + space(read.expand(count, *read.shape[1:]), gate)
     logits = model.soft_cap(logits)

@@ -14,14 +14,8 @@ import torch
 from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.operators.budget import tokens_at_once
-from stride_cli.operators.spaces import (
-    LayerMatrixSpace,
-    LogitSpace,
-    OperatorSpace,
-    entry_states,
-    first_block,
-    layer_space,
-)
+from stride_cli.operators.operator_space import OperatorSpace
+from stride_cli.operators.spaces import entry_states, first_block, layer_space
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
@@ -110,7 +104,7 @@ def signals(
     scored = batch.scored.to(model.device)
     share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
     residual = any(space.site == "residual" for space in spaces)
-    logit_spaces = [space for space in spaces if isinstance(space, LogitSpace)]
+    logit_spaces = [space for space in spaces if space.site == "logit"]
     layers = layer_space(spaces)
     tracked = residual or layers is not None
     start = first_block(spaces, layer)
@@ -216,19 +210,8 @@ def label_signals(
 def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:
     """Signals → one gate gradient per space, in the order of the spaces."""
     logit = iter(found.logit)
-    gradients = []
     with torch.no_grad():
-        for space in spaces:
-            if space.site == "logit":
-                gradients.append(next(logit))
-            elif isinstance(space, LayerMatrixSpace):
-                pairs = zip(found.inner, found.given, strict=True)
-                parts = [space.gate_gradient(read, pull, number) for number, (read, pull) in enumerate(pairs)]
-                gradients.append(torch.cat(parts, dim=1))
-            else:
-                assert found.pull is not None
-                gradients.append(space.gate_gradient(found.hidden, found.pull))
-    return gradients
+        return [next(logit) if space.site == "logit" else space.gradient_from(found) for space in spaces]
 
 
 def gradient_products(
@@ -265,7 +248,7 @@ def gradient_products(
     place = np.full(chunks.n_chunks, -1, np.int64)
     place[rows] = np.arange(len(rows))
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
-    tokens = batch_tokens or tokens_at_once(model, [space.name for space in spaces], layer)
+    tokens = batch_tokens or tokens_at_once(model, spaces, layer)
     found = np.zeros((len(spaces), len(queries[0]), len(rows)))
     groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
     for batch in map(chunks.batch, groups):

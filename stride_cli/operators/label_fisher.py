@@ -15,8 +15,8 @@ import torch
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.operators.gradients import Signals, assemble, label_signals
-from stride_cli.operators.spaces import LayerMatrixSpace, OperatorSpace
+from stride_cli.operators.gradients import assemble, label_signals
+from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -53,14 +53,14 @@ def label_fisher(
 
     Returns
     -------
-    list of (p, p) float64, or of (p,) for a `LayerMatrixSpace`
+    list of (p, p) float64, or of (p,) for spaces of `diagonal_fisher`
 
     Raises
     ------
     UsageError             chunks of more than one label, or a space of more than MAX_GATES gates
     NumericalError         F is not finite
     """
-    whole = [space for space in spaces if not isinstance(space, LayerMatrixSpace)]
+    whole = [space for space in spaces if not space.diagonal_fisher]
     largest = max((space.gate_size for space in whole), default=0)
     if largest > MAX_GATES:
         raise UsageError(
@@ -81,8 +81,8 @@ def label_fisher(
             for seen, probability in label_signals(model, spaces, layer, batch):
                 gradients = iter(assemble(whole, seen))
                 for total, space in zip(found, spaces, strict=True):
-                    if isinstance(space, LayerMatrixSpace):
-                        own = _mean_squares(space, seen, probability)
+                    if space.diagonal_fisher:
+                        own = space.mean_squares(seen, probability)
                     else:
                         gradient = next(gradients)
                         own = gradient.T @ (gradient * probability.to(gradient.dtype))
@@ -95,17 +95,6 @@ def label_fisher(
                 "the Fisher matrix is not finite", fix="check the model, or run with --dtype fp32"
             )
     return found
-
-
-def _mean_squares(space: LayerMatrixSpace, seen: Signals, probability: torch.Tensor) -> torch.Tensor:
-    """Σ_i p_i g_i² of gates inside the blocks, (p,): of one token the gradient is an outer product, and so is
-    its square."""
-    parts = []
-    for number, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
-        V, U = space.bases(number)
-        outer = (pull[:, 0].float() @ U).square() * probability.float()
-        parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
-    return torch.cat(parts)
 
 
 def solve_exact(

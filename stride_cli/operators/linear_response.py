@@ -42,7 +42,7 @@ def measure_linear_with_loss(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
     spaces = [space.to(model.device) for space in operators.spaces]
-    tokens = tokens_at_once(model, [space.name for space in spaces], operators.layer)
+    tokens = tokens_at_once(model, spaces, operators.layer)
     rows = max(1, tokens // batch.ids.shape[1])
     gradients: list[list[np.ndarray]] = [[] for _ in spaces]
     losses: list[np.ndarray] = []

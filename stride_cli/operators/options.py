@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
 
-_CLASSIFIER_RANK = 512
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
 
@@ -96,7 +95,7 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     if options.sketch and fit != "closed":
         raise UsageError("sketches are of the closed form's gates", fix="drop --fit sgd, or --sketch")
     common: dict[str, Any] = {
-        "spaces": _spaces(options, model, fit, classifier),
+        "spaces": _spaces(options, model, fit),
         "layer": layer,
         "seed": options.seed if options.seed is not None else index.seed,
     }
@@ -111,23 +110,18 @@ def like_own(options: TrainOptions, own: AttributableModel, index: Index) -> Tra
     return replace(options, space="+".join(resolve_settings(options, own, index).spaces))
 
 
-def _spaces(options: TrainOptions, model: AttributableModel, fit: str, classifier: bool) -> tuple[str, ...]:
-    from stride_cli.operators.bases import LAYER_SPACES
-    from stride_cli.operators.spaces import parse_space
+def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[str, ...]:
+    from stride_cli.operators.spaces import parse_space, space_classes
 
-    default = model.default_space(fit)
-    if options.curvature not in (None, "kronecker"):  # pairs bring a Fisher matrix of their own
-        default = default.removesuffix("+pair-logit")
-    names = parse_space(options.space or default)
-    inside = next((name for name in names if name in LAYER_SPACES), None)
-    if inside is not None and not model.linear_layers(LAYER_SPACES[inside].which):
-        raise UsageError(
-            f"space {inside} steers linear layers, of which {model.name} has none that can be told",
-            fix=f"use --space {'logit' if classifier else 'residual-matrix+logit+token-logit+pair-logit'}",
-        )
-    if "pair-logit" in names and classifier:
-        raise UsageError("space pair-logit is of tokens that follow each other", fix="use --space logit")
-    closed_only = [name for name in names if name in LAYER_SPACES or name in ("head-matrix", "pair-logit")]
+    names = parse_space(options.space or model.default_space(fit))
+    classes = space_classes(names)
+    # by default, what has a Fisher matrix of its own is there only where the others' is in their bases too
+    if not options.space and options.curvature not in (None, "kronecker"):
+        classes = [cls for cls in classes if not cls.needs_whitening]
+        names = tuple(cls.name for cls in classes)
+    for cls in classes:
+        cls.check_model(model)
+    closed_only = [cls.name for cls in classes if not cls.trainable]
     if closed_only and fit == "sgd":
         raise UsageError(
             f"space {closed_only[0]} is fitted in closed form only",
@@ -139,12 +133,11 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str, classifie
 def _closed(
     options: TrainOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
-    from stride_cli.corpus.gate_budget import pair_gates
     from stride_cli.models.classifier.training_path import training_path
-    from stride_cli.operators.bases import LAYER_SPACES, affordable_buckets, affordable_rank
     from stride_cli.operators.budget import tokens_at_once
-    from stride_cli.operators.closed import CURVATURES, DEFAULT_RANKS, ClosedSettings, is_whitened
-    from stride_cli.operators.spaces import WEIGHT_SPACES
+    from stride_cli.operators.closed import CURVATURES, ClosedSettings, is_whitened
+    from stride_cli.operators.logit_spaces import CLASSIFIER_RANK
+    from stride_cli.operators.spaces import affordable_buckets, space_classes
 
     if options.damping is not None and not options.damping > 0:
         raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
@@ -153,17 +146,14 @@ def _closed(
             f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
         )
     names = common["spaces"]
-    # with few classes all of the features fit: 32 of their 128 principal directions cost .08 of LDS on MNIST
-    ranks = dict(DEFAULT_RANKS)
-    if classifier:
-        ranks |= {"logit": _CLASSIFIER_RANK, "head-matrix": _CLASSIFIER_RANK + 1}
-    ranks |= {name: affordable_rank(model, name, n_subsets) for name in names if name in LAYER_SPACES}
-    ranks = {name: options.rank or ranks[name] for name in names}
-    if "pair-logit" in names:  # how many pairs, not directions
-        ranks["pair-logit"] = pair_gates(n_subsets)
-    curvature, of_weights = options.curvature, set(names) <= WEIGHT_SPACES
-    few = min(_CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
-    if curvature is None and classifier and few and (names == ("logit",) or of_weights):
+    classes = space_classes(names)
+    ranks = {cls.name: cls.choose_rank(model, n_subsets, options.rank) for cls in classes}
+    curvature, of_weights = options.curvature, all(cls.of_weights for cls in classes)
+    # with few classes F is small enough to be taken whole: of changes of the weights, which are in one unit,
+    # or of one space that reads what the head does
+    few = min(CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
+    of_head = len(classes) == 1 and classes[0].site == "logit" and classes[0].source == "final"
+    if curvature is None and classifier and few and (of_head or of_weights):
         curvature = "exact"
     exact = curvature == "exact" and not options.damping
     given: dict[str, Any] = {
@@ -171,7 +161,7 @@ def _closed(
         "curvature": curvature,
         "n_buckets": options.buckets or affordable_buckets(names, ranks, model, n_subsets),
         "damping": _CLASSIFIER_DAMPING if exact else options.damping,
-        "batch_tokens": options.batch_tokens or tokens_at_once(model, names, common["layer"]),
+        "batch_tokens": options.batch_tokens or tokens_at_once(model, classes, common["layer"]),
         "stability": options.stability,
     }
     if classifier and exact and of_weights:
@@ -179,11 +169,12 @@ def _closed(
         path = training_path(network)
         given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
     chosen = ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
-    if "pair-logit" in names and not is_whitened(chosen):
-        raise UsageError(
-            f"space pair-logit has a Fisher matrix of its own, and the curvature is {chosen.curvature}",
-            fix="use --curvature kronecker, and not the space residual",
-        )
+    for cls in classes:
+        if cls.needs_whitening and not is_whitened(chosen):
+            raise UsageError(
+                f"space {cls.name} has a Fisher matrix of its own, and the curvature is {chosen.curvature}",
+                fix="use --curvature kronecker, and not the space residual",
+            )
     if options.sketch and not is_whitened(chosen):
         raise UsageError(
             "sketches need gates that are sums over chunks' gradients, which "

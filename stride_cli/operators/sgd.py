@@ -17,8 +17,9 @@ from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
 from stride_cli.operators.base_states import BaseStates, Entered
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
+from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import save_atomically
-from stride_cli.operators.spaces import LogitSpace, OperatorSpace, initial_space
+from stride_cli.operators.spaces import initial_space, space_classes
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -109,18 +110,23 @@ def fit_sgd(
     with torch.no_grad():
         hidden = model.hidden(probe, settings.layer)
         final = model.continue_from(hidden, settings.layer)
-        widths = {"logit": final.shape[-1], "token-logit": model.hidden(probe, 0).shape[-1]}
-    width = hidden.shape[-1]
+        inputs = model.hidden(probe, 0)
+
+    def width(kind: type[OperatorSpace]) -> int:
+        if kind.site != "logit":
+            return hidden.shape[-1]
+        return (final if kind.source == "final" else inputs).shape[-1]
+
     spaces = [
         initial_space(
-            name,
-            d_model=widths.get(name, width),
+            kind.name,
+            d_model=width(kind),
             vocab_size=model.vocab_size,
-            rank=settings.ranks[name],
+            rank=settings.ranks[kind.name],
             n_buckets=settings.n_buckets,
             seed=settings.seed,
         ).to(model.device)
-        for name in settings.spaces
+        for kind in space_classes(settings.spaces)
     ]
     gates = [
         torch.zeros(n_subsets, space.gate_size, device=model.device, requires_grad=True) for space in spaces
@@ -365,6 +371,6 @@ def _steer(
     logit = [
         space(space.reads(final, entered.inputs, entered.tokens), gate)
         for space, gate in pairs
-        if isinstance(space, LogitSpace)
+        if space.site == "logit"
     ]
     return final, logit, [*shifts, *logit][0][:, : final.shape[1]]

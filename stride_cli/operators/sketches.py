@@ -31,7 +31,7 @@ from stride_cli.randomness import stream, torch_seed
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.spaces import OperatorSpace
+    from stride_cli.operators.operator_space import OperatorSpace
 
 _SAMPLE = 8192  # chunks that the directions are found from
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1, -1).astype(np.float32)

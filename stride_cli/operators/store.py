@@ -11,8 +11,9 @@ import numpy as np
 from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
 from stride_cli.operators.gates import Gates, PackedGates
+from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.sketches import Sketches
-from stride_cli.operators.spaces import OperatorSpace, space_from_arrays
+from stride_cli.operators.spaces import space_from_arrays
 
 if TYPE_CHECKING:
     from index_format.reader import Index

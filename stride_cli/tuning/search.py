@@ -171,7 +171,9 @@ def trial_key(
 
 def layer_matters(settings: Mapping[str, Any]) -> bool:
     """Whether the operators act at a layer of one's choice."""
-    return "residual" in str(settings["space"])
+    from stride_cli.operators.spaces import acts_at_layer
+
+    return acts_at_layer(str(settings["space"]))
 
 
 def sweep(

@@ -136,11 +136,11 @@ def test_what_is_offered_is_what_is_accepted() -> None:
     from stride_cli.models.classifier.networks import NETWORKS
     from stride_cli.operators.closed import CURVATURES
     from stride_cli.operators.losses import STABILITY_VARIANTS
-    from stride_cli.operators.spaces import SPACE_NAMES
+    from stride_cli.operators.spaces import SPACES
 
     assert set(completion.CURVATURES) == set(CURVATURES)
     assert set(completion.STABILITY_LOSSES) == set(STABILITY_VARIANTS)
-    assert set(completion.SPACES) == set(SPACE_NAMES)
+    assert set(completion.SPACES) == set(SPACES)
     assert set(completion.NETWORKS) == set(NETWORKS)
 
 

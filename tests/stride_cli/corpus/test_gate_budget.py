@@ -5,13 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.corpus.gate_budget import default_gates, inside_gates, logit_gates, pair_gates
+from stride_cli.corpus.gate_budget import (
+    FEED_FORWARD_GATES,
+    LINEAR_GATES,
+    default_gates,
+    inside_gates,
+    logit_gates,
+    pair_gates,
+)
 
 
 @given(n_subsets=st.integers(1, 65_535))
 def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
-    for name in ("mlp-matrix", "linear-matrix"):
-        inside = inside_gates(name, n_subsets)
+    for allowed in (FEED_FORWARD_GATES, LINEAR_GATES):
+        inside = inside_gates(allowed, n_subsets)
         logit = logit_gates(n_subsets, inside, 2)
         assert inside >= 4096 and logit >= 4096
         assert n_subsets * (inside + 2 * logit) <= 1 << 30
@@ -28,7 +35,7 @@ def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int, tokens: 
 
 
 def test_the_sizes_that_the_suites_use() -> None:
-    assert inside_gates("mlp-matrix", 1156) == 1 << 17
-    assert inside_gates("linear-matrix", 1000) == (1 << 29) // 1000
+    assert inside_gates(FEED_FORWARD_GATES, 1156) == 1 << 17
+    assert inside_gates(LINEAR_GATES, 1000) == (1 << 29) // 1000
     assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
     assert logit_gates(10, 0, 1) == 1 << 18

@@ -41,8 +41,8 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     """One operator per chunk, measured: the same as G (F + γI)⁻¹ g written out."""
     import torch
 
-    from stride_cli.operators.bases import fit_bases, label_uniforms
-    from stride_cli.operators.closed import solve_gates
+    from stride_cli.operators.bases import label_uniforms
+    from stride_cli.operators.closed import fit_spaces, solve_gates
     from stride_cli.operators.gradients import gate_gradients
     from stride_cli.operators.options import TrainOptions, resolve_settings
 
@@ -52,16 +52,7 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     )
     options = TrainOptions(fit="closed", space="residual-matrix", rank=6, curvature="fisher")
     settings = resolve_settings(options, task.model, task.index)
-    spaces = fit_bases(
-        task.model,
-        task.chunks,
-        settings.spaces,
-        settings.layer,
-        ranks=settings.ranks,
-        n_buckets=None,
-        seed=settings.seed,
-        batch_tokens=settings.batch_tokens,
-    )
+    spaces = fit_spaces(task.model, task.chunks, settings)
     rows, gradients = [], []
     for chunk in range(task.n_chunks):
         batch = task.chunks.batch(np.asarray([chunk]))

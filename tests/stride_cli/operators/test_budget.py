@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stride_cli.operators.budget import tokens_at_once
+from stride_cli.operators.spaces import space_classes
 
 
 def test_tokens_at_once() -> None:
@@ -17,11 +18,11 @@ def test_tokens_at_once() -> None:
     def model(layers: int, width: int) -> Any:
         return SimpleNamespace(n_layers=layers, d_model=width, device=torch.device("cpu"))
 
-    default = ("mlp-matrix", "logit", "token-logit")
+    default = space_classes(("mlp-matrix", "logit", "token-logit"))
     assert tokens_at_once(model(4, 128), default, 3) == 4096
     large = model(30, 576)
-    inside = tokens_at_once(large, ("linear-matrix", "logit"), 20)
+    inside = tokens_at_once(large, space_classes(("linear-matrix", "logit")), 20)
     assert 400 < inside < tokens_at_once(large, default, 20) < 1000
-    residual = tokens_at_once(large, ("residual-matrix", "logit"), 20)
+    residual = tokens_at_once(large, space_classes(("residual-matrix", "logit")), 20)
     assert residual > 3 * inside
-    assert tokens_at_once(large, ("logit", "token-logit"), 20) == 4096
+    assert tokens_at_once(large, space_classes(("logit", "token-logit")), 20) == 4096

@@ -8,18 +8,20 @@ import torch
 
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.errors import NumericalError
-from stride_cli.operators.bases import LAYER_SPACES, label_uniforms, layer_widths
+from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.spaces import PairLogitSpace, initial_space
+from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_widths
+from stride_cli.operators.pair_space import PairLogitSpace
+from stride_cli.operators.spaces import SPACES, initial_space
 
-SPACES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
+NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
 LAYER = 2
 
 
 def make_space(model, name: str, buckets: int = 4096):
-    if name in LAYER_SPACES:
+    cls = SPACES[name]
+    if issubclass(cls, LayerMatrixSpace):
         generator = torch.Generator().manual_seed(3)
-        cls = LAYER_SPACES[name]
         widths = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         V = [torch.randn(4, read, generator=generator) / read**0.5 for read, _ in widths]
         U = [torch.randn(given, 3, generator=generator) for _, given in widths]
@@ -67,7 +69,7 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
     return -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("buckets", [4096, 16])
 def test_gate_gradient_matches_finite_differences(
     model, chunks: ChunkReader, name: str, buckets: int
@@ -89,7 +91,7 @@ def test_gate_gradient_matches_finite_differences(
         )
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", NAMES)
 def test_gate_gradient_equals_autograd_through_the_steered_model(
     model, chunks: ChunkReader, name: str
 ) -> None:
@@ -112,7 +114,7 @@ def test_pairs_are_looked_up_in_parts_of_any_size(
     gates = torch.randn(4, space.gate_size, generator=torch.Generator().manual_seed(1))
     shift = space(batch.ids, gates)
     for entries in (1, 37, 1000):
-        monkeypatch.setattr("stride_cli.operators.spaces._ENTRIES", entries)
+        monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
         (parts,), _, _ = gate_gradients(model, [space], LAYER, batch)
         torch.testing.assert_close(parts, whole)
         torch.testing.assert_close(space(batch.ids, gates), shift)
@@ -127,7 +129,7 @@ def test_pairs_are_looked_up_in_parts_of_any_size(
 
 @pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
 def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other: str) -> None:
-    spaces = [make_space(model, name) for name in SPACES if name != other]
+    spaces = [make_space(model, name) for name in NAMES if name != other]
     together, drawn, _ = gate_gradients(
         model,
         spaces,
@@ -158,7 +160,7 @@ def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReade
 def test_a_row_without_scored_tokens_has_no_gradient(model, chunks: ChunkReader) -> None:
     batch = chunks.batch(np.arange(2))
     batch.weights[1] = 0
-    spaces = [make_space(model, name) for name in SPACES if name != "mlp-matrix"]
+    spaces = [make_space(model, name) for name in NAMES if name != "mlp-matrix"]
     gradients, _, loss = gate_gradients(model, spaces, LAYER, batch)
     assert all(float(gradient[1].abs().max()) == 0 for gradient in gradients)
     assert all(float(gradient[0].abs().max()) > 0 for gradient in gradients)
@@ -175,7 +177,7 @@ def test_activations_that_are_not_finite_are_named(fresh_model, chunks: ChunkRea
         gate_gradients(broken, [make_space(broken, "residual")], LAYER, batch)
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_single_tokens_has_no_gradient(model, name: str) -> None:
     batch = pad_batch(np.arange(2), [np.asarray([5]), np.asarray([7])], [np.zeros(1), np.zeros(1)])
     (gradient,), _, loss = gate_gradients(model, [make_space(model, name)], LAYER, batch)

@@ -148,7 +148,7 @@ def test_y_does_not_depend_on_the_batch_size(model, chunks, batch_size: int) -> 
 
 
 def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
-    operators = random_operators(model, ("mlp-matrix", "logit"), fit="closed")
+    operators = random_operators(model, ("residual-matrix", "logit"), fit="closed")
     batch = chunks.batch(np.arange(5))
     whole = measure_linear(model, operators, batch)
     rows = []

@@ -121,7 +121,7 @@ def test_damping_solves_the_damped_system() -> None:
 
 
 def test_of_wide_layers_some_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stride_cli.operators.bases._MOST_UNITS", 6)
+    monkeypatch.setattr("stride_cli.operators.layer_spaces._MOST_UNITS", 6)
     model = make("mlp", (5,))
     _, inside = fit_spaces(model, reader(model), SETTINGS)  # type: ignore[arg-type]
     V, U = inside.bases(0)  # type: ignore[attr-defined]

@@ -1,0 +1,241 @@
+"""Spaces that act at linear layers inside the blocks: of feed-forward parts, or of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+import torch
+
+from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
+from stride_cli.errors import UsageError
+from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
+from stride_cli.operators.second_moments import Moments, leading_directions
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.gradients import Signals
+
+_MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
+_SINGLE_UNITS = 256  # wider gradients are multiplied in float32: most of the arithmetic, and a batch is short
+
+
+class LayerMatrixSpace(OperatorSpace):
+    """Matrix gates at linear layers inside the blocks: ``U_j (a_j V_j φ_j)``, added to what layer j makes of
+    φ_j.
+
+    Parameters
+    ----------
+    V : (Σ_j r_j in_j,) float32     leading principal directions of what each layer reads, (r_j, in_j) one
+                                    after the other, row by row
+    U : (Σ_j out_j r'_j,) float32   of the loss gradients in what it gives, (out_j, r'_j)
+    shapes : (J, 4) int64           in_j, r_j, out_j, r'_j
+
+    A gate vector is the J matrices (r'_j, r_j) one after the other, row by row: p = Σ_j r'_j r_j.
+    """
+
+    site = "layers"
+    which: ClassVar[str]  # of the model's linear layers: see `AttributableModel.linear_layers`
+    gate_range: ClassVar[GateRange]
+    whitens = True
+    diagonal_fisher = True
+
+    def __init__(self, V: torch.Tensor, U: torch.Tensor, shapes: torch.Tensor) -> None:
+        super().__init__()
+        self.V = torch.nn.Parameter(V.float().clone())
+        self.U = torch.nn.Parameter(U.float().clone())
+        self.register_buffer("shapes", shapes.long().clone())
+        self._shapes = [tuple(row) for row in shapes.tolist()]
+        sizes = np.asarray([(r * i, o * s, s * r) for i, r, o, s in self._shapes], np.int64)
+        self._starts = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
+        self.gate_size = int(self._starts[-1, 2])
+
+    @classmethod
+    def from_bases(cls, V: Iterable[torch.Tensor], U: Iterable[torch.Tensor]) -> Self:
+        """From V_j (r_j, in_j) and U_j (out_j, r'_j) of every layer."""
+        V, U = list(V), list(U)
+        shapes = [[v.shape[1], v.shape[0], u.shape[0], u.shape[1]] for v, u in zip(V, U, strict=True)]
+        flat = [torch.cat([matrix.reshape(-1) for matrix in matrices]) for matrices in (V, U)]
+        return cls(flat[0], flat[1], torch.tensor(shapes))
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, number: int = 0) -> torch.Tensor:
+        """The shift (B, T, out) of one layer, from what it reads (B, T, in)."""
+        _, r, _, s = self._shapes[number]
+        start = int(self._starts[number, 2])
+        matrix = gates[:, start : start + s * r].reshape(len(gates), s, r)
+        V, U = self.bases(number)
+        return (hidden.float() @ V.T) @ matrix.transpose(1, 2) @ U.T
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, number: int = 0) -> torch.Tensor:
+        """The part (B, r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
+        V, U = self.bases(number)
+        # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
+        inner = hidden.float() @ V.T  # (B, T, r)
+        outer = cotangent.float() @ U  # (B, T, r')
+        return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+
+    def gradient_from(self, found: Signals) -> torch.Tensor:
+        pairs = zip(found.inner, found.given, strict=True)
+        parts = [self.gate_gradient(read, pull, number) for number, (read, pull) in enumerate(pairs)]
+        return torch.cat(parts, dim=1)
+
+    def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """V_j (r, in) and U_j (out, r') of one layer."""
+        i, r, o, s = self._shapes[number]
+        v, u = self._starts[number, :2].tolist()
+        return self.V[v : v + r * i].view(r, i), self.U[u : u + o * s].view(o, s)
+
+    @classmethod
+    def probe(cls) -> OperatorSpace:
+        return cls.from_bases([torch.zeros(1, 1)], [torch.zeros(1, 1)])
+
+    @classmethod
+    def observe(cls, seen: Observation, moments: Moments, options: BasisOptions) -> None:
+        # a prediction is moved by what stands at it and before it: t counts where some t' ≥ t is used
+        active = (seen.used.flip(1).cumsum(1) > 0).flip(1)  # (B, T)
+        scored = seen.scored[:, None, None]
+        for number, (read, pull) in enumerate(zip(seen.drawn.inner, seen.drawn.given, strict=True)):
+            # A_j = Σ_t φ_t φ_tᵀ of what layer j reads, (B, T, in) …
+            wide = read_units(read.shape[-1], options.seed)
+            moments.add(("read", number), read[..., wide][active].float(), single=True)
+            if options.all_labels:
+                continue  # see `_label_moments`
+            # … and S_j = Σ_t δ_t δ_tᵀ of the gradients in what it gives, (B, T, out), per token again
+            long = read_units(pull.shape[-1], options.seed)
+            per_token = pull[..., long][active] * scored.expand(*active.shape, 1)[active]
+            moments.add(("pull", number), per_token.float(), single=len(long) > _SINGLE_UNITS)
+
+    @classmethod
+    def fit(cls, sample: Sample, options: BasisOptions) -> Self:
+        widths = [layer_widths(layer) for layer in sample.model.linear_layers(cls.which)]
+        rank, d_model, seed = options.ranks[cls.name], sample.model.d_model, options.seed
+        moments = sample.moments
+        read = [moments["read", number] for number in range(len(widths))]
+        pull = (
+            cls._label_moments(sample, seed)
+            if options.all_labels
+            else [moments["pull", number] for number in range(len(widths))]
+        )
+        tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
+        V, U = [], []
+        for (wide, long), A, S in zip(widths, read, pull, strict=True):
+            # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
+            ranks = layer_rank(rank, wide, d_model), layer_rank(rank, long, d_model)
+            V.append(_among_all(leading_directions(A / tokens, ranks[0], options.damping), wide, seed).T)
+            U.append(_among_all(leading_directions(S / tokens, ranks[1], options.damping), long, seed))
+        return cls.from_bases(V, U)
+
+    @staticmethod
+    def _label_moments(sample: Sample, seed: int) -> list[torch.Tensor]:
+        """Σ_i Σ_c p_c δ_ic δ_icᵀ of every layer, (out, out) float64, δ_ic the gradient of label c."""
+        moments, count = Moments(), 0
+        for found, probability in sample.each_label():
+            root = probability.sqrt()  # (B, 1)
+            count = len(found.given)
+            for number, pull in enumerate(found.given):
+                rows = pull[:, 0, read_units(pull.shape[-1], seed)]  # a classifier's states have one position
+                moments.add(number, rows * root.to(rows.dtype))
+        return [moments[number] for number in range(count)]
+
+    @classmethod
+    def check_model(cls, model: AttributableModel) -> None:
+        if not model.linear_layers(cls.which):
+            others = "logit" if model.classes else "residual-matrix+logit+token-logit+pair-logit"
+            raise UsageError(
+                f"space {cls.name} steers linear layers, of which {model.name} has none that can be told",
+                fix=f"use --space {others}",
+            )
+
+    @classmethod
+    def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
+        """What is asked for, or what `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d."""
+        if asked:
+            return asked
+        pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
+        widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
+        rank = int(np.sqrt(inside_gates(cls.gate_range, n_subsets) / max(1.0, widths)))
+        return min(max(rank, 1), model.d_model)
+
+    @classmethod
+    def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
+        """p at that rank."""
+        pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
+        return sum(
+            layer_rank(rank, read, model.d_model) * layer_rank(rank, given, model.d_model)
+            for read, given in pairs
+        )
+
+    def parts(self) -> list[slice]:
+        ends = self._starts[:, 2].tolist()
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def scale(self, part: int, factor: float) -> None:
+        self.bases(part)[1].mul_(factor)
+
+    def mean_squares(self, seen: Signals, probability: torch.Tensor) -> torch.Tensor:
+        # in the eigenbasis of A ⊗ S the diagonal of F is the best correction of the product's eigenvalues
+        # (EK-FAC; George et al. 2018); of one token g is an outer product, and so is its square
+        parts = []
+        for number, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
+            V, U = self.bases(number)
+            outer = (pull[:, 0].float() @ U).square() * probability.float()  # (B, r')
+            parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
+        return torch.cat(parts)
+
+
+class MlpMatrixSpace(LayerMatrixSpace):
+    """`LayerMatrixSpace` at the last linear layer of every block's feed-forward part."""
+
+    name = "mlp-matrix"
+    which = "mlp"
+    gate_range = FEED_FORWARD_GATES
+    kept_numbers = 18
+
+
+class LinearMatrixSpace(LayerMatrixSpace):
+    """`LayerMatrixSpace` at every linear layer of every block."""
+
+    name = "linear-matrix"
+    which = "all"
+    gate_range = LINEAR_GATES
+    kept_numbers = 27
+    of_weights = True
+
+
+def layer_widths(layer: torch.nn.Module) -> tuple[int, int]:
+    """How many numbers a linear layer reads, and how many it gives."""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    rows, columns = weight.shape
+    return (columns, rows) if isinstance(layer, torch.nn.Linear) else (rows, columns)  # else: Conv1D
+
+
+def layer_rank(rank: int, width: int, d_model: int) -> int:
+    """Directions kept of what a layer reads or gives: `rank` of d_model, as the root of the width else."""
+    return max(1, min(width, _MOST_UNITS, round(rank * float(np.sqrt(width / d_model)))))
+
+
+def read_units(width: int, seed: int) -> torch.Tensor:
+    """Which units of a layer's inputs or outputs second moments are taken of, ascending."""
+    return _drawn_units(width, _MOST_UNITS, seed)
+
+
+@lru_cache(maxsize=64)
+def _drawn_units(width: int, most: int, seed: int) -> torch.Tensor:
+    if width <= most:
+        return torch.arange(width)
+    return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:most]))
+
+
+def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
+    """Directions (units that are read, r) among all: (width, r), zero at the others."""
+    units = read_units(width, seed)
+    if len(units) == width:
+        return directions
+    whole = torch.zeros(width, directions.shape[1])
+    whole[units] = directions
+    return whole

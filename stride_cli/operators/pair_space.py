@@ -1,0 +1,134 @@
+"""The space of pairs of tokens: a gate of its own for each pair that follows another in the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from stride_cli.corpus.gate_budget import pair_gates
+from stride_cli.data.batches import ChunkReader, scored_pairs
+from stride_cli.errors import UsageError
+from stride_cli.operators.operator_space import BasisOptions, OperatorSpace, Sample
+
+if TYPE_CHECKING:
+    from stride_cli.models.protocol import AttributableModel
+
+_ENTRIES = 1 << 21  # positions × gates looked up at once
+_PAIRS_HELD = 1 << 24  # tokens whose pairs are counted at once
+
+
+class PairLogitSpace(OperatorSpace):
+    """One gate for every pair of tokens that follow each other in the corpus: ``a_g`` is added to the logit
+    of y wherever the current token is x, g = (x, y).
+
+    What `TokenLogitSpace` says of all tokens in r directions, this says of each pair by itself, so that what
+    only a few chunks teach (a name's second half) is not drowned by what all of them do.
+
+    Parameters
+    ----------
+    start : (V + 1,) int64      the gates of token x are start[x] … start[x + 1] − 1
+    second : (p,) int64         y of each gate
+    factor : (p,) float32       how strongly each gate shifts its logit
+    """
+
+    name = "pair-logit"
+    site = "logit"
+    source = "tokens"
+    whitens = True
+    needs_whitening = True
+
+    def __init__(self, start: torch.Tensor, second: torch.Tensor, factor: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("start", start.long().clone())
+        self.register_buffer("second", second.long().clone())
+        self.register_buffer("factor", factor.float().clone())
+        self.start: torch.Tensor
+        self.second: torch.Tensor
+        self.factor: torch.Tensor
+        self.gate_size = len(second)
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        ids, length = hidden, hidden.shape[1]
+        shift = gates.new_zeros(ids.numel(), len(self.start) - 1)
+        for position, gate in self._entries(ids):
+            values = gates[position // length, gate] * self.factor[gate]
+            shift.index_put_((position, self.second[gate]), values)  # no place twice: each pair is there once
+        return shift.view(*ids.shape, -1)
+
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        ids, length = hidden, hidden.shape[1]
+        flat = cotangent.reshape(ids.numel(), -1)
+        gradient = flat.new_zeros(len(ids) * self.gate_size, dtype=torch.float32)
+        for position, gate in self._entries(ids):
+            values = flat[position, self.second[gate]].float() * self.factor[gate]
+            gradient.index_add_(0, position // length * self.gate_size + gate, values)
+        return gradient.view(len(ids), self.gate_size)
+
+    @classmethod
+    def fit(cls, sample: Sample, options: BasisOptions) -> Self:
+        return cls.of_corpus(sample.chunks, sample.model.vocab_size, options.ranks[cls.name])
+
+    @classmethod
+    def of_corpus(cls, chunks: ChunkReader, vocab_size: int, most: int) -> Self:
+        """The corpus's pairs of a token and the scored one after it; the most frequent, where there are too
+        many."""
+        pairs, counts = token_pairs(chunks, vocab_size)
+        if len(pairs) > most:
+            kept = np.sort(np.argsort(-counts, kind="stable")[:most])
+            pairs, counts = pairs[kept], counts[kept]
+        start = np.searchsorted(pairs, np.arange(vocab_size + 1) * vocab_size)
+        # the Fisher matrix of such gates is close to diagonal, and close to how often each pair occurs: its
+        # inverse root is count^−½, here as if each had been seen once more
+        factor = 1.0 / np.sqrt(counts + 1.0)
+        return cls(torch.from_numpy(start), torch.from_numpy(pairs % vocab_size), torch.from_numpy(factor))
+
+    @classmethod
+    def check_model(cls, model: AttributableModel) -> None:
+        if model.classes:
+            raise UsageError(f"space {cls.name} is of tokens that follow each other", fix="use --space logit")
+
+    @classmethod
+    def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
+        """How many pairs, not directions."""
+        return pair_gates(n_subsets)
+
+    def scale(self, part: int, factor: float) -> None:
+        self.factor.mul_(factor)
+
+    def _entries(self, ids: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Positions (of B T) and the gates of their tokens, two (N,) int64, in parts that fit in memory."""
+        tokens = ids.reshape(-1)
+        first = self.start[tokens]
+        counts = self.start[tokens + 1] - first  # gates of each position's token
+        ends = counts.cumsum(0)
+        begin, total = 0, 0
+        while begin < len(tokens):
+            # as many positions as have _ENTRIES gates together, one at least
+            stop = max(begin + 1, int(torch.searchsorted(ends, total + _ENTRIES, right=True)))
+            own = counts[begin:stop]
+            # of counts (2, 3): positions 0 0 1 1 1, and the gates within each 0 1 0 1 2
+            position = torch.repeat_interleave(torch.arange(begin, stop, device=ids.device), own)
+            before = torch.repeat_interleave(ends[begin:stop] - own - total, own)
+            within = torch.arange(len(position), device=ids.device) - before
+            yield position, first[position] + within
+            begin, total = stop, int(ends[stop - 1])
+
+
+def token_pairs(chunks: ChunkReader, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `scored_pairs` of all chunks, ascending, and how often each occurs: two (N,) int64."""
+    pairs, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    waiting: list[np.ndarray] = []
+    held = 0
+    for row in range(chunks.n_chunks):
+        waiting.append(scored_pairs(*chunks.chunk(row), vocab_size))
+        held += len(waiting[-1])
+        if held > _PAIRS_HELD or row + 1 == chunks.n_chunks:
+            new, times = np.unique(np.concatenate(waiting), return_counts=True)
+            pairs, place = np.unique(np.concatenate([pairs, new]), return_inverse=True)
+            # exact: sums of integers below 2^53
+            counts = np.bincount(place, np.concatenate([counts, times]), len(pairs)).astype(np.int64)
+            waiting, held = [], 0
+    return pairs, counts
