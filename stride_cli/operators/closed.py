@@ -135,7 +135,9 @@ def fit_closed(
     ------
     NumericalError   a loss, gradient or Fisher matrix is not finite
     """
+    # 1. The bases, shared by all subsets, from a sample
     spaces = fit_spaces(model, chunks, settings)
+    # 2. One pass over the corpus: M G, and what F is estimated from where the bases do not hold it
     sums, fisher, probes, loss = _accumulate(
         model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
     )
@@ -143,7 +145,8 @@ def fit_closed(
     if settings.trajectory:
         assert curvature is not None
         _average_over_trajectory(model, spaces, chunks, columns, settings, sums, curvature)
-    sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)
+    # 3. A = (λ_stab F + γI)⁻¹ D⁻¹ M G, space by space; D holds the sizes of the subsets
+    sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)  # (K,) |A_k|
     gates = []
     for number, (total, rows) in enumerate(zip(sums, fisher, strict=True)):
         mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
@@ -157,12 +160,14 @@ def fit_closed(
                     stability=settings.stability,
                 )
             )
-        elif rows is None:
+        elif rows is None:  # whitened: F = I, and its damping is in the bases
             gates.append(mean.div_(settings.stability))
         else:
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
+    # 4. Where spaces do not share a unit, they are given one
     if not on_one_scale(settings):
         _equalise(gates, probes)
+    # 5. A few bits of every chunk's own gradient, in a pass of its own
     sketches = None
     if settings.sketch:
         sketches = fit_sketches(
@@ -250,14 +255,15 @@ def solve_gates(
             "depend on the gates",
             fix="steer at another layer (--layer) or check the checkpoint",
         )
-    gamma = damping * trace / min(n_rows, size)
+    gamma = damping * trace / min(n_rows, size)  # F has min(N, p) eigenvalues that are not zero
+    # primal: p equations, (λ_stab RᵀR / N + γI) a = ḡ
     if size <= n_rows:
         rows = fisher_rows.double()
         system = rows.T @ rows * (stability / n_rows)
         system.diagonal().add_(gamma)
         factor = torch.linalg.cholesky(system)
         return torch.cholesky_solve(mean_gradients.double().T, factor).T.float().contiguous()
-    # Woodbury: (c RᵀR + γI)⁻¹ b = (b − Rᵀ (RRᵀ + γ/c I)⁻¹ R b) / γ,  c = λ_stab / N
+    # dual: N equations. Woodbury: (c RᵀR + γI)⁻¹ b = (b − Rᵀ (RRᵀ + γ/c I)⁻¹ R b) / γ,  c = λ_stab / N
     gram = (fisher_rows @ fisher_rows.T).double()
     gram.diagonal().add_(gamma * n_rows / stability)
     factor = torch.linalg.cholesky(gram)
@@ -277,6 +283,8 @@ def _accumulate(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor], float]:
     """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space
     (none where `_equalise` has no use for them); mean loss."""
+    # F is estimated from drawn labels where no basis holds it: as many rows as fit in memory, of chunks that
+    # are drawn once; the first of them are probes of how far each space moves the corpus
     sizes = [space.gate_size for space in spaces]
     dense = [settings.curvature == "fisher" or not space.whitens for space in spaces]
     limit = _FISHER_ROWS
@@ -314,7 +322,7 @@ def _accumulate(
                 draws = any(dense) and wanted.any()
                 uniforms = label_uniforms(settings.seed, batch) if draws else None
                 true, drawn, loss = gate_gradients(model, spaces, settings.layer, batch, sampled=uniforms)
-                membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))
+                membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))  # (B, d)
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]
                 # L_fid sums over a chunk's tokens: a tail of three tokens weighs three tokens, not a chunk
@@ -322,6 +330,8 @@ def _accumulate(
                 for position, gradient in enumerate(true):
                     gradient = gradient.cpu()
                     weighted = gradient * share
+                    # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is
+                    # formed; the d-th subsets of all rows together
                     for draw in range(membership.shape[1]):
                         sums[position].index_add_(0, membership[:, draw], weighted)
                     if not wanted.any():
@@ -375,6 +385,7 @@ def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
     """
     if len(gates) < 2:
         return
+    # r_ks = a_k · g_s of subset k and probe s; its spread over k, typical over s
     spreads = []
     for gate, probe in zip(gates, probes, strict=True):
         responses = gate @ probe.T  # (K, S)

@@ -1,4 +1,9 @@
-"""Per-example gate gradients: one forward pass, and one backward pass down to the steered layer."""
+"""Per-example gate gradients: one forward pass, and one backward pass down to the steered layer.
+
+A gate adds ``B(h) a`` to an activation (paper, §3.1), so at a = 0 the chain rule gives its gradient from two
+things that do not depend on the space: what the basis reads, h, and the pull of the loss on what it adds to,
+−∂loss/∂(activation). `signals` finds both at every site at once; `assemble` contracts them, space by space.
+"""
 
 from __future__ import annotations
 
@@ -99,15 +104,35 @@ def signals(
     with_inputs: bool = False,
     with_prediction: bool = False,
 ) -> tuple[Signals, Signals | None]:
-    """Activations and loss gradients of a batch; see `gate_gradients` for the parameters."""
+    """Activations and loss gradients of a batch; see `gate_gradients` for the parameters.
+
+    With ω the weights of scored tokens (paper, L_fid) and p_t the model's distribution at position t,
+
+        loss_i = Σ_t ω_t / Σω · −log p_t(y_{t+1}),        −∂loss_i/∂o_t = ω_t / Σω · (onehot(y_{t+1}) − p_t).
+
+    Labels are the chunk's own, y, and with `sampled` a second time drawn from the model, y' ~ p: the second
+    moment of those gradients is the Fisher matrix. Both share the forward pass.
+
+    Parameters
+    ----------
+    with_inputs : bool           keep the first block's input although no space reads it
+    with_prediction : bool       add up Σ_t p_t over scored positions
+    """
+    # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens
     ids = batch.ids.to(model.device)
-    scored = batch.scored.to(model.device)
-    share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]  # each row: mean over scored tokens
+    scored = batch.scored.to(model.device)  # (B,)
+    share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]
+
+    # 2. Sites that spaces act at decide how far back gradients go: to the layer, to the first block (linear
+    # layers are in all of them), or nowhere, where only logits are shifted
     residual = any(space.site == "residual" for space in spaces)
     logit_spaces = [space for space in spaces if space.site == "logit"]
     layers = layer_space(spaces)
     tracked = residual or layers is not None
     start = first_block(spaces, layer)
+
+    # 3. Forward: without a graph up to the first block that is steered, (B, T, d); with one from there on.
+    # Of linear layers inside, what they read is kept as it is, what they give with its graph
     begin, inputs = entry_states(model, spaces, layer, ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
@@ -116,15 +141,17 @@ def signals(
         inner.append(read.detach())
         outputs.append(output)
 
-    prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
     caught = model.at_layers(layers.which, ids.shape[1], catch) if layers else nullcontext()
     with torch.set_grad_enabled(tracked), caught:
         if tracked:
             begin.requires_grad_(True)
-        hidden = model.advance(begin, start, layer) if start < layer else begin
-        final = model.continue_from(hidden, layer)
-    uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
+        hidden = model.advance(begin, start, layer) if start < layer else begin  # (B, T, d) at the layer
+        final = model.continue_from(hidden, layer)  # (B, T, d) before the head
 
+    # 4. Through the head, a block of rows at a time (alg:microbatch): of every label the loss, the gradients
+    # of spaces at the logits, and −∂loss/∂final, from which step 5 goes on
+    uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
+    prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
     d_final = torch.zeros_like(final)
     d_final_drawn = torch.zeros_like(final) if uniform is not None else None
     logit: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
@@ -136,20 +163,20 @@ def signals(
         slope = model.cap_slope(block.values) if logit_spaces else None
         labels = [ids[rows, block.after]]
         if uniform is not None:
-            labels.append(block.draw(uniform[rows, block.after]))
+            labels.append(block.draw(uniform[rows, block.after]))  # y' ~ p_t, (b, s)
         if with_prediction:
             prediction += block.expected(scored[rows])
         for number, label in enumerate(labels):
-            with block.labelled(label) as found:
+            with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
                 (losses_drawn if number else losses).append((found.surprise * block.weight).sum(dim=1))
-                # logit spaces act before the model's soft cap, where it has one
+                # logit spaces act before the model's soft cap, where it has one: times its slope
                 before_cap = found.error if slope is None else found.error * slope
                 for position, space in enumerate(logit_spaces):
                     given_inputs = None if inputs is None else inputs[rows, stretch]
                     read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
-                    gradient = space.gate_gradient(read, before_cap)
+                    gradient = space.gate_gradient(read, before_cap)  # (b, p)
                     (logit_drawn if number else logit)[position].append(gradient)
-                if tracked:
+                if tracked:  # error pulled back through the head, (b, s, d)
                     (d_state,) = torch.autograd.grad(
                         block.raw,
                         block.state,
@@ -160,11 +187,13 @@ def signals(
                     assert target is not None
                     target[rows, stretch] = d_state
 
-    loss = torch.cat(losses)
+    loss = torch.cat(losses)  # (B,)
     check_finite(loss, batch)
     pull_hidden = pull_drawn = None
     given: list[torch.Tensor] = []
     given_drawn: list[torch.Tensor] = []
+    # 5. Backward through the blocks, once for the true labels and once for the drawn: −∂loss/∂ the stream at
+    # the layer, and −∂loss/∂ what each linear layer gives. Rows do not mix: each row's is of its own loss
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
         # zero for a layer whose output the model does not use
@@ -174,6 +203,7 @@ def signals(
         if d_final_drawn is not None:
             pulls = backward(d_final_drawn)
             pull_drawn, given_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
+    # 6. What both kinds of label share, and what each has of its own
     hidden, final = hidden.detach(), final.detach()
     seen: dict[str, Any] = {
         "inputs": inputs,
@@ -199,12 +229,15 @@ def signals(
 def label_signals(
     model: AttributableModel, spaces: Sequence[OperatorSpace], layer: int, batch: Batch
 ) -> Iterator[tuple[Signals, torch.Tensor]]:
-    """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64."""
+    """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64.
+
+    Instead of a label drawn from p, all of them, weighted: E_{c~p}[g gᵀ] = Σ_c p_c g_c g_cᵀ exactly.
+    """
     for label in range(model.vocab_size):
         ids = batch.ids.clone()
         ids[:, 1] = label
         found, _ = signals(model, spaces, layer, Batch(batch.rows, ids, batch.weights))
-        yield found, torch.exp(-found.loss)[:, None]
+        yield found, torch.exp(-found.loss)[:, None]  # p_c = exp(−loss) of one scored token
 
 
 def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:

@@ -57,6 +57,7 @@ class Folding:
         """One (B, p) a space → (B, 8192) float32, on the CPU."""
         total = torch.zeros(len(gradients[0]), FOLDED)
         for gradient, order, sign in zip(gradients, self._orders, self._signs, strict=True):
+            # gates j, j + 8192, … of the shuffled order fall together: E[h(u) · h(v)] = u · v
             mixed = gradient.float().cpu()[:, order] * sign
             short = -mixed.shape[1] % FOLDED
             total += torch.nn.functional.pad(mixed, (0, short)).view(len(mixed), -1, FOLDED).sum(dim=1)
@@ -102,14 +103,16 @@ class Sketches:
         """
         from stride_cli.operators.gate_kernels import table_sums
 
+        # V h(g_q), (Q, m): the query's coordinates are not rounded, and where m is no multiple of 8, the bits
+        # behind it count nothing
         folding = Folding([gradient.shape[1] for gradient in gradients], self.seed)
         weights = np.zeros((len(gradients[0]), 8 * self.codes.shape[1]), np.float32)
         weights[:, : self.bits] = gate_responses(self.directions, folding(gradients).numpy())
         found = np.empty((len(weights), len(self.codes)), np.float32)
         for row, own in zip(found, weights, strict=True):
-            # what each value of each byte adds
+            # what each value of each byte adds, (m / 8, 256): eight numbers under 256 patterns of signs
             table_sums(self.codes, own.reshape(-1, 8) @ _SIGNS.T, row)
-            row *= self.step
+            row *= self.step  # mean |z_ij| in place of each |z_ij|
         return found
 
 
@@ -156,6 +159,7 @@ def fit_sketches(
     ------
     NumericalError      a loss is not finite
     """
+    # h, and chunks' gradients as the fit weighs them: share_i = scored tokens over the corpus's mean
     folding = Folding([space.gate_size for space in spaces], seed)
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
 
@@ -173,6 +177,7 @@ def fit_sketches(
         directions = PackedGates(state["directions"].numpy(), state["scale"].numpy())
         rows = torch.zeros(0, FOLDED)
     else:
+        # first pass: V, the leading right singular vectors of a sample's h(share_i g_i), (N, 8192)
         sample = np.sort(stream(seed, "sketch sample").permutation(chunks.n_chunks)[:_SAMPLE])
         place = np.full(chunks.n_chunks, -1)
         place[sample] = np.arange(len(sample))
@@ -187,6 +192,7 @@ def fit_sketches(
         codes = np.zeros((chunks.n_chunks, -(-len(directions) // 8)), np.uint8)
         step = np.zeros(chunks.n_chunks, np.float32)
         first = 0
+    # second pass: z_i = V h(share_i g_i), (B, m), of every chunk, of which signs and mean size are kept
     along = torch.from_numpy(gate_rows(directions, slice(None))).T
     known = len(rows) == chunks.n_chunks  # the sample was all of them
     plan = chunks.plan(batch_tokens)
