@@ -11,6 +11,7 @@ test_installation.py are for.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -24,6 +25,13 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 _LENGTH = 8
+# beside what `stride_cli.preloaded` has: what most commands import once they know what they are to do; no
+# kernels of ours, which ask the environment at once where they are kept
+_OFTEN = (
+    *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
+    *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
+    *("stride_cli.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
+)
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
 _SHIM = """#!{python} -IS
@@ -206,11 +214,15 @@ class Prepared:
 
 def _prepare() -> None:
     """Import what is slow to import; compute nothing, so that there are no threads that a fork would lose."""
-    from stride_cli.startup import share_cores
+    from stride_cli.startup import freeze, share_cores
 
     share_cores()
     import stride_cli.commands.app
     import stride_cli.preloaded  # noqa: F401
+
+    for name in _OFTEN:
+        importlib.import_module(name)
+    freeze()
 
 
 def _serve(address: str) -> dict[str, Any]:
@@ -270,7 +282,33 @@ def _tell(connection: socket.socket, number: int, *, last: bool) -> None:
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Be the process that was asked for, up to its end."""
+    """Be the process that was asked for, up to its end.
+
+    It ends as an interpreter does but for the last step: freeing, one by one, the millions of objects that
+    were imported takes a second and more, and they go with the process anyway.
+    """
+    import atexit
+    import threading
+
+    try:
+        _run(request)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+        if code and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, and for executors' work
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 120  # as the interpreter says it
+    os._exit(code & 0xFF)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    """What was asked for, in this process."""
     import random
     import runpy
 
