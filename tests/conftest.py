@@ -27,10 +27,15 @@ os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
 # what takes longest goes first, so that neither of two processes ends long after the other
 _FIRST = (
     "test_readme.py",
-    "test_installation.py",
     "commands/test_examples.py",
     "test_truth.py",
+    "test_installation.py",
     "test_records.py",
+    "training/test_engines.py",
+    "recovery/test_benchmark.py",
+    "test_notebook.py",
+    "recovery/test_compilation.py",
+    "tuning/test_tune.py",
 )
 
 

@@ -75,7 +75,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     lines = (ROOT / "stride_cli/demo/corpus.jsonl").read_text(encoding="utf-8").splitlines()
     history = [json.loads(line) for line in lines if '"id": "history/' in line]
     history.sort(key=lambda document: document["id"] != "history/french-revolution")
-    chosen = [{**document, "text": document["text"][:120]} for document in history[:30]]
+    chosen = [{**document, "text": document["text"][:80]} for document in history[:30]]
     rows = [json.dumps(document) + "\n" for document in chosen]
     (shell.directory / "corpus.jsonl").write_text("".join(rows), encoding="utf-8")
     output = shell(WALK)
@@ -89,7 +89,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     (fitted,) = _values(shell(CHECKPOINTS))
     assert len(fitted["checkpoints"]) >= 2
     # the same index, evaluated: fewer subsets than the block asks for, everything else as written
-    lines = [json.dumps({"id": q["id"], "text": q["text"][-100:]}) for q in chosen[1:7]]
+    lines = [json.dumps({"id": q["id"], "text": q["text"][-50:]}) for q in chosen[1:7]]
     (shell.directory / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert "--subsets 64 " in EVALUATE
     records = [

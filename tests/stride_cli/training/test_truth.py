@@ -194,11 +194,11 @@ def test_an_appended_index_needs_a_new_truth(task_and_queries, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_trains(task_and_queries, trained, tmp_path):
+def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     task, queries = task_and_queries
     script = tmp_path / "train it.py"
     script.write_text(TRAIN)
-    parts = [sys.executable, str(script), str(trained / "model")]
+    parts = [str(prepared.tools() / "python"), str(script), str(trained / "model")]
     command = " ".join(f"'{part}'" for part in parts) + " --mask {mask} --out={out} --seed {seed}"
     keep = tmp_path / "kept"
     built = build_truth(
