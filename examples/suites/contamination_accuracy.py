@@ -79,7 +79,7 @@ def main() -> None:
 
 def judge(path: Path, documents: list[Document], longer: int) -> Iterator[dict[str, Any]]:
     """{item, loss, tokens, answer} of each document."""
-    from stride_cli.models.loading import load_tokenizer, load_weights
+    from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
 
     model, tokenizer = load_weights(str(path)).eval(), load_tokenizer(str(path))
     samples = tokenize_samples(tokenizer, documents, block_size=model.config.max_position_embeddings)

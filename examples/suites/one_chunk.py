@@ -16,7 +16,7 @@ from pathlib import Path
 from index_format.reader import Index
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
-from stride_cli.models.loading import load_tokenizer
+from stride_cli.models.language.checkpoint import load_tokenizer
 
 
 def shorten(text: str, cutter: DocumentTokenizer) -> str:
