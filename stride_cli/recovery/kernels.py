@@ -42,6 +42,7 @@ def keep_largest_kernel(ids, values, count, keep, signed):
     scores = np.empty(count)
     for i in range(count):
         scores[i] = values[i] if signed else abs(values[i])
+    # the keep-th largest score; of the entries that have just that, the first ones fill what room is left
     cut = np.partition(scores, count - keep)[count - keep]
     spare = keep
     for i in range(count):
@@ -64,19 +65,21 @@ def _scan_kernel(known: int) -> Callable[..., None]:
     def kernel(columns, residual, floor, signed, bounds, ids, values, counts, dropped, largest):
         capacity = ids.shape[1]
         for lane in prange(counts.shape[0]):
-            threshold = floor
+            threshold = floor  # rises when the lane is full
             best = -np.inf
             count = 0
             dropped[lane] = -np.inf
             for i in range(bounds[lane], bounds[lane + 1]):
-                value = 0.0
+                value = 0.0  # m_i · r: M is binary, so d additions
                 for j in range(known or columns.shape[1]):
                     value += residual[columns[i, j]]
                 score = value if signed else abs(value)
                 if not (score < threshold):  # also true of NaN
-                    if score != score:
+                    if score != score:  # NaN: a subset that does not exist
                         count = -1
                         break
+                    # full: the larger half stays, and from now on only what beats all that was dropped comes
+                    # in. The best is seen before that, so it is right whatever is dropped
                     if count == capacity:
                         threshold = keep_largest_kernel(ids[lane], values[lane], count, capacity // 2, signed)
                         count = capacity // 2
@@ -130,7 +133,7 @@ def rounded_kernel(residuals, degree, table, steps):
     table : (K, BATCH / 4) uint64       output
     steps : (BATCH,) float64            output; 1 where there is no residual
     """
-    middle = _SUM // (2 * degree)
+    middle = _SUM // (2 * degree)  # what zero becomes; entries are 0 … 2 middle, and d of them ≤ 2^15 − 1
     table[:] = np.uint64(0)
     steps[:] = 1.0
     for q in range(residuals.shape[0]):
@@ -151,6 +154,13 @@ def limit_kernel(q, threshold, step, degree, signed, above, below):
 
     Rounding moves a sum by at most d / 2 steps; one more step covers that of floating point. The top bit of
     sum + above is set where the sum is large enough, that of below − sum where it is small enough.
+
+        S = Σ_{k ∈ m} (round(r_k / step) + middle)  ⇒  |S − d middle − m · r / step| ≤ d / 2
+        m · r ≥  θ  ⇒  S ≥ d middle + θ / step − d / 2 ≥ high
+        m · r ≤ −θ  ⇒  S ≤ d middle − θ / step + d / 2 ≤ low
+
+    With above = 2^15 − high, bit 15 of S + above says S ≥ high; with below = 2^15 + low, that of below − S
+    says S ≤ low. As 0 ≤ S < 2^15, neither carries into the next sum of the word nor borrows from it.
     """
     middle = degree * (_SUM // (2 * degree))
     limit = np.floor(threshold / step - 0.5 * degree) - 1.0
@@ -167,7 +177,11 @@ def collect_kernel(
     columns, residuals, table, steps, signed, i, lane, start, totals, above, below, threshold, count, best,
     ids, values, dropped,
 ):  # fmt: skip
-    """Enter column i into the lists of those queries whose threshold its exact score reaches."""
+    """Enter column i into the lists of those queries whose threshold its exact score reaches.
+
+    One column of many comes here: its sums are made again, word by word, to tell for which of the 64
+    residuals it may matter; for those its score is added up in float64, in the order of `scan_kernel`.
+    """
     degree = columns.shape[1]
     capacity = ids.shape[2]
     half = capacity // 2
@@ -230,6 +244,7 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
             for q in range(BATCH):
                 limit_kernel(q, threshold[q], steps[q], columns.shape[1], signed, above, below)
             for i in range(bounds[lane], bounds[lane + 1]):
+                # NaN has no place in 16 bits: subsets that do not exist are told by their number
                 last = np.intp(0)
                 for j in range(degree):
                     last = max(last, np.intp(columns[i, j]))
@@ -241,7 +256,8 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
                 for word in range(_WORDS):
                     total = np.uint64(0)
                     for j in range(degree):
-                        total += table[np.intp(columns[i, j]), word]
+                        total += table[np.intp(columns[i, j]), word]  # four residuals' sums in one addition
+                    # two comparisons of each of the four, in their top bits: S ≥ high, or S ≤ low
                     marks |= (total + above[word]) | (below[word] - total)
                 if marks & _TOPS != np.uint64(0):
                     collect_kernel(

@@ -153,7 +153,8 @@ class Problem:
         floor = self.design.floor_for(scores, self.wanted)
         if self.lambda_max is None:
             if self.options.lambda_ratio > 0.5:
-                # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out
+                # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out:
+                # from λ_max to λ a score rises by no more than λ falls. What it misses, a later pass finds
                 floor = max(
                     floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self.options.lambda_ratio - 1.0)
                 )
@@ -232,18 +233,23 @@ class Problem:
         A column that it left out scored less than `complete` at r₀, the residual of that time. Now it scores
         |m · r| ≤ |m · r₀| + |m · (r − r₀)|, whose last term is a sum of d entries of r − r₀: no more than the
         d largest ones add up to.
+
+            max_i |m_i · r| ≤ max(max over the pool, complete + max |sum of d entries of r − r₀|) = s
+
+        Then multiples of r up to λ / s are feasible in the dual, and its objective there is a lower bound of
+        the optimum (`Pool.certify`).
         """
         assert self._seen is not None and self.penalty is not None
-        before, complete = self._seen
+        before, complete = self._seen  # r₀ (K,), and the score from which on nothing is missing
         signed = self.penalty.nonneg
-        # columns identical to one with weight are there: they scored as it did
+        # columns identical to one with weight must be there, to share it: they scored as it did
         values = np.empty(len(self.pool.rows))
         kernels.inner_products_kernel(self.pool.rows, before, values)
         active = values[self.pool.weights != 0.0]
         if ((active if signed else np.abs(active)) * (1 - _ROUNDING) < complete).any():
             return False
-        largest = float(self.pool.scores(self.penalty).max(initial=0.0))
-        if complete > -np.inf:
+        largest = float(self.pool.scores(self.penalty).max(initial=0.0))  # of the collected columns, at r
+        if complete > -np.inf:  # else all n were collected
             largest = max(
                 largest, complete + self._change(self.pool.residual - before) + _ROUNDING * abs(complete)
             )
@@ -253,7 +259,10 @@ class Problem:
         return self.gap <= self.options.tolerance * self.half
 
     def _change(self, difference: np.ndarray) -> float:
-        """The most that d entries of it add up to, in size unless weights are of one sign."""
+        """The most that d entries of it add up to, in size unless weights are of one sign.
+
+        Any column is d of the K entries; the d largest are no column of M, perhaps, but none adds up to more.
+        """
         degree = self.design.degree
         ordered = np.sort(difference)
         most = float(ordered[-degree:].sum())

@@ -1,4 +1,14 @@
-"""The design as the solver reads it, and the passes over all its columns."""
+"""The design as the solver reads it, and the passes over all its columns.
+
+Of the paper's Lasso (eq. compressive_sensing_equation), min_w ½‖y − M w‖² + λ‖w‖₁ with residual r = y − M w,
+the optimum is where
+
+    m_i · r = λ sign(w_i) for w_i ≠ 0,        |m_i · r| ≤ λ for w_i = 0,
+
+so almost all of the n columns need never be touched but to see that their score |m_i · r| is small. A pass
+reads all of them for one residual and collects the largest scores; the problem is then solved over those.
+What such a pass proves of the columns that it left out: `problem.Problem`.
+"""
 
 from __future__ import annotations
 
@@ -144,6 +154,7 @@ class Design:
         """
         if wanted >= self.n_chunks:
             return -np.inf
+        # the same share of the sample; of a sample's few, the largest at least
         keep = max(1, round(len(scores) * wanted / self.n_chunks))
         return float(np.partition(scores, len(scores) - keep)[len(scores) - keep])
 
@@ -157,7 +168,9 @@ class Design:
         with _parallel:
             if not len(self._vector):
                 self._vector = np.full(self._padded, np.nan)
-            self._vector[: self.n_subsets] = residual
+            self._vector[: self.n_subsets] = residual  # NaN behind: see `kernels`
+            # a lane of columns has room for `_SPARE` times its share of the capacity: lanes need nothing of
+            # each other, and what they find does not depend on threads
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
                 out = _outputs((len(bounds) - 1,), _slots(capacity, bounds, _SPARE))
                 kernels.scan_kernel(self.degree)(shard, self._vector, floor, signed, bounds, *out)
@@ -177,6 +190,7 @@ class Design:
             for residual, low in pairs:
                 yield self.scan(residual, low, signed=signed, capacity=capacity)
             return
+        # 1. rounded residuals, four to a word: row k of the table is what subset k adds to all 64 sums
         table = np.empty((self.n_subsets, kernels.BATCH // 4), np.uint64)
         steps, lows = np.empty(kernels.BATCH), np.empty(kernels.BATCH)
         exact = np.zeros((kernels.BATCH, self.n_subsets))
@@ -186,6 +200,8 @@ class Design:
             kernels.rounded_kernel(exact[: len(part)], self.degree, table, steps)
             lows[:] = np.inf  # unused places collect nothing
             lows[: len(part)] = floors[first : first + kernels.BATCH]
+            # 2. every column's rounded sums are compared with what each residual's floor asks of them at
+            # least; where one may reach it, the score is computed exactly
             found: list[list[Candidates]] = [[] for _ in part]
             out: tuple[np.ndarray, ...] = ()
             for number, (shard, bounds) in enumerate(zip(self.shards, self._bounds, strict=True)):
@@ -199,6 +215,7 @@ class Design:
                     kernels.scan_batch_kernel(self.degree)(
                         shard, exact, table, steps, lows, signed, bounds, *out
                     )
+            # 3. each residual's candidates, ascending, as `scan` alone would have found them
             for q, pieces in enumerate(found):
                 yield _concatenate([*pieces, self._gathered(out, q, len(self.shards) - 1, lows)])
 
@@ -224,7 +241,7 @@ class Design:
         counts = np.zeros(len(wanted), np.int64)
         for first in range(0, len(wanted), 64):
             part = wanted[first : first + 64]
-            masks = np.zeros(self._padded, np.uint64)
+            masks = np.zeros(self._padded, np.uint64)  # bit t of entry k: chunk t is in subset k
             for t, row in enumerate(part):
                 masks[row] |= np.uint64(1) << np.uint64(t)
             for shard, bounds in zip(self.shards, self._bounds, strict=True):
@@ -287,11 +304,12 @@ def _gather(out: tuple[np.ndarray, ...], starts: np.ndarray, floor: float) -> Ca
     ids = np.empty(int(counts.sum()), np.int64)
     values = np.empty(len(ids))
     at = 0
-    for lane, count in enumerate(counts.tolist()):
+    for lane, count in enumerate(counts.tolist()):  # lanes are in order, and each one's columns ascend
         ids[at : at + count] = lane_ids[lane, :count]
         ids[at : at + count] += starts[lane]
         values[at : at + count] = lane_values[lane, :count]
         at += count
+    # complete: below the floor nothing was collected, below what a lane dropped not everything
     return Candidates(ids, values, float(largest.max()), max(floor, float(dropped.max())))
 
 
