@@ -41,6 +41,7 @@ from stride_cli.operators.operator_space import BasisOptions, OperatorSpace
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.sketches import fit_sketches
 from stride_cli.operators.spaces import space_classes
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -171,9 +172,7 @@ def fit_closed(
     sketches = None
     if settings.sketch:
         sketches = fit_sketches(
-            model,
-            spaces,
-            settings.layer,
+            SteeredModel(model, spaces, settings.layer),
             chunks,
             settings.sketch,
             seed=settings.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from stride_cli.errors import QueryError
 from stride_cli.operators.gates import gate_rows
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.spaces import entry_states, first_block, layer_space
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -61,7 +63,7 @@ def measure_exact(
     QueryError                   a query has no scored token
     """
     chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
-    spaces = [space.to(model.device) for space in operators.spaces]
+    steered = SteeredModel.of(model, operators)
     central = operators.fit == "closed"
     responses = np.zeros((len(batch.ids), len(chosen)))
     with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
@@ -79,25 +81,10 @@ def measure_exact(
             targets = batch.ids[row, scored + 1].to(model.device)
             share = (weights[scored] / weights[scored].sum()).to(model.device)
             scored = scored.to(model.device)
-            hidden, inputs = entry_states(model, spaces, operators.layer, ids)
-            inputs = None if inputs is None else inputs[:, scored]
-            unsteered = None
-            if all(space.site == "logit" for space in spaces):  # the blocks say the same for every subset
-                final = model.continue_from(hidden, operators.layer)[:, scored]
-                unsteered = final, model.uncapped_logits(final).float()
-            losses = partial(
-                _losses,
-                model,
-                spaces,
-                operators.layer,
-                hidden,
-                inputs,
-                ids[:, scored],
-                scored=scored,
-                targets=targets,
-                share=share,
-                unsteered=unsteered,
-            )
+            entrance = Entrance.of(steered, ids, scored, targets)
+            if all(space.site == "logit" for space in steered.spaces):
+                entrance = entrance.run_through(steered)  # the blocks say the same for every subset
+            losses = partial(_losses, steered, entrance, share)
             base = None if central else losses(None)[0]
             limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
             size = max(1, min(batch_size, limit))
@@ -155,49 +142,59 @@ def pearson(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / scale if scale > 0 and np.isfinite(scale) else 0.0
 
 
-def _losses(
-    model: AttributableModel,
-    spaces: list,
-    layer: int,
-    hidden: torch.Tensor,
-    inputs: torch.Tensor | None,
-    tokens: torch.Tensor,
-    gates: list[torch.Tensor] | None,
-    scored: torch.Tensor,
-    targets: torch.Tensor,
-    share: torch.Tensor,
-    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
-    losses = token_losses(model, spaces, layer, hidden, inputs, tokens, gates, scored, targets, unsteered)
-    return (losses.double() * share.double()).sum(dim=1)
+@dataclass(frozen=True)
+class Entrance:
+    """One sequence where steering begins, and what it is to predict.
 
-
-def token_losses(
-    model: AttributableModel,
-    spaces: list,
-    layer: int,
-    hidden: torch.Tensor,
-    inputs: torch.Tensor | None,
-    tokens: torch.Tensor,
-    gates: list[torch.Tensor] | None,
-    scored: torch.Tensor,
-    targets: torch.Tensor,
-    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """Loss of each scored token in each steered continuation, (B, S) nats: float32, of few classes float64.
-
-    Parameters
+    Attributes
     ----------
     hidden : (1, T, d)          state of the sequence after the `first_block` blocks
     inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
     tokens : (1, S) int64       tokens at the scored positions
-    gates : list of (B, p)      one per space; None: one continuation, unsteered
     scored, targets : (S,)      positions that predict, and the tokens they should predict
     unsteered : ((1, S, d), (1, S, V)), optional
-        State before the head and uncapped logits at the scored positions, where no space acts on the residual
-        stream: the blocks and the head are not run again.
+        State before the head and uncapped logits at the scored positions, where no space acts inside the
+        network: the blocks and the head are not run again.
     """
+
+    hidden: torch.Tensor
+    inputs: torch.Tensor | None
+    tokens: torch.Tensor
+    scored: torch.Tensor
+    targets: torch.Tensor
+    unsteered: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls, steered: SteeredModel, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor
+    ) -> Entrance:
+        """Of a sequence ids (1, T)."""
+        hidden, inputs = entry_states(steered.model, steered.spaces, steered.layer, ids)
+        return cls(hidden, None if inputs is None else inputs[:, scored], ids[:, scored], scored, targets)
+
+    def run_through(self, steered: SteeredModel) -> Entrance:
+        """With what the blocks and the head say without steering."""
+        final = steered.model.continue_from(self.hidden, steered.layer)[:, self.scored]
+        return replace(self, unsteered=(final, steered.model.uncapped_logits(final).float()))
+
+
+def _losses(
+    steered: SteeredModel, entrance: Entrance, share: torch.Tensor, gates: list[torch.Tensor] | None
+) -> torch.Tensor:
+    """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
+    losses = token_losses(steered, entrance, gates)
+    return (losses.double() * share.double()).sum(dim=1)
+
+
+def token_losses(steered: SteeredModel, entrance: Entrance, gates: list[torch.Tensor] | None) -> torch.Tensor:
+    """Loss of each scored token in each steered continuation, (B, S) nats: float32, of few classes float64.
+
+    Parameters
+    ----------
+    gates : list of (B, p)      one per space; None: one continuation, unsteered
+    """
+    model, spaces, layer = steered.model, steered.spaces, steered.layer
+    hidden, scored = entrance.hidden, entrance.scored
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
@@ -205,9 +202,9 @@ def token_losses(
 
     def steer(number: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         assert layers is not None and gates is not None
-        return output + layers(read, gates[spaces.index(layers)], number).to(output.dtype)
+        return output + layers(read, gates[list(spaces).index(layers)], number).to(output.dtype)
 
-    if unsteered is None:
+    if entrance.unsteered is None:
         with model.at_layers(layers.which, hidden.shape[1], steer) if layers else nullcontext():
             if (start := first_block(spaces, layer)) < layer:
                 state = model.advance(state, start, layer)
@@ -217,15 +214,15 @@ def token_losses(
             final = model.continue_from(state, layer)[:, scored]  # (B, S, d)
         logits = model.uncapped_logits(final).float()  # (B, S, V)
     else:
-        final, logits = (part.expand(count, -1, -1) for part in unsteered)
+        final, logits = (part.expand(count, -1, -1) for part in entrance.unsteered)
     for space, gate in pairs:
         if space.site == "logit":
-            read = space.reads(final, inputs, tokens)
+            read = space.reads(final, entrance.inputs, entrance.tokens)
             logits = logits + space(read.expand(count, *read.shape[1:]), gate)
     logits = model.soft_cap(logits)
     if logits.shape[-1] <= _FEW_CLASSES:
         # a sure classifier's loss is far below 1, and float32 would round its change away
         logits = logits.double()
     return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.repeat(count), reduction="none"
+        logits.flatten(0, 1), entrance.targets.repeat(count), reduction="none"
     ).reshape(count, -1)

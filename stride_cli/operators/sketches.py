@@ -30,8 +30,7 @@ from stride_cli.randomness import stream, torch_seed
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.operator_space import OperatorSpace
+    from stride_cli.operators.steered_model import SteeredModel
 
 _SAMPLE = 8192  # chunks that the directions are found from
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1, -1).astype(np.float32)
@@ -134,9 +133,7 @@ def principal_directions(rows: torch.Tensor, count: int, seed: int) -> np.ndarra
 
 
 def fit_sketches(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
+    steered: SteeredModel,
     chunks: ChunkReader,
     bits: int,
     *,
@@ -160,13 +157,13 @@ def fit_sketches(
     NumericalError      a loss is not finite
     """
     # h, and chunks' gradients as the fit weighs them: share_i = scored tokens over the corpus's mean
-    folding = Folding([space.gate_size for space in spaces], seed)
+    folding = Folding([space.gate_size for space in steered.spaces], seed)
     typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
 
     def folded(group: np.ndarray) -> torch.Tensor:
         parts = []
         for batch in map(chunks.batch, chunks.small_groups(group)):
-            gradients = gate_gradients(model, spaces, layer, batch)[0]
+            gradients = gate_gradients(steered.model, steered.spaces, steered.layer, batch)[0]
             parts.append(folding(gradients) * (batch.scored / typical)[:, None])
         return torch.cat(parts)
 

@@ -40,9 +40,9 @@ def token_influence(
     """
     import torch
 
-    from stride_cli.operators.exact_response import token_losses
+    from stride_cli.operators.exact_response import Entrance, token_losses
     from stride_cli.operators.gates import combined_gates, mean_square_length
-    from stride_cli.operators.spaces import entry_states
+    from stride_cli.operators.steered_model import SteeredModel
 
     centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
     direction = [combined_gates(gate, centred) for gate in operators.gates]
@@ -50,7 +50,7 @@ def token_influence(
     usual = np.sqrt(sum(mean_square_length(gate) for gate in operators.gates))
     # as far as exact measurement goes: small enough for differences to be first order
     step = float(operators.step) * usual / length if length > 0 else 0.0
-    spaces = [space.to(model.device) for space in operators.spaces]
+    steered = SteeredModel.of(model, operators)
     both_ways = [
         torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device) for part in direction
     ]
@@ -62,12 +62,8 @@ def token_influence(
             if len(scored) and step > 0:
                 ids = tokens[None, : int(scored[-1]) + 2].to(model.device)
                 scored = scored.to(model.device)
-                hidden, inputs = entry_states(model, spaces, operators.layer, ids)
-                inputs = None if inputs is None else inputs[:, scored]
-                read, targets = ids[:, scored], ids[0, scored + 1]
-                towards, away = token_losses(
-                    model, spaces, operators.layer, hidden, inputs, read, both_ways, scored, targets
-                )
+                entrance = Entrance.of(steered, ids, scored, ids[0, scored + 1])
+                towards, away = token_losses(steered, entrance, both_ways)
                 changes[scored.cpu().numpy() + 1] = ((away - towards) / (2 * step)).double().cpu().numpy()
             found.append(changes)
     return found

@@ -38,6 +38,7 @@ from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import TrainOptions, resolve_settings
 from stride_cli.operators.sketches import fit_sketches
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
 from stride_cli.recovery.lasso import solve_batch
@@ -128,9 +129,8 @@ def readouts(
     pairs = second_estimates([], queries, batches, task)
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for bits in BITS:
-        sketches = fit_sketches(
-            task.model, spaces, settings.layer, task.chunks, bits, seed=settings.seed, batch_tokens=tokens
-        )
+        steered = SteeredModel(task.model, spaces, settings.layer)
+        sketches = fit_sketches(steered, task.chunks, bits, seed=settings.seed, batch_tokens=tokens)
         seen = np.ones(task.n_chunks, np.uint8)
         kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
         found = sketched_influences([(task.model, kept)], batches, task.n_chunks)

@@ -22,6 +22,7 @@ from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import PackedGates, gate_rows
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.sketches import Folding, Sketches, encode, fit_sketches, principal_directions
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 
 K, DEGREE, BITS = 24, 3, 36
@@ -167,7 +168,7 @@ def test_they_survive_their_arrays(fitted: Operators) -> None:
 @pytest.fixture
 def sketch(model, chunks: ChunkReader, fitted: Operators):
     def make(bits: int = 20, **more) -> Sketches:
-        return fit_sketches(model, fitted.spaces, fitted.layer, chunks, bits, seed=0, batch_tokens=60, **more)
+        return fit_sketches(SteeredModel.of(model, fitted), chunks, bits, seed=0, batch_tokens=60, **more)
 
     return make
 
