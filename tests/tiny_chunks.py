@@ -32,28 +32,10 @@ class MemoryIndex:
 
 def tiny_model(seed: int = 0):
     """NanoChat, 3 layers, d = 24, with weights large enough that its predictions are far from uniform."""
-    import torch
-    from transformers import NanoChatConfig, NanoChatForCausalLM
-
     from stride_cli.models.language.causal_lm import CausalLM
+    from tests.tiny_models import tiny_nanochat
 
-    torch.manual_seed(seed)
-    model = NanoChatForCausalLM(
-        NanoChatConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=24,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=None,
-        )
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5)
-    return CausalLM(model)
+    return CausalLM(tiny_nanochat(VOCABULARY, width=24, layers=3, seed=seed))
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,29 @@ def random_model(name: str, *, seed: int = 0) -> Any:
     return model
 
 
+def tiny_nanochat(vocab: int, *, width: int = 16, layers: int = 2, seed: int = 0, scale: float = 5.0) -> Any:
+    """A NanoChat of two heads that reads 64 tokens; times 5, its weights predict far from uniformly."""
+    from transformers import NanoChatConfig, NanoChatForCausalLM
+
+    torch.manual_seed(seed)
+    model = NanoChatForCausalLM(
+        NanoChatConfig(
+            vocab_size=vocab,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=None,
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
 @pytest.fixture(scope="session")
 def documents() -> list[dict[str, str]]:
     """Thirty short documents, each with a fact of its own."""

@@ -52,28 +52,10 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def model(tokenizer):
     """NanoChat, 2 layers, d = 16, with weights large enough that states differ."""
-    import torch
-    from transformers import NanoChatConfig, NanoChatForCausalLM
-
     from stride_cli.models.language.causal_lm import CausalLM
+    from tests.tiny_models import tiny_nanochat
 
-    torch.manual_seed(0)
-    module = NanoChatForCausalLM(
-        NanoChatConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=None,
-        )
-    )
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(5)
-    return CausalLM(module, tokenizer)
+    return CausalLM(tiny_nanochat(len(tokenizer)), tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
+from tests.tiny_models import tiny_nanochat
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
@@ -387,26 +388,13 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
 @pytest.mark.slow
 def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: Path, tmp_path: Path) -> None:
     """Wider and deeper, trained on its own with the same tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, NanoChatConfig, NanoChatForCausalLM
+    from transformers import AutoTokenizer
 
     from stride_cli.models.language.checkpoint import quiet_transformers
 
     config = json.loads((run_folder / "model" / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")
-    torch.manual_seed(0)
-    wide = NanoChatForCausalLM(
-        NanoChatConfig(
-            vocab_size=config["vocab_size"],
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=None,
-        )
-    )
+    wide = tiny_nanochat(config["vocab_size"], width=48, layers=3, scale=1.0)
     with quiet_transformers():
         wide.save_pretrained(tmp_path / "wide")
         tokenizer.save_pretrained(tmp_path / "wide")

@@ -88,25 +88,9 @@ def queries() -> QuerySet:
 
 @pytest.fixture(scope="session")
 def nanochat_task() -> Workspace:
-    from transformers import NanoChatConfig, NanoChatForCausalLM
+    from tests.tiny_models import tiny_nanochat
 
-    torch.manual_seed(0)
-    module = NanoChatForCausalLM(
-        NanoChatConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            pad_token_id=None,
-        )
-    )
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(5)
-    return language_task(module)
+    return language_task(tiny_nanochat(VOCABULARY))
 
 
 @pytest.fixture(scope="session")
