@@ -123,3 +123,14 @@ def test_the_row_that_is_not_finite_is_named() -> None:
     with pytest.raises(NumericalError, match="row 9 is not finite"):
         check_finite(torch.tensor([1.0, float("nan")]), batch)
     check_finite(torch.tensor([1.0, 2.0]), batch)
+
+
+def test_a_label_without_probability_is_never_drawn() -> None:
+    """Uniforms are in [0, 1): at 0 itself the first label that can come, not the first of the vocabulary."""
+    model = Linear(torch.zeros(4, WIDTH))
+    model.weight[:, 0] = torch.tensor([-300.0, 0.0, 0.0, -300.0])
+    final = torch.ones(1, 2, WIDTH)
+    weights = torch.tensor([[0.0, 1.0]])
+    (block,) = head_blocks(model, final, torch.zeros(1, 2, dtype=torch.int64), weights, tracked=False)
+    drawn = [int(block.draw(torch.full((1, 1), u, dtype=torch.float64))) for u in (0.0, 0.4999, 0.5, 0.9999)]
+    assert drawn == [1, 1, 2, 2]

@@ -362,3 +362,13 @@ def test_pairs_of_tokens_are_the_corpus_s_own(model, chunks: ChunkReader, monkey
     torch.testing.assert_close(
         few.factor, torch.tensor([(expected[pair] + 1) ** -0.5 for pair in sorted(kept)])
     )
+
+
+@pytest.mark.parametrize("space", ["residual-matrix", "logit"])
+def test_a_heavier_stability_loss_makes_smaller_steps(model, chunks, columns, space: str) -> None:
+    """Whitened: A = D⁻¹ M G / λ_stab, for subsets and, by `direct_scale`, for single chunks."""
+    one, four = (
+        fit_closed(model, chunks, columns, K, settings_for(space, stability=value)) for value in (1.0, 4.0)
+    )
+    np.testing.assert_allclose(four.gates[0], one.gates[0] / 4, rtol=1e-5)
+    assert (one.direct_scale, four.direct_scale) == (1.0, 0.25)

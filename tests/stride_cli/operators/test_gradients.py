@@ -207,3 +207,22 @@ def test_gradients_survive_a_model_that_is_sure(fresh_model, name: str) -> None:
     assert float(loss) == pytest.approx(true, rel=1e-2)
     assert float(found.norm()) > 0
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2 * float(found.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["logit", "token-logit", "pair-logit"])
+def test_logit_spaces_of_a_model_without_a_soft_cap(fresh_model, chunks: ChunkReader, name: str) -> None:
+    """Most models have none: the error of the logits is taken as it is."""
+    model = fresh_model()
+    model.model.config.final_logit_softcapping = None
+    space = make_space(model, name)
+    batch = chunks.batch(np.arange(4))
+    (gradient,), _, loss = gate_gradients(model, [space], LAYER, batch)
+    gates = torch.zeros(4, space.gate_size, requires_grad=True)
+    final = model.continue_from(model.hidden(batch.ids, LAYER), LAYER)
+    shift = space(space.reads(final, model.hidden(batch.ids, 0), batch.ids), gates)
+    log_p = (model.head(final) + shift)[:, :-1].double().log_softmax(-1)
+    log_p = log_p.gather(-1, batch.ids[:, 1:, None])[..., 0]
+    losses = -(log_p * batch.weights[:, 1:]).sum(1) / batch.scored.clamp_min(1)
+    losses.sum().backward()
+    torch.testing.assert_close(gradient, -gates.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)

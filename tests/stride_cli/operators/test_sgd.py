@@ -207,3 +207,31 @@ def test_published_hyperparameters_are_the_defaults() -> None:
     assert [sgd._learning_rate(step, settings) for step in (0, 99, 10_000)] == pytest.approx(
         [3e-6, 3e-4, 3e-5]
     )
+
+
+def test_every_step_has_a_draw_of_its_own(rows) -> None:
+    """And the same one each time it is asked for, whatever came before: by the seed and the step."""
+    first, again, later, other = (
+        sgd._draw(step, *rows, 40, replace(SETTINGS, seed=seed))
+        for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    np.testing.assert_array_equal(first.fidelity, again.fidelity)
+    np.testing.assert_array_equal(first.stability, again.stability)
+    for different in (later, other):
+        assert not np.array_equal(first.fidelity, different.fidelity)
+        assert not np.array_equal(first.stability, different.stability)
+    probes = {sgd._draw(step, *rows, 40, SETTINGS).probe for step in range(60)}
+    assert len(probes) > 20  # of 40 chunks, 31 are expected
+
+
+def test_the_stability_loss_is_kl_of_the_steered_from_the_base() -> None:
+    """KL(base ∥ steered), not the other way round; against torch's own."""
+    generator = torch.Generator().manual_seed(0)
+    base, steered = (3 * torch.randn(2, 5, 7, generator=generator) for _ in range(2))
+    weights = torch.tensor([[1.0, 0, 1, 1, 0], [0, 0, 1, 0, 0]])
+    found = stability_loss("kl", base, steered, torch.zeros(0), weights)
+    each = torch.nn.functional.kl_div(
+        steered.log_softmax(-1), base.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    expected = torch.stack([row[weight > 0].mean() for row, weight in zip(each, weights, strict=True)])
+    torch.testing.assert_close(found, expected)

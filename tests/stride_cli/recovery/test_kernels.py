@@ -223,3 +223,16 @@ def test_floor_is_reached_by_about_as_many_as_wanted(rng):
         reached = (np.abs(residual[columns].sum(axis=1)) >= floor).sum()
         assert wanted / 2 <= reached <= wanted * 2
     assert design.floor_for(design.sample_scores(residual, signed=True), 50_000) == -np.inf
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("capacity", [1, 20, 300])
+def test_a_scan_says_from_which_score_on_nothing_is_missing(columns, rng, capacity, signed):
+    """Also where it has dropped columns for want of room, shard after shard."""
+    residual = rng.normal(size=12)
+    score = residual[columns].sum(axis=1) if signed else np.abs(residual[columns].sum(axis=1))
+    found = Design([columns[:120], columns[120:]], 12).scan(residual, 0.5, signed=signed, capacity=capacity)
+    assert set(np.flatnonzero(score >= found.complete)) <= set(found.ids)
+    assert found.largest == pytest.approx(score.max())
+    missing = np.setdiff1d(np.flatnonzero(score >= 0.5), found.ids)
+    assert (len(missing) > 0) == (capacity < 20) == (found.complete > 0.5)

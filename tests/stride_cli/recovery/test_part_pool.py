@@ -13,6 +13,7 @@ from sklearn.linear_model import Lasso
 
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso
+from stride_cli.recovery.part_pool import descend_part_kernel
 
 
 def design(seed: int, n: int, n_subsets: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,3 +120,25 @@ def test_rows_that_fit_nothing_are_refused(kept):
     columns, _ = design(4, 20, 6, 2)
     with pytest.raises(UsageError, match="kept"):
         solve_batch(columns, np.ones((1, 6)), n_subsets=6, kept=kept)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_one_coordinate_round_over_one_column_ends_at_its_minimum(centred):
+    """The step is exact for the column's length among the rows that are kept."""
+    kept = np.array([0, 2, 3, 5, 6])
+    residual = np.zeros(8)
+    residual[kept] = np.random.default_rng(3).normal(size=len(kept)) * 3
+    if centred:
+        residual[kept] -= residual[kept].mean()
+    target = residual[kept].copy()
+    rows, sizes = np.array([[2, 5, 6, 1]], np.uint16), np.array([3])  # row 1 is not kept
+    column = np.isin(kept, rows[0, :3]).astype(float)[:, None]
+    reference = Lasso(0.4 / len(kept), fit_intercept=centred, tol=1e-14).fit(column, target)
+    assert abs(reference.coef_[0]) > 0.1
+    weights = np.zeros(1)
+    only = np.zeros(1, np.int64)
+    epochs = descend_part_kernel(
+        rows, sizes, weights, residual, 0.4, np.zeros(1), kept, centred, False, only, 1, 0.0
+    )
+    assert epochs == 1 and weights[0] == pytest.approx(reference.coef_[0])
+    np.testing.assert_allclose(residual[kept], target - reference.predict(column), atol=1e-12)

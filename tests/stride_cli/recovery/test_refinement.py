@@ -116,3 +116,22 @@ def test_new_weights_stand_in_for_the_recovered_ones() -> None:
     halved = with_weights(found, np.array([new]), np.array([7.0]), others=0.5)
     place = np.searchsorted(halved.indices, found.indices)
     np.testing.assert_allclose(halved.values[place], found.values / 2)
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_the_debiased_estimate_and_its_error_in_numbers(models: int) -> None:
+    """ŵ = w + mean over models of Mᵀ r / ((d − d²/K) (1 − nnz/K)); the error is of d residuals each."""
+    n_subsets = 40  # few, so that d²/K counts
+    designs, _, _, found = planted(n_subsets, 5, models=models)
+    free = max(0.3, 1 - len(found.indices) / (models * n_subsets))
+    scale = DEGREE - DEGREE**2 / n_subsets
+    expected, variance = np.zeros(N), 0.0
+    for columns, residual in zip(designs, found.residual.reshape(models, n_subsets), strict=True):
+        M = np.zeros((n_subsets, N))
+        M[columns.T.astype(int), np.arange(N)] = 1
+        expected += M.T @ residual / (scale * free) / models
+        variance += DEGREE * residual.var() / (scale * free * models) ** 2
+    expected[found.indices] += found.values
+    estimate, noise = debiased(designs, found)
+    np.testing.assert_allclose(estimate, expected, atol=1e-12)
+    assert noise == pytest.approx(np.sqrt(variance))

@@ -84,3 +84,9 @@ def test_the_mean_of_several_models_is_shrunk_less():
     how = HOW.averaged(3)
     assert how.exponent == pytest.approx(1.1) and how.opposing == HOW.opposing
     assert HOW.averaged(1) == HOW
+
+
+def test_each_query_is_shrunk_by_its_own_largest_weight():
+    queries = np.random.default_rng(2).normal(size=(4, 9)) * np.array([[1e-3], [1.0], [50.0], [0.0]])
+    alone = np.stack([shrink(row, HOW) for row in queries])
+    np.testing.assert_array_equal(shrink(queries, HOW), alone)
