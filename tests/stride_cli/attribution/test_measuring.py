@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stride_cli.attribution.additive import additive_measurement
+from stride_cli.attribution.attributor import Attributor
 from stride_cli.attribution.measuring import stack_checkpoints
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.data.batches import ChunkReader
+from stride_cli.operators.designs import Designs
+from stride_cli.operators.store import Operators
+from stride_cli.recovery.shrinkage import Shrinkage
 
 
 def drawn(seed: int, count: int, queries: int, subsets: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -63,3 +69,24 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     second[1, 3] = bad
     found = stack_checkpoints([first, second], sizes)
     assert np.isfinite(found[0]).all() and not np.isfinite(found[1]).all()
+
+
+@pytest.mark.parametrize("models", [1, 3])
+@pytest.mark.parametrize("refine", [0, 50])
+def test_means_of_several_models_are_shrunk_less_unless_chunks_are_read(
+    model, chunks: ChunkReader, models: int, refine: int
+) -> None:
+    """Averaging leaves less noise in what was recovered, and does nothing for what is read."""
+    operators = Operators([], [], layer=1, fit="closed", seen=np.ones(chunks.n_chunks, np.uint8))
+    designs = Designs.stacked([Designs.drawn(chunks.n_chunks, 9, 2, seed) for seed in range(models)])
+    defaults = {"shrinkage": Shrinkage(exponent=1.6, opposing=0.2), "intercept": True, "lambda_ratio": 0.1}
+
+    def shrinkage(options: RecoveryOptions) -> Shrinkage | None:
+        return Attributor(
+            [operators] * models, lambda number: model, designs, chunks, 61, 0, defaults, options
+        ).shrinkage
+
+    found = shrinkage(RecoveryOptions(refine=refine))
+    assert found is not None and found.opposing == 0.2
+    assert found.exponent == pytest.approx(1.6 if refine else 1.0 + 0.6 / models)
+    assert shrinkage(RecoveryOptions(refine=refine, shrink=False)) is None

@@ -83,3 +83,10 @@ def test_draws_depend_on_the_seed_only() -> None:
     assert (first.subset_counts == again.subset_counts).all()
     assert (first.subset_counts != other.subset_counts).any()
     assert (first.subset_counts.sum(axis=1) == 10).all() and (first.query_counts.sum(axis=1) == 4).all()
+
+
+def test_queries_and_subsets_are_drawn_independently() -> None:
+    """Also where there are as many of one as of the other."""
+    resampler = Resampler(np.random.default_rng(6).normal(size=(12, 12)), draws=400)
+    pairs = resampler.query_counts.ravel(), resampler.subset_counts.ravel()
+    assert abs(np.corrcoef(*pairs)[0, 1]) < 0.07  # 4,800 pairs: five standard errors

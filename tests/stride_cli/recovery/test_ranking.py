@@ -7,7 +7,7 @@ import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_lasso
-from stride_cli.recovery.ranking import count_neighbours, mid_ranks, rank_documents
+from stride_cli.recovery.ranking import count_neighbours, document_influences, mid_ranks, rank_documents
 
 
 def solution(weights: dict[int, float], n: int, residual: np.ndarray) -> Solution:
@@ -176,3 +176,16 @@ def test_a_prior_of_zeros_changes_nothing():
     found = solution({0: 1.0, 2: 2.0, 7: -3.0}, 8, np.arange(6) - 2.5)
     plain = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9)
     assert rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9, prior=np.zeros(8)) == plain
+
+
+def test_what_documents_sum_to_is_the_same_for_hits_and_for_stability():
+    found = solution({0: 1.0, 1: 2.0, 2: 0.5, 3: 4.0, 4: -1.0, 5: -6.0}, 8, ZERO)
+    documents, influence, least = document_influences(found, DOCUMENT)
+    up, down = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9)
+    expected = {hit.document: hit.influence for hit in up + down}
+    assert (
+        dict(zip(documents.tolist(), influence.tolist(), strict=True))
+        == expected
+        == {0: 3.0, 1: 0.5, 2: -3.0}
+    )
+    assert 0 < least < 1e-9
