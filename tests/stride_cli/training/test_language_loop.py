@@ -16,7 +16,7 @@ from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import CorpusError, ModelError, NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.language_loop import choose_dtype, mean_loss, train
+from stride_cli.training.language_loop import choose_dtype, mean_loss, planned_steps, train
 from stride_cli.training.recorded_run import count_steps
 
 BATCH_TOKENS = 60
@@ -222,3 +222,53 @@ def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_dtype("auto", cpu) == "fp32"
     with pytest.raises(ModelError, match="int8"):
         choose_dtype("int8", cpu)
+
+
+def test_passes_and_seeds_of_a_run_have_orders_of_their_own() -> None:
+    """Also over a subset; every chunk comes once a pass."""
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=3)
+    odd = np.arange(len(chunks)) % 2 == 1
+    for subset in (None, odd):
+        members = np.arange(len(chunks)) if subset is None else np.flatnonzero(odd)
+        orders = []
+        for seed in (0, 1):
+            total, steps = planned_steps(chunks, recipe.with_seed(seed), subset=subset)
+            batches = [batch for batch, _ in steps]
+            assert len(batches) == total
+            visited = np.concatenate(batches)
+            orders += [visited[: len(members)], visited[len(members) : 2 * len(members)]]
+        for order in orders:
+            np.testing.assert_array_equal(np.sort(order), members)
+        assert len({tuple(order.tolist()) for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("optimizer", ["muon+adamw", "adamw"])
+def test_weights_decay_in_the_blocks_matrices_alone(optimizer: str) -> None:
+    """The embedding of a token that the corpus does not have has no gradient, and stays as it was."""
+    chunks = some_chunks()
+    recipe = a_recipe(chunks, epochs=2, optimizer=optimizer)
+    start, plain, decayed = (initial_model(recipe) for _ in range(3))
+    train(plain, chunks, recipe)
+    train(decayed, chunks, dataclasses.replace(recipe, weight_decay=2.0))
+    before, after = (model.get_input_embeddings().weight.detach() for model in (start, decayed))
+    assert torch.equal(after[:4], before[:4]) and not torch.equal(after[4:], before[4:])
+    sizes = [
+        {name: float(p.detach().norm()) for name, p in model.named_parameters() if "proj" in name}
+        for model in (decayed, plain)
+    ]
+    assert sizes[0] and all(sizes[0][name] < sizes[1][name] for name in sizes[0])
+
+
+def test_the_mean_loss_is_that_of_tokens_not_of_batches() -> None:
+    chunks = some_chunks()
+    recipe = a_recipe(chunks)
+    model = initial_model(recipe)
+    model.lm_head.weight.data.mul_(30)
+    each = []
+    for chunk in chunks:
+        ids = torch.from_numpy(chunk.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1].double()
+        each.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"))
+    assert mean_loss(model, chunks, recipe) == pytest.approx(float(torch.cat(each).mean()), rel=1e-5)

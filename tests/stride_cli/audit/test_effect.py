@@ -1,0 +1,109 @@
+"""Losses, influences and steepness of texts, in numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stride_cli.attribution.attributor import Attributor
+from stride_cli.audit.control_sets import Controls, steepness
+from stride_cli.audit.effect import Candidates, _effect, _measure, measure_losses
+from stride_cli.audit.samples import Sample
+from stride_cli.corpus.documents import Document
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.query_set import QuerySet
+from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.designs import Designs
+from stride_cli.recovery.problem import Solution
+from stride_cli.training.language_trainer import query_losses
+
+RANDOM = np.random.default_rng(0)
+
+
+def solution(weights: dict[int, float]) -> Solution:
+    return Solution(
+        indices=np.array(sorted(weights), dtype=np.int64),
+        values=np.array([weights[i] for i in sorted(weights)], dtype=np.float64),
+        intercept=0.0, lambda_=1.0, lambda_max=2.0, lambda_ratio=0.5, duality_gap=0.0, relative_gap=0.0,
+        n_passes=2, n_epochs=3, r_squared=0.5, residual=np.zeros(6), n_chunks=10,
+    )  # fmt: skip
+
+
+def sample(name: str, *lengths: int) -> Sample:
+    """Rows of random tokens, all but the first of each scored."""
+    ids = [RANDOM.integers(0, 61, length) for length in lengths]
+    weights = [(np.arange(length) > 0).astype(np.float32) for length in lengths]
+    return Sample(Document(id=name, text=name, source="benchmark", line=1), ids, ids, weights)
+
+
+def rows_of(samples: list[Sample]) -> QuerySet:
+    """Every row as a query of its own."""
+    ids = [row for each in samples for row in each.ids]
+    weights = [row for each in samples for row in each.weights]
+    return QuerySet(ids, weights, [str(number) for number in range(len(ids))])
+
+
+def test_shares_are_of_all_influence_whatever_its_sign() -> None:
+    found = solution({1: 2.0, 4: -1.0, 6: 0.5, 9: 3.0})
+    effect = _effect(0.7, found, Candidates(np.array([6, 1, 3]), np.array([0.5, 0.9, 1.0])))
+    assert (effect.loss, effect.candidate_influence) == (0.7, 2.5)
+    assert effect.candidate_share == pytest.approx(2.5 / 6.5)
+    assert effect.copied_share == pytest.approx((2.0 * 0.9 + 0.5 * 0.5) / 6.5)
+    assert (effect.strongest_chunk, effect.strongest_influence) == (9, 3.0)
+    assert effect.strongest_share == pytest.approx(3.0 / 6.5) and not effect.strongest_is_candidate
+    assert _effect(0.7, found, Candidates(np.array([9]), np.ones(1))).strongest_is_candidate
+
+
+def test_candidates_that_oppose_or_have_no_influence_have_no_share() -> None:
+    found = solution({1: 2.0, 4: -1.0})
+    opposing = _effect(1.0, found, Candidates(np.array([4]), np.ones(1)))
+    assert (opposing.candidate_influence, opposing.candidate_share, opposing.copied_share) == (-1.0, 0.0, 0.0)
+    nothing = _effect(1.0, solution({4: -1.0}), Candidates(np.array([4]), np.ones(1)))
+    assert (nothing.strongest_chunk, nothing.strongest_share, nothing.candidate_share) == (-1, 0.0, 0.0)
+
+
+def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: ChunkReader) -> None:
+    settings = ClosedSettings(spaces=("logit",), layer=2, ranks={"logit": 3})
+    design = Designs.drawn(chunks.n_chunks, 12, 3, 1)
+    operators = fit_closed(model, chunks, np.asarray(design.columns), 12, settings)
+    defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
+    attributor = Attributor([operators], lambda number: model, design, chunks, 61, 0, defaults)
+    samples = [sample("long", 20, 20, 4), sample("short", 7), sample("two", 9, 3)]
+    rows = rows_of(samples)
+    each = attributor.measure([rows.batch(np.array([number])) for number in range(len(rows))])
+    share = np.array([[19, 19, 3, 0, 0, 0], [0, 0, 0, 6, 0, 0], [0, 0, 0, 0, 8, 2]], float)
+    share /= share.sum(axis=1, keepdims=True)
+    responses, losses = _measure(attributor, samples)
+    scale = np.abs(each.responses).max()
+    np.testing.assert_allclose(responses, share @ each.responses, rtol=1e-4, atol=1e-5 * scale)
+    np.testing.assert_allclose(losses, share @ each.losses, rtol=1e-5)
+    session: Any = SimpleNamespace(model=model)
+    np.testing.assert_allclose(list(measure_losses(session, samples)), losses, rtol=1e-5)
+
+
+def test_steepness_is_what_one_more_step_costs(model) -> None:
+    """Item 0 has two versions among the controls, item 1 one that is no control, item 2 none."""
+    items = [sample(f"item {number}", 12) for number in range(3)]
+    made = [sample(f"made {number}", 12) for number in range(2)]
+    others, references = [sample("other", 12)], [sample(f"reference {number}", 12) for number in range(3)]
+    against = Controls("made", made, np.array([0, 0]), others, np.array([1]), references, np.array([0, 0, 1]))
+    item, control, other, reference = (
+        query_losses(model, rows_of(each)) for each in (items, made, others, references)
+    )
+    session: Any = SimpleNamespace(model=model)
+    found, versions = steepness(session, np.concatenate([item, control]), against, len(items))
+    np.testing.assert_allclose(
+        found,
+        [
+            np.log(control).mean() - np.log(item[0]),
+            np.log(other[0]) - np.log(item[1]),
+            0.0,  # nothing is known
+            np.log(reference[:2]).mean() - np.log(control[0]),
+            np.log(reference[2]) - np.log(control[1]),
+        ],
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(versions, [control.mean(), other[0], np.nan], rtol=1e-5)
