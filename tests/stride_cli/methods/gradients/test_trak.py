@@ -103,3 +103,17 @@ def test_few_chunks_get_few_dimensions(softmax):
     method = TRAK()
     assert _scores(method, softmax.task, softmax.queries).shape == (12, softmax.n)
     assert method.bytes_per_chunk == softmax.n // 4 * 4 + 4
+
+
+def test_every_model_has_a_projection_of_its_own(softmax, tmp_path, monkeypatch):
+    """So that what few dimensions distort is averaged too: of one model twice, two kernels."""
+    monkeypatch.setattr(loading, "load_classifier", lambda path, **options: softmax.task.model)
+    whole = _scores(TRAK(dim=400, damping=0.1), softmax.task, softmax.queries)
+    one = _scores(TRAK(dim=6, damping=0.1), softmax.task, softmax.queries)
+    many = "|".join([str(tmp_path)] * 12)
+    several = _scores(TRAK(dim=6, damping=0.1, checkpoints=many), softmax.task, softmax.queries)
+
+    def likeness(found):
+        return np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(found, whole, strict=True)])
+
+    assert likeness(several) > likeness(one) + 0.05
