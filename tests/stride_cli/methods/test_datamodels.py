@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.linear_model import RidgeCV
 
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
@@ -180,3 +181,15 @@ def test_too_few_subsets_and_no_margins() -> None:
     truth, _ = planted(20, 10, 1, noise=0.1)
     with pytest.raises(UsageError, match="no margins"):
         Datamodels(output="margin").fit_truth(truth, seed=0)
+
+
+def test_the_penalty_of_few_rows_is_scikit_learns() -> None:
+    """Of eight rows the intercept's own leverage, 1/8 each, decides which penalty is best for many."""
+    truth, _ = planted(8, 30, 60, noise=3.0)
+    masks, targets = truth.masks.astype(float), truth.losses.mean(1)
+    centred = masks - masks.mean(0)
+    penalties = np.linalg.eigvalsh(centred @ centred.T).mean() * np.geomspace(1e-4, 1e4, 20)
+    reference = RidgeCV(alphas=penalties, alpha_per_target=True).fit(masks, targets)
+    assert len(set(reference.alpha_)) > 5
+    found = RidgeRegression(truth.masks).coefficients(targets)
+    np.testing.assert_allclose(found, reference.coef_, rtol=1e-3, atol=1e-6)

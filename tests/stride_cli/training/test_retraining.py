@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.jobs import Job
+from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.language_loop import train
 from stride_cli.training.language_trainer import index_chunks, query_losses
 from stride_cli.training.outcomes import OutcomeStore, job_key
@@ -195,3 +196,34 @@ def test_wrong_numbers(task_and_queries, tmp_path):
         retrain(trainer, [], store=tmp_path, workers=0)
     with pytest.raises(UsageError, match="--engine slurm"):
         retrain(trainer, [], store=tmp_path, engine="slurm")
+
+
+class NamedTrainer:
+    """Training whose loss says which chunks and which seed it had."""
+
+    digest = "named"
+    n_chunks = 8
+    at_once = 2
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return [Outcome(self.losses(job)) for job in jobs]
+
+    @staticmethod
+    def losses(job: Job) -> np.ndarray:
+        return np.array([float(job.mask @ 2 ** np.arange(8)), float(job.seed)])
+
+
+def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_path):
+    """Some are stored, some asked for twice, some differ in the seed alone; stored, it is the same."""
+    trainer = NamedTrainer()
+    jobs = _jobs(8, 5)
+    jobs.append(Job(jobs[0].mask, 99))
+    retrain(trainer, [jobs[3], jobs[1]], store=tmp_path, workers=1)
+    assert count_missing(trainer, jobs, store=tmp_path) == 4
+    asked = [jobs[number] for number in (4, 3, 0, 5, 1, 0, 2)]
+    for _ in range(2):
+        found = retrain(trainer, asked, store=tmp_path, workers=1)
+        assert len(found) == len(asked)
+        for job, outcome in zip(asked, found, strict=True):
+            np.testing.assert_array_equal(outcome.losses, trainer.losses(job))
+    assert count_missing(trainer, jobs, store=tmp_path) == 0
