@@ -22,7 +22,8 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.training.retraining import store_of
+from stride_cli.training.outcomes import OutcomeStore, job_key
+from stride_cli.training.retraining import Job, open_trainer, store_of
 from stride_cli.training.truth import Truth, build_truth, subset_mask, subset_seeds
 
 TRAIN = """
@@ -304,3 +305,19 @@ def test_command_line(open_task, trained):
     assert (again["trained"], again["reused"]) == (0, 2)
     assert again["mean_loss"] == record["mean_loss"]
     assert Path(record["index"]) == task.index.path
+
+
+def test_every_loss_is_of_its_own_subset_and_seed(open_task):
+    """Row by row, seed by seed: what the store has for that job, and no two alike."""
+    task, queries = open_task()
+    truth = build_truth(task, queries, n_subsets=2, n_seeds=2, alpha=0.5, workers=1)
+    assert truth.seeds.tolist() == subset_seeds(task.index.seed, 2).tolist()
+    digest = open_trainer(task, queries).digest
+    with OutcomeStore(store_of(task.index)) as store:
+        for row, mask in enumerate(truth.masks):
+            np.testing.assert_array_equal(mask, subset_mask(task.index.seed, task.n_chunks, 0.5, row))
+            for number, seed in enumerate(truth.seeds):
+                kept = store.read(job_key(digest, Job(mask, int(seed))))
+                assert kept is not None
+                np.testing.assert_array_equal(truth.losses[row, number], kept.losses)
+    assert len({row.tobytes() for row in truth.losses.reshape(4, -1)}) == 4
