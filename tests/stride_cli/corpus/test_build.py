@@ -512,3 +512,16 @@ def test_memory_does_not_grow_with_the_corpus(
         tracemalloc.stop()
     assert index.array("corpus/text_bytes").nbytes > 10_000_000
     assert peaks[1] - peaks[0] < 2_000_000
+
+
+def test_a_document_of_one_scored_token_is_a_scored_one(
+    tmp_path: Path, make_tokenizer: Callable[..., Any], write_jsonl: Callable[..., str]
+) -> None:
+    tokenizer = make_tokenizer(bos=False)
+    lengths = {text: len(tokenizer(text)["input_ids"]) for text in ("a", "a b", "ab", "a b c", "zq")}
+    short = next(text for text, length in lengths.items() if length == 2)
+    records = some_records(5, conversations=False)
+    records.insert(1, {"id": "short", "text": short})
+    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    assert np.diff(np.asarray(index.array("corpus/chunk_offsets")))[index.document_chunks(1)[0]] == 2
+    assert index.attributes["counts"]["unscored_documents"] == 0

@@ -20,6 +20,7 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.operators import sketches as module
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import PackedGates, gate_rows
+from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.sketches import Folding, Sketches, encode, fit_sketches, principal_directions
 from stride_cli.operators.steered_model import SteeredModel
@@ -214,3 +215,20 @@ def test_more_bits_than_chunks_are_not_made(sketch, capsys: pytest.CaptureFixtur
     made = sketch(100)
     assert made.bits == 40 and made.codes.shape == (40, 5)
     assert "40 bits a chunk" in capsys.readouterr().err
+
+
+def test_a_chunk_is_sketched_by_its_length_as_the_fit_weighs_it(model, chunks: ChunkReader, fitted) -> None:
+    """z = V h(share g), share a chunk's scored tokens by the corpus's mean; chunk by chunk."""
+    sketches = fitted.sketches
+    assert sketches is not None
+    folding = Folding([space.gate_size for space in fitted.spaces], sketches.seed)
+    directions = gate_rows(sketches.directions, slice(None))
+    typical = chunks.scored_tokens() / chunks.n_chunks
+    z = []
+    for row in range(chunks.n_chunks):
+        batch = chunks.batch(np.array([row]))
+        gradients = gate_gradients(model, fitted.spaces, fitted.layer, batch)[0]
+        z.append(folding(gradients).numpy()[0] @ directions.T * float(batch.scored[0]) / typical)
+    codes, step = encode(np.stack(z))
+    np.testing.assert_allclose(sketches.step, step, rtol=1e-3)
+    assert (np.unpackbits(codes ^ sketches.codes, axis=1).sum(axis=1) <= 1).all()  # but for z next to 0

@@ -227,3 +227,18 @@ def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_pat
         for job, outcome in zip(asked, found, strict=True):
             np.testing.assert_array_equal(outcome.losses, trainer.losses(job))
     assert count_missing(trainer, jobs, store=tmp_path) == 0
+
+
+def test_one_model_at_a_time_is_as_several_together(task_and_queries):
+    """Where models are not stacked (other architectures), a job is its chunks and its seed too."""
+    task, queries = task_and_queries
+    trainer = open_trainer(task, queries)
+    assert trainer.at_once > 1
+    first, second = _jobs(trainer.n_chunks, 2)
+    jobs = [first, second, Job(first.mask, second.seed)]
+    together = [outcome.losses for outcome in trainer.run(jobs)]
+    trainer.at_once = 1
+    alone = [outcome.losses for outcome in trainer.run(jobs)]
+    np.testing.assert_allclose(alone, together, rtol=0, atol=1e-3)
+    apart = [np.abs(alone[a] - alone[b]).max() for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert min(apart) > 0.01

@@ -8,6 +8,7 @@ from torch import nn
 from stride_cli.errors import UsageError
 from stride_cli.methods.gradients import ekfac
 from stride_cli.methods.gradients.ekfac import EKFAC
+from stride_cli.methods.gradients.passes import Passes
 from stride_cli.methods.protocol import score_all
 
 
@@ -86,3 +87,19 @@ def test_too_large_a_layer_is_refused(nanochat_task, queries, monkeypatch):
     monkeypatch.setattr(ekfac, "_LARGEST_SIDE", 40)  # only the head has 41
     with pytest.raises(UsageError, match=r"lm_head.*41 × 16"):
         EKFAC(layers="all").fit(nanochat_task)
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_eigenvalues_are_of_other_labels_than_their_basis(nanochat_task, monkeypatch, draws):
+    """Those that made the basis would look too steep along it."""
+    drawn: dict[str, list[int]] = {}
+    corpus = Passes.corpus
+
+    def noted(self, chunks, visit, title, **options):
+        drawn.setdefault(title, []).append(options["draw"])
+        return corpus(self, chunks, visit, title, **options)
+
+    monkeypatch.setattr(Passes, "corpus", noted)
+    EKFAC(draws=draws).fit(nanochat_task)
+    basis, values = drawn["EK-FAC: covariances"], drawn["EK-FAC: eigenvalues"]
+    assert len(set(basis)) == len(set(values)) == draws and not set(basis) & set(values)
