@@ -12,9 +12,11 @@ from stride_cli.attribution.attributor import Attributor
 from stride_cli.attribution.measuring import stack_checkpoints
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.data.batches import ChunkReader
+from stride_cli.data.workspace import Workspace
 from stride_cli.operators.designs import Designs
 from stride_cli.operators.store import Operators
 from stride_cli.recovery.shrinkage import Shrinkage
+from tests.tiny_chunks import MemoryIndex
 
 
 def drawn(seed: int, count: int, queries: int, subsets: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -79,12 +81,12 @@ def test_means_of_several_models_are_shrunk_less_unless_chunks_are_read(
     """Averaging leaves less noise in what was recovered, and does nothing for what is read."""
     operators = Operators([], [], layer=1, fit="closed", seen=np.ones(chunks.n_chunks, np.uint8))
     designs = Designs.stacked([Designs.drawn(chunks.n_chunks, 9, 2, seed) for seed in range(models)])
+    workspace = Workspace(MemoryIndex(chunks.n_chunks), model, chunks, 0)
     defaults = {"shrinkage": Shrinkage(exponent=1.6, opposing=0.2), "intercept": True, "lambda_ratio": 0.1}
 
     def shrinkage(options: RecoveryOptions) -> Shrinkage | None:
-        return Attributor(
-            [operators] * models, lambda number: model, designs, chunks, 61, 0, defaults, options
-        ).shrinkage
+        found = Attributor([operators] * models, lambda number: model, designs, workspace, defaults, options)
+        return found.shrinkage
 
     found = shrinkage(RecoveryOptions(refine=refine))
     assert found is not None and found.opposing == 0.2

@@ -15,10 +15,12 @@ from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.designs import Designs
 from stride_cli.recovery.problem import Solution
 from stride_cli.training.language_trainer import query_losses
+from tests.tiny_chunks import MemoryIndex
 
 RANDOM = np.random.default_rng(0)
 
@@ -70,7 +72,8 @@ def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: Chu
     design = Designs.drawn(chunks.n_chunks, 12, 3, 1)
     operators = fit_closed(model, chunks, np.asarray(design.columns), 12, settings)
     defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
-    attributor = Attributor([operators], lambda number: model, design, chunks, 61, 0, defaults)
+    workspace = Workspace(MemoryIndex(chunks.n_chunks), model, chunks, 0)
+    attributor = Attributor([operators], lambda number: model, design, workspace, defaults)
     samples = [sample("long", 20, 20, 4), sample("short", 7), sample("two", 9, 3)]
     rows = rows_of(samples)
     each = attributor.measure([rows.batch(np.array([number])) for number in range(len(rows))])

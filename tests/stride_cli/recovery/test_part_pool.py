@@ -137,8 +137,6 @@ def test_one_coordinate_round_over_one_column_ends_at_its_minimum(centred):
     assert abs(reference.coef_[0]) > 0.1
     weights = np.zeros(1)
     only = np.zeros(1, np.int64)
-    epochs = descend_part_kernel(
-        rows, sizes, weights, residual, 0.4, np.zeros(1), kept, centred, False, only, 1, 0.0
-    )
+    epochs = descend_part_kernel(rows, sizes, weights, residual, 0.4, kept, centred, False, only, 1, 0.0)
     assert epochs == 1 and weights[0] == pytest.approx(reference.coef_[0])
     np.testing.assert_allclose(residual[kept], target - reference.predict(column), atol=1e-12)

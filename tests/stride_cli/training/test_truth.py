@@ -22,8 +22,9 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.training.jobs import Job
 from stride_cli.training.outcomes import OutcomeStore, job_key
-from stride_cli.training.retraining import Job, open_trainer, store_of
+from stride_cli.training.retraining import open_trainer, store_of
 from stride_cli.training.truth import Truth, build_truth, subset_mask, subset_seeds
 
 TRAIN = """

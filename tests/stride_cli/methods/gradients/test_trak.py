@@ -107,7 +107,7 @@ def test_few_chunks_get_few_dimensions(softmax):
 
 def test_every_model_has_a_projection_of_its_own(softmax, tmp_path, monkeypatch):
     """So that what few dimensions distort is averaged too: of one model twice, two kernels."""
-    monkeypatch.setattr(loading, "load_classifier", lambda path, **options: softmax.task.model)
+    monkeypatch.setattr(loading, "load_model", lambda path, **options: softmax.task.model)
     whole = _scores(TRAK(dim=400, damping=0.1), softmax.task, softmax.queries)
     one = _scores(TRAK(dim=6, damping=0.1), softmax.task, softmax.queries)
     many = "|".join([str(tmp_path)] * 12)
