@@ -322,3 +322,9 @@ def test_every_loss_is_of_its_own_subset_and_seed(open_task):
                 assert kept is not None
                 np.testing.assert_array_equal(truth.losses[row, number], kept.losses)
     assert len({row.tobytes() for row in truth.losses.reshape(4, -1)}) == 4
+
+
+def test_subsets_of_different_shares_have_nothing_to_do_with_each_other():
+    """The smaller is not a part of the larger: they share what chance has it."""
+    shared = [(subset_mask(0, 400, 0.3, r) & subset_mask(0, 400, 0.5, r)).mean() for r in range(40)]
+    assert abs(np.mean(shared) - 0.15) < 0.01
