@@ -28,6 +28,24 @@ class IndexNotFound(IndexFormatError, FileNotFoundError):
     exit_code = 2
 
 
+class IndexReadOnly(IndexFormatError, PermissionError):
+    """The index is a URL or a zip file: it can be read, and nothing can be written to it or beside it."""
+
+    exit_code = 2
+
+
+class IndexUnreachable(IndexFormatError, ConnectionError):
+    """A remote index cannot be read: no network, no such server, no permission, or it stopped answering."""
+
+    exit_code = 2
+
+
+class ExtraMissing(IndexFormatError, ImportError):
+    """Reading from there needs a package that is not installed; names the extra."""
+
+    exit_code = 2
+
+
 class IndexExists(IndexFormatError, FileExistsError):
     """An index is already at the path."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,26 @@ from typing import Any
 import numpy as np
 
 from index_format.build import partial_path
-from index_format.errors import IndexDamaged, IndexIncomplete, IndexNotFound, IndexVersionError
+from index_format.errors import (
+    IndexDamaged,
+    IndexFormatError,
+    IndexIncomplete,
+    IndexNotFound,
+    IndexVersionError,
+)
 from index_format.layout import FORMAT_VERSION
-from index_format.manifest import MANIFEST, read_manifest
+from index_format.location import Location
+from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import (
-    ATTRIBUTES_KEY,
     ZARR_JSON,
     ArrayMetadata,
     chunk_file,
     decode_json,
     parse_array,
+    parse_group,
 )
+from index_format.places import RESTORE, Directory, Files, Place
 
-REBUILD = "restore the index from a copy, or build it again"
 STAGE_COMMANDS = {"operators": "stride train", "truth": "stride evaluate truth"}
 
 
@@ -35,7 +41,7 @@ class Group:
     ----------
     arrays : dict         "group/array" -> its metadata
     attributes : dict     under the key "stride" of the directory's own zarr.json
-    files : dict          path below the directory -> (length, SHA-256)
+    files : dict          path below the index -> (length, SHA-256)
     digest : str          of the manifest
     """
 
@@ -45,26 +51,22 @@ class Group:
     digest: str
 
 
-def read_attributes(path: Path) -> dict[str, Any]:
-    """The root's attributes, once it is clear that `path` is an index of a version that we read."""
+def read_attributes(place: Place) -> dict[str, Any]:
+    """The root's attributes, once it is clear that there is an index of a version that we read."""
+    path = place.path
     try:
-        content = decode_json((path / ZARR_JSON).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        if partial_path(path).is_dir() and not path.exists():
-            raise IndexIncomplete(
-                f"the build of {path} has not finished", fix="rerun the command that began it; it resumes"
-            ) from None
-        if (path / MANIFEST).exists():
-            raise IndexDamaged(f"{path / ZARR_JSON} is missing", fix=REBUILD) from None
-        what = "is no index" if path.exists() else "does not exist"
-        raise IndexNotFound(f"{path} {what}", fix="stride index build makes one") from None
+        content = decode_json(place.read(ZARR_JSON))
+    except FileNotFoundError:
+        raise _not_there(place) from None
     except ValueError:
-        raise IndexDamaged(f"{path / ZARR_JSON} is no JSON", fix=REBUILD) from None
-    attributes = content.get("attributes", {}) if isinstance(content, dict) else {}
-    attributes = attributes.get(ATTRIBUTES_KEY) if isinstance(attributes, dict) else None
-    if not isinstance(attributes, dict) or "format_version" not in attributes:
-        if (path / MANIFEST).exists():
-            raise IndexDamaged(f"{path / ZARR_JSON} has no format version", fix=REBUILD)
+        raise IndexDamaged(f"{path / ZARR_JSON} is no JSON", fix=RESTORE) from None
+    try:
+        attributes = parse_group(content)
+    except ValueError:
+        attributes = {}
+    if "format_version" not in attributes:
+        if place.exists(MANIFEST):
+            raise IndexDamaged(f"{path / ZARR_JSON} has no format version", fix=RESTORE)
         raise IndexNotFound(f"{path} is no STRIDE index", fix="stride index build makes one")
     version = attributes["format_version"]
     if version != FORMAT_VERSION:
@@ -75,59 +77,70 @@ def read_attributes(path: Path) -> dict[str, Any]:
     return attributes
 
 
-def read_stage(path: Path, group: str) -> Group:
-    """The stage group `group` of the index at `path`, validated as `Index.open` validates the root."""
-    fix = f"{STAGE_COMMANDS[group]} --index {path} makes it again"
+def _not_there(place: Place) -> IndexFormatError:
+    """What is wrong where no zarr.json is."""
+    path = place.path
+    if isinstance(path, Path) and partial_path(path).is_dir() and not path.exists():
+        return IndexIncomplete(
+            f"the build of {path} has not finished", fix="rerun the command that began it; it resumes"
+        )
+    if place.exists(MANIFEST):
+        return IndexDamaged(f"{path / ZARR_JSON} is missing", fix=RESTORE)
+    if not isinstance(path, Path):
+        return IndexNotFound(
+            f"{path} is no index: there is no {path / ZARR_JSON}",
+            fix="give the URL of the directory that stride index build made",
+        )
+    what = "is no index" if path.exists() else "does not exist"
+    return IndexNotFound(f"{path} {what}", fix="stride index build makes one")
+
+
+def read_stage(place: Place, group: str) -> Group:
+    """The stage group `group` of an index, validated as `Index.open` validates the root."""
     try:
-        return read_group(path / group, f"{group}/", check=True)
+        return read_group(place, f"{group}/", check=True)
     except IndexDamaged as error:
-        raise IndexDamaged(error.message, fix=fix) from None
+        if isinstance(place, Directory):
+            fix = f"{STAGE_COMMANDS[group]} --index {place.path} makes it again"
+            raise IndexDamaged(error.message, fix=fix) from None
+        raise
 
 
-def read_group(directory: Path, prefix: str, *, check: bool) -> Group:
-    """Read the manifest in `directory` and every zarr.json it names; array names begin with `prefix`."""
-    files, digest = read_manifest(directory)
+def read_group(place: Place, prefix: str, *, check: bool) -> Group:
+    """Read a manifest and every zarr.json that it names: the root's, or, with prefix "group/", a stage's."""
+    documents = place.read_all([prefix + MANIFEST])
+    files, digest = parse_manifest(documents.get(prefix + MANIFEST), place.path / (prefix + MANIFEST))
+    files = {prefix + name: recorded for name, recorded in files.items()}
     arrays: dict[str, ArrayMetadata] = {}
     attributes: dict[str, Any] = {}
-    for name, (length, sha256) in files.items():
-        path = directory / name
-        if check:
-            _check_length(path, length)
-        if path.name != ZARR_JSON:
-            continue
+    if check:
+        for name, (length, _) in files.items():
+            place.check_length(name, length)
+    nodes = [name for name in files if name.rpartition("/")[2] == ZARR_JSON]
+    documents = place.read_all(nodes)
+    for name in nodes:
+        path = place.path / name
+        if name not in documents:
+            raise IndexDamaged(f"{path} is missing", fix=RESTORE)
         try:
-            data = path.read_bytes()
-            if check and hashlib.sha256(data).hexdigest() != sha256:
+            if check and hashlib.sha256(documents[name]).hexdigest() != files[name][1]:
                 raise ValueError("other content than the manifest records")
-            content = decode_json(data)
+            content = decode_json(documents[name])
             if content["node_type"] == "array":
-                arrays[prefix + str(Path(name).parent)] = parse_array(content)
-            elif name == ZARR_JSON:
-                attributes = content["attributes"].get(ATTRIBUTES_KEY, {})
-        except FileNotFoundError:
-            raise IndexDamaged(f"{path} is missing", fix=REBUILD) from None
+                arrays[name.rpartition("/")[0]] = parse_array(content)
+            elif name == prefix + ZARR_JSON:
+                attributes = parse_group(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IndexDamaged(f"{path} is damaged: {error}", fix=REBUILD) from None
+            raise IndexDamaged(f"{path} is damaged: {error}", fix=RESTORE) from None
     for name, array in arrays.items():
-        _check_files(name, name.removeprefix(prefix), array, files, directory)
+        _check_files(name, array, files, place.path)
     return Group(arrays, attributes, files, digest)
 
 
-def _check_length(path: Path, length: int) -> None:
-    try:
-        found = path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        raise IndexDamaged(f"{path} is missing", fix=REBUILD) from None
-    if found != length:
-        raise IndexDamaged(f"{path} should have {length:,} bytes, has {found:,}", fix=REBUILD)
-
-
-def _check_files(
-    name: str, relative: str, array: ArrayMetadata, files: Mapping[str, tuple[int, str]], directory: Path
-) -> None:
+def _check_files(name: str, array: ArrayMetadata, files: Files, path: Location) -> None:
     """The manifest must name the chunk files that the metadata asks for, of the length it asks for."""
     row_bytes = np.dtype(array.dtype).itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     for file in range(array.n_files):
-        path = chunk_file(Path(relative), file, len(array.shape)).as_posix()
-        if files.get(path, (-1, ""))[0] != array.chunk_rows * row_bytes:
-            raise IndexDamaged(f"{directory / path} does not fit array {name}", fix=REBUILD)
+        chunk = chunk_file(Path(name), file, len(array.shape)).as_posix()
+        if files.get(chunk, (-1, ""))[0] != array.chunk_rows * row_bytes:
+            raise IndexDamaged(f"{path / chunk} does not fit array {name}", fix=RESTORE)

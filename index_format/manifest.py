@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from index_format.errors import IndexDamaged
+from index_format.location import Location
 from index_format.metadata import decode_json, encode_json
 
 MANIFEST = "manifest.json"
@@ -31,7 +32,22 @@ def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
 
 
 def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
-    """The files that `directory` should hold, and the manifest's digest.
+    """`parse_manifest` of the manifest in `directory`; IndexDamaged where there is none."""
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        data = None
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes | None, path: Location) -> tuple[dict[str, tuple[int, str]], str]:
+    """The files that the directory of a manifest should hold, and the manifest's digest.
+
+    Parameters
+    ----------
+    data : bytes, optional      the content of the file; None where it is missing
+    path : of the file, for messages
 
     Returns
     -------
@@ -42,12 +58,9 @@ def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
     ------
     IndexDamaged      the manifest is missing, or any byte of it is not what was written
     """
-    path = directory / MANIFEST
     fix = "restore the index from a copy, or build it again"
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise IndexDamaged(f"{path} is missing", fix=fix) from None
+    if data is None:
+        raise IndexDamaged(f"{path} is missing", fix=fix)
     try:
         content = decode_json(data)
         files = {path: (entry["length"], entry["sha256"]) for path, entry in content["files"].items()}

@@ -1,4 +1,8 @@
-"""zarr.json: the Zarr v3 metadata of groups and arrays, written and read by us."""
+"""zarr.json: the Zarr v3 metadata of groups and arrays, made and understood by zarr-python.
+
+What zarr-python makes is kept in canonical bytes, without members that only say that there is nothing: no
+digest depends on its version. zarr is imported where it is first needed, for that takes a quarter second.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from index_format.layout import NUMBERS
 
 ZARR_JSON = "zarr.json"
 ATTRIBUTES_KEY = "stride"
+# what zarr-python raises at a document that is none
+_NOT_ZARR = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +55,89 @@ def decode_json(data: bytes) -> Any:
 
 def group_json(attributes: Mapping[str, Any] | None = None) -> bytes:
     """zarr.json of a group; `attributes` are kept under the key "stride"."""
+    import zarr
+    from zarr.storage import MemoryStore
+
+    written: dict[str, Any] = {}
     kept = {} if attributes is None else {ATTRIBUTES_KEY: dict(attributes)}
-    return encode_json({"attributes": kept, "node_type": "group", "zarr_format": 3})
+    zarr.create_group(MemoryStore(written), attributes=kept, zarr_format=3)
+    return _canonical(written[ZARR_JSON])
 
 
 def array_json(metadata: ArrayMetadata) -> bytes:
     """zarr.json of an array: little-endian bytes, no compression, chunked along the first axis only."""
+    import zarr
+    from zarr.codecs import BytesCodec
+    from zarr.storage import MemoryStore
+
     dtype = np.dtype(metadata.dtype)
     fill: bool | int | float = False if dtype.kind == "b" else 0.0 if dtype.kind == "f" else 0
-    codec: dict[str, Any] = {"name": "bytes"}
-    if dtype.itemsize > 1:
-        codec["configuration"] = {"endian": "little"}
-    return encode_json(
-        {
-            "attributes": {},
-            "chunk_grid": {
-                "configuration": {"chunk_shape": [metadata.chunk_rows, *metadata.shape[1:]]},
-                "name": "regular",
-            },
-            "chunk_key_encoding": {"configuration": {"separator": "/"}, "name": "default"},
-            "codecs": [codec],
-            "data_type": metadata.dtype,
-            "fill_value": fill,
-            "node_type": "array",
-            "shape": list(metadata.shape),
-            "zarr_format": 3,
-        }
+    written: dict[str, Any] = {}
+    zarr.create_array(
+        MemoryStore(written),
+        shape=metadata.shape,
+        chunks=(metadata.chunk_rows, *metadata.shape[1:]),
+        dtype=dtype,
+        filters=None,
+        compressors=None,
+        serializer=BytesCodec(endian="little" if dtype.itemsize > 1 else None),
+        fill_value=fill,
+        zarr_format=3,
     )
+    return _canonical(written[ZARR_JSON])
+
+
+def _canonical(document: Any) -> bytes:
+    """A zarr.json that zarr-python wrote, in bytes that its content determines."""
+    content = decode_json(document.to_bytes())
+    for name in ("storage_transformers", "dimension_names", "consolidated_metadata"):
+        if not content.get(name):
+            content.pop(name, None)
+    return encode_json(content)
+
+
+def parse_group(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's attributes under the key "stride", {} where it has none; ValueError for what is no group."""
+    import zarr
+    from zarr.storage import MemoryStore, StorePath
+
+    try:
+        group = zarr.AsyncGroup.from_dict(StorePath(MemoryStore()), dict(content))
+        kept = group.attrs.get(ATTRIBUTES_KEY, {})
+    except _NOT_ZARR as error:
+        raise ValueError(f"not a Zarr group: {error}") from error
+    if not isinstance(kept, dict):
+        raise ValueError(f"attribute {ATTRIBUTES_KEY!r} should be an object")
+    return kept
 
 
 def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
-    """The inverse of `array_json`; ValueError for a Zarr array that is not of the kind we write."""
+    """The inverse of `array_json`; ValueError for a Zarr array that is not of the kind we write.
+
+    What a memory map relies on is compared, nothing else: dtype, bytes in little-endian order and no other
+    codec, chunks of whole rows, and their names.
+    """
+    import zarr
+    from zarr.codecs import BytesCodec
+    from zarr.storage import MemoryStore, StorePath
+
     try:
-        shape = tuple(int(size) for size in content["shape"])
-        chunk = tuple(int(size) for size in content["chunk_grid"]["configuration"]["chunk_shape"])
-        metadata = ArrayMetadata(shape, content["data_type"], chunk[0])
+        array = zarr.Array.from_dict(StorePath(MemoryStore()), dict(content))
+        shape, chunk = array.shape, array.chunks
+        metadata = ArrayMetadata(tuple(map(int, shape)), array.dtype.name, int(chunk[0]) if chunk else 0)
         if metadata.dtype not in NUMBERS or not shape or not 1 <= chunk[0] <= max(1, shape[0]):
             raise ValueError("dtype, shape or chunk shape")
-        if json.loads(array_json(metadata)) != content:
-            raise ValueError("chunk grid or codecs")
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if chunk[1:] != shape[1:] or array.shards is not None:
+            raise ValueError("chunk grid")
+        serializer = array.serializer
+        if array.filters or array.compressors or not isinstance(serializer, BytesCodec):
+            raise ValueError("codecs")
+        if array.dtype.itemsize > 1 and getattr(serializer.endian, "value", None) != "little":
+            raise ValueError("byte order")
+        last = (3, *[0] * (len(shape) - 1))
+        if array.metadata.encode_chunk_key(last) != chunk_file(Path(), 3, len(shape)).as_posix():
+            raise ValueError("names of chunk files")
+    except _NOT_ZARR as error:
         raise ValueError(f"not an array that STRIDE writes: {error}") from error
     return metadata
 

@@ -1,4 +1,4 @@
-"""Reading an index: opening validates it, arrays are memory-mapped, nothing is ever written."""
+"""Reading an index: opening validates it, arrays are memory-mapped (or fetched), nothing is ever written."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.errors import IndexDamaged, IndexMismatch, StageMissing
-from index_format.group import REBUILD, STAGE_COMMANDS, Group, read_attributes, read_group, read_stage
+from index_format.errors import IndexDamaged, IndexMismatch, IndexReadOnly, StageMissing
+from index_format.group import STAGE_COMMANDS, Group, read_attributes, read_group, read_stage
 from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
+from index_format.location import RemotePath, local_directory
 from index_format.metadata import ArrayMetadata
-from index_format.shards import ShardedArray, map_array
+from index_format.places import RESTORE, Directory, Place, open_place
+from index_format.shards import ShardedArray
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
 
 
 class Index:
@@ -23,14 +28,15 @@ class Index:
 
     Attributes
     ----------
-    path : Path
+    path : Path or RemotePath      where it is; what is beside it, only of `directory`
     attributes : mapping      layout.ATTRIBUTES, read-only
     n_chunks, n_documents, n_tokens, n_subsets, degree, seed : int
     digest : str              of the root's manifest: changes with any content of corpus/ or design/
     """
 
-    def __init__(self, path: Path, attributes: Mapping[str, Any], root: Group) -> None:
-        self.path = path
+    def __init__(self, place: Place, attributes: Mapping[str, Any], root: Group) -> None:
+        self.path = place.path
+        self._place = place
         self.attributes = MappingProxyType(dict(attributes))
         self._root = root
         self._stages: dict[str, Group] = {}
@@ -44,26 +50,32 @@ class Index:
         self.n_tokens = root.arrays["corpus/tokens"].shape[0]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, check: bool = True) -> Index:
+    def open(cls, path: str | os.PathLike[str] | RemotePath | Store, *, check: bool = True) -> Index:
         """Open the index at `path`.
+
+        A directory is mapped. From a zip file, a URL (``https://…``, ``s3://…``, whatever fsspec reads) or a
+        zarr store, arrays are fetched: small ones whole when they are asked for, large ones as far as they
+        are read; an array read whole is kept in memory for as long as the index.
 
         Compared: the format version; the manifest with its own digest; the length of every file and the
         content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
         The content of the chunk files is `verify`'s business. A stage's group (operators, truth) is checked
-        in the same way when it is first asked for, so that a damaged one can be fitted again.
+        in the same way when it is first asked for, so that a damaged one can be fitted again. What is fetched
+        is compared when it is: whole files with their SHA-256, parts of files with the length asked for.
 
         Parameters
         ----------
-        path : path
+        path : path, URL, or zarr store
         check : bool      False leaves out the files' lengths and the digests of zarr.json
 
         Raises
         ------
         IndexNotFound, IndexIncomplete, IndexVersionError, IndexDamaged
+        IndexUnreachable, ExtraMissing      (a URL) there is no answer; a package is not installed
         """
-        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
-        attributes = read_attributes(path)
-        root = read_group(path, "", check=check)
+        place = open_place(path)
+        attributes = read_attributes(place)
+        root = read_group(place, "", check=check)
         wrong = check_attributes(attributes)
         if not wrong:
             shapes = {name: array.shape for name, array in root.arrays.items()}
@@ -72,14 +84,28 @@ class Index:
                 shapes, dtypes, n_subsets=attributes["n_subsets"], degree=attributes["degree"]
             )
         if wrong:
-            raise IndexDamaged(f"{path}: {'; '.join(wrong)}", fix=REBUILD)
-        return cls(path, attributes, root)
+            raise IndexDamaged(f"{place.path}: {'; '.join(wrong)}", fix=RESTORE)
+        return cls(place, attributes, root)
+
+    @property
+    def directory(self) -> Path:
+        """The index's directory, for what is written in it or beside it; IndexReadOnly where it is none."""
+        if isinstance(self._place, Directory):
+            return self._place.path
+        local_directory(self.path)
+        raise IndexReadOnly(f"index {self.path} cannot be written", fix="copy it to a local directory first")
+
+    @property
+    def n_bytes(self) -> int:
+        """Length of all files that the manifests list, of the index and of its stages."""
+        groups = [self._root, *(self._stage(group) for group in STAGE_GROUPS if self.has(group))]
+        return sum(length for group in groups for length, _ in group.files.values())
 
     def has(self, name: str) -> bool:
         """Whether there is such a group ("operators") or array ("operators/gates", "corpus/text_bytes")."""
         group, _, leaf = name.partition("/")
         if group in STAGE_GROUPS:
-            if not (self.path / group).is_dir():
+            if not self._place.has_group(group):
                 return False
             return not leaf or name in self._stage(group).arrays
         return name in self._root.arrays or name in ("corpus", "design")
@@ -94,7 +120,8 @@ class Index:
 
         Returns
         -------
-        np.memmap (an empty plain array where there are no rows), or ShardedArray where several files hold it
+        np.memmap (an empty plain array where there are no rows), or ShardedArray where several files hold it;
+        fetched, an array in memory or a ShardedArray
 
         Raises
         ------
@@ -102,7 +129,10 @@ class Index:
         ValueError        the layout has no such array
         """
         find_spec(name)
-        return map_array(self.path / name, self._metadata(name))
+        metadata = self._metadata(name)
+        group = name.partition("/")[0]
+        files = (self._stage(group) if group in STAGE_GROUPS else self._root).files
+        return self._place.array(name, metadata, files)
 
     def shards(self, name: str) -> list[np.ndarray]:
         """Array `name` as the list of its files' arrays, in order: one, mostly."""
@@ -177,20 +207,26 @@ class Index:
         if group not in STAGE_GROUPS:
             raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
         if group not in self._stages:
-            if not (self.path / group).is_dir():
+            if not self._place.has_group(group):
                 raise StageMissing(
                     f"index {self.path} has no {group} yet",
-                    fix=f"{STAGE_COMMANDS[group]} --index {self.path}",
+                    fix=self._stage_fix(group),
                 )
-            self._stages[group] = read_stage(self.path, group)
+            self._stages[group] = read_stage(self._place, group)
         return self._stages[group]
+
+    def _stage_fix(self, group: str, how: str = "") -> str:
+        """What makes a stage's group."""
+        if isinstance(self._place, Directory):
+            return f"{STAGE_COMMANDS[group]} --index {self.path}{how}"
+        return f"{STAGE_COMMANDS[group]} on the directory that this is a copy of{how}, and copy it again"
 
     def _metadata(self, name: str) -> ArrayMetadata:
         group = name.partition("/")[0]
         arrays = self._stage(group).arrays if group in STAGE_GROUPS else self._root.arrays
         if name not in arrays:
             if group in STAGE_GROUPS:
-                fix = f"{STAGE_COMMANDS[group]} --index {self.path}, with settings that keep it"
+                fix = self._stage_fix(group, ", with settings that keep it")
             else:
                 fix = "build the index again with settings that keep it"
             raise StageMissing(f"index {self.path} has no array {name}", fix=fix)

@@ -29,11 +29,15 @@ class ShardedArray:
     shards : list of ndarray      the pieces, in order, as memory maps
     """
 
-    def __init__(self, shards: Sequence[np.ndarray]) -> None:
-        self.shards = list(shards)
+    def __init__(self, shards: Sequence[Any]) -> None:
+        self._pieces: list[Any] = list(shards)
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
         self.shape: tuple[int, ...] = (int(self._starts[-1]), *shards[0].shape[1:])
         self.dtype = shards[0].dtype
+
+    @property
+    def shards(self) -> list[np.ndarray]:
+        return self._pieces
 
     @property
     def ndim(self) -> int:
@@ -51,13 +55,13 @@ class ShardedArray:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        for shard in self.shards:
+        for shard in self._pieces:
             yield from shard
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("an array in several files cannot be had without a copy")
-        whole = np.concatenate(self.shards)
+        whole = np.concatenate(self._pieces)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -72,7 +76,7 @@ class ShardedArray:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {key} of an array of {len(self)} rows")
             shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-            return self.shards[shard][row - self._starts[shard]]
+            return self._pieces[shard][row - self._starts[shard]]
         if isinstance(key, slice):
             return self._slice(key)
         if key is Ellipsis:
@@ -85,7 +89,7 @@ class ShardedArray:
             return self._gather(np.arange(start, stop, step))
         pieces = [
             shard[max(start - low, 0) : stop - low]
-            for shard, low in zip(self.shards, self._starts[:-1].tolist(), strict=True)
+            for shard, low in zip(self._pieces, self._starts[:-1].tolist(), strict=True)
             if start < low + len(shard) and stop > low
         ]
         if not pieces:
@@ -109,7 +113,7 @@ class ShardedArray:
         owner = np.searchsorted(self._starts, wanted, side="right") - 1
         for shard in np.unique(owner):
             here = owner == shard
-            found[here] = self.shards[shard][wanted[here] - self._starts[shard]]
+            found[here] = self._pieces[shard][wanted[here] - self._starts[shard]]
         return found.reshape(*rows.shape, *self.shape[1:])
 
 

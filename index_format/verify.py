@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,17 +12,18 @@ from typing import Any, Literal
 import numpy as np
 
 from index_format.design import member_dtype, offsets_of, row_sizes
-from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound
+from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound, IndexUnreachable
 from index_format.layout import STAGE_GROUPS
-from index_format.manifest import MANIFEST, read_manifest
+from index_format.location import RemotePath
+from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import ZARR_JSON
+from index_format.places import Place, open_place
 from index_format.reader import Index
 from index_format.shards import ShardedArray
 
 Progress = Callable[[int, int], None]
 _Array = np.ndarray | ShardedArray
 _BLOCK_ROWS = 1 << 20
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Problem:
     message: str
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> list[Problem]:
+def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | None = None) -> list[Problem]:
     """Find everything that is wrong with the index at `path`; an empty list when nothing is.
 
     Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
@@ -50,33 +51,35 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
 
     Parameters
     ----------
-    path : path
+    path : path or URL      (extra files are found where files can be listed: not on a web server)
     progress : callable      called with (bytes read, bytes in all) as reading goes on
 
     Raises
     ------
     IndexNotFound, IndexIncomplete, IndexVersionError      when there is no index of this format to verify
     """
-    root = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
-    if not (root / MANIFEST).is_file() and not (root / ZARR_JSON).is_file():
-        Index.open(root)  # says what is there instead
-        raise IndexNotFound(f"{root} is no index", fix="stride index build makes one")
+    place = open_place(path)
+    if not place.exists(MANIFEST) and not place.exists(ZARR_JSON):
+        Index.open(path)  # says what is there instead
+        raise IndexNotFound(f"{place.path} is no index", fix="stride index build makes one")
     problems: list[Problem] = []
     todo: list[tuple[str, tuple[int, str]]] = []
-    for directory in ["", *(group for group in STAGE_GROUPS if (root / group).is_dir())]:
+    there = place.names()
+    begun = {name.partition("/")[0] for name in there or () if "/" in name}
+    for directory in ["", *(group for group in STAGE_GROUPS if group in begun or place.has_group(group))]:
+        name = _join(directory, MANIFEST)
+        data = place.read_all([name]).get(name)
         try:
-            files, _ = read_manifest(root / directory)
+            files, _ = parse_manifest(data, place.path / name)
         except IndexDamaged as error:
-            kind: Literal["content", "missing"] = (
-                "content" if (root / directory / MANIFEST).is_file() else "missing"
-            )
-            problems.append(Problem(_join(directory, MANIFEST), kind, error.message))
+            problems.append(Problem(name, "missing" if data is None else "content", error.message))
             continue
         todo += [(_join(directory, name), recorded) for name, recorded in files.items()]
-        problems += _find_extra(root, directory, set(files))
-    problems += _check_content(root, todo, progress)
+        if there is not None:
+            problems += _find_extra(there, directory, set(files))
+    problems += _check_content(place, todo, progress)
     try:
-        index = Index.open(root)
+        index = Index.open(path)
         stages = [group for group in STAGE_GROUPS if index.has(group)]
         for group in stages:
             index.group_attributes(group)  # a stage is opened, and validated, when it is asked for
@@ -101,24 +104,19 @@ def _join(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else name
 
 
-def _find_extra(root: Path, directory: str, files: set[str]) -> Iterator[Problem]:
-    """Files and directories that the manifest of `directory` does not know."""
-    known = {str(parent) for name in files for parent in Path(name).parents} | {"."}
+def _find_extra(there: Iterable[str], directory: str, files: set[str]) -> Iterator[Problem]:
+    """Files and directories below `directory` that its manifest does not know."""
+    known = files | {str(parent) for name in files for parent in Path(name).parents} | {MANIFEST, "."}
     elsewhere = (
         set() if directory else {name for group in STAGE_GROUPS for name in (group, f"{group}.partial")}
     )
-    base = root / directory
-    for here, directories, names in os.walk(base):
-        relative = Path(here).relative_to(base)
-        if not directory and here == str(base):
-            directories[:] = [name for name in directories if name not in elsewhere]
-        for name in directories:
-            if str(relative / name) not in known:
-                yield _extra(_join(directory, str(relative / name)))
-        for name in names:
-            found = (relative / name).as_posix()
-            if found not in files and found != MANIFEST:
-                yield _extra(_join(directory, found))
+    for name in there:
+        if directory and not name.startswith(f"{directory}/"):
+            continue
+        relative = name.removeprefix(f"{directory}/") if directory else name
+        top, inside, _ = relative.partition("/")
+        if relative.rstrip("/") not in known and relative and not (inside and top in elsewhere):
+            yield _extra(name.rstrip("/"))
 
 
 def _extra(path: str) -> Problem:
@@ -126,7 +124,7 @@ def _extra(path: str) -> Problem:
 
 
 def _check_content(
-    root: Path, todo: list[tuple[str, tuple[int, str]]], progress: Progress | None
+    place: Place, todo: list[tuple[str, tuple[int, str]]], progress: Progress | None
 ) -> Iterator[Problem]:
     total = sum(length for _, (length, _) in todo)
     done = 0
@@ -134,14 +132,17 @@ def _check_content(
         digest = hashlib.sha256()
         found = 0
         try:
-            with (root / name).open("rb") as file:
-                while piece := file.read(_READ_BYTES):
-                    digest.update(piece)
-                    found += len(piece)
-                    if progress:
-                        progress(min(done + found, total), total)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            for piece in place.pieces(name, length):
+                digest.update(piece)
+                found += len(piece)
+                if progress:
+                    progress(min(done + found, total), total)
+        except IndexUnreachable:
+            raise
+        except FileNotFoundError:
             yield Problem(name, "missing", "is in the manifest, but is no file")
+        except IndexDamaged as error:  # a zip file's own checksum
+            yield Problem(name, "content", error.message)
         except OSError as error:  # a sector that cannot be read
             yield Problem(name, "content", f"cannot be read: {error.strerror}")
         else:

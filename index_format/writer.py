@@ -21,6 +21,7 @@ from index_format.layout import (
     check_arrays,
     check_attributes,
 )
+from index_format.location import RemotePath, local_directory
 from index_format.manifest import MANIFEST, read_manifest
 from index_format.metadata import chunk_file
 from index_format.reader import Index
@@ -42,7 +43,7 @@ class IndexWriter(Build):
     @classmethod
     def create(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | RemotePath,
         *,
         build_key: str,
         overwrite: bool = False,
@@ -61,13 +62,14 @@ class IndexWriter(Build):
 
         Raises
         ------
+        IndexReadOnly         `path` is a URL or a zip file
         IndexExists           something is at `path` and `overwrite` is False; or it is no index
         IndexIncomplete       an unfinished build with another key is there and `overwrite` is False
         IndexBusy             another process is building there
         IndexDamaged          the unfinished build has lost committed data
         StorageFull           the disk is full
         """
-        path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
+        path = local_directory(path)
         if overwrite and os.path.lexists(path) and not (path / MANIFEST).is_file():
             raise IndexExists(f"{path} is no index, and is not overwritten", fix="give another path")
         return cls(
@@ -80,7 +82,9 @@ class IndexWriter(Build):
         )
 
     @classmethod
-    def extend(cls, path: str | os.PathLike[str], *, build_key: str, overwrite: bool = False) -> IndexWriter:
+    def extend(
+        cls, path: str | os.PathLike[str] | RemotePath, *, build_key: str, overwrite: bool = False
+    ) -> IndexWriter:
         """Begin, or resume, an append to the index at `path`: a new index that starts as the old one.
 
         Arrays of corpus/ and design/ begin with their present rows, except the transposed design, which is to
@@ -90,15 +94,16 @@ class IndexWriter(Build):
 
         Raises
         ------
+        IndexReadOnly                   `path` is a URL or a zip file
         IndexNotFound, IndexDamaged     there is no whole index at `path`
         IndexExists                     this very append (by build key) has been published already
         and what `create` raises
         """
-        index = Index.open(path)
+        index = Index.open(local_directory(path))
         if index.attributes["build_key"] == build_key:
             raise IndexExists(f"{index.path} already contains this append", fix="nothing is left to do")
         return cls(
-            index.path,
+            index.directory,
             prefix="",
             build_key=build_key,
             overwrite=overwrite,
@@ -191,7 +196,7 @@ class IndexWriter(Build):
         digests: dict[int, str] = {}
         for file in range(n_files):
             relative = chunk_file(Path(name), file, len(shape))
-            source, target = index.path / relative, self._data / relative
+            source, target = index.directory / relative, self._data / relative
             expected = files[relative.as_posix()][1]
             if file < n_files - 1:
                 durable.link_or_copy(source, target)
@@ -259,13 +264,14 @@ class GroupWriter(Build):
 
     Raises
     ------
+    IndexReadOnly         `index_path` is a URL or a zip file
     IndexNotFound         there is no index at `index_path`
     IndexIncomplete, IndexBusy, IndexDamaged, StorageFull      as IndexWriter.create
     """
 
     def __init__(
         self,
-        index_path: str | os.PathLike[str],
+        index_path: str | os.PathLike[str] | RemotePath,
         group: Literal["operators", "truth"],
         build_key: str,
         *,
@@ -274,10 +280,11 @@ class GroupWriter(Build):
     ) -> None:
         if group not in STAGE_GROUPS:
             raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
-        if not (Path(index_path) / MANIFEST).is_file():
+        directory = local_directory(index_path)
+        if not (directory / MANIFEST).is_file():
             raise IndexNotFound(f"{index_path} is no index", fix="stride index build makes one")
         super().__init__(
-            Path(index_path) / group,
+            directory / group,
             prefix=f"{group}/",
             build_key=build_key,
             overwrite=overwrite,

@@ -15,6 +15,7 @@ from stride_cli.errors import UsageError
 from stride_cli.operators.options import TrainOptions, like_own, resolve_settings
 
 if TYPE_CHECKING:
+    from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.audit.judge import AuditOptions, Finding
     from stride_cli.corpus.readers import ReadOptions
@@ -123,7 +124,7 @@ def build_index(
 
 
 def train(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     options: TrainOptions | None = None,
     *,
     model: AttributableModel | None = None,
@@ -137,7 +138,7 @@ def train(
 
     Parameters
     ----------
-    index_path : path of the index
+    index_path : path of the index; `IndexReadOnly` for a URL or a zip file
     options : TrainOptions
     model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
     device, dtype : of the model to load
@@ -158,13 +159,14 @@ def train(
     import json
 
     from index_format.errors import IndexExists
+    from index_format.location import local_directory
     from index_format.reader import Index
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
     from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
 
     started = time.perf_counter()
-    index = Index.open(index_path)
+    index = Index.open(local_directory(index_path))
     if index.has("operators") and not overwrite:
         raise IndexExists(
             f"index '{index_path}' has operators already",
@@ -236,7 +238,7 @@ def train(
 
 
 def verify_hit(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     prompt: str | Query,
     options: QueryOptions | None = None,
     *,
@@ -302,7 +304,7 @@ def verify_hit(
 
 
 def tune(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     options: TuneOptions | None = None,
     *,
     model_path: str | None = None,
@@ -325,10 +327,11 @@ def tune(
     ------
     UsageError, StageMissing, NumericalError
     """
+    from index_format.location import locate
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.tuning.tune import TuneOptions, tune_index
 
-    where = WorkspacePath(Path(index_path), model_path, device, dtype)
+    where = WorkspacePath(locate(index_path), model_path, device, dtype)
     return tune_index(where, options or TuneOptions(), on_trial)
 
 
@@ -362,7 +365,7 @@ def audit(
 
 
 def select(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     workspace: str | Path,
     *,
     size: int,
@@ -393,10 +396,11 @@ def select(
     UsageError      more documents than the corpus has, an index without text, something at ``out``
     StageMissing    the index has no operators, and the method needs them
     """
+    from index_format.location import locate
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.selection.select import run_selection
 
-    where = WorkspacePath(Path(index_path), model_path, device, dtype)
+    where = WorkspacePath(locate(index_path), model_path, device, dtype)
     out = None if out is None else Path(out)
     return run_selection(
         where, Path(workspace), size=size, method=method, by=by, out=out, overwrite=overwrite
@@ -404,7 +408,7 @@ def select(
 
 
 def evaluate(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     queries: str | Path,
     *,
     methods: Sequence[str] = ("stride",),
@@ -434,13 +438,14 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
+    from index_format.location import locate
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
 
     for method in methods:
         check_method(method)
-    where, path = WorkspacePath(Path(index_path), model_path, device, dtype), Path(queries)
+    where, path = WorkspacePath(locate(index_path), model_path, device, dtype), Path(queries)
     build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
     bench = Bench(where, queries=path, alpha=alpha)
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]

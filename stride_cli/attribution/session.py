@@ -12,6 +12,7 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
+    from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor, SteeredModel
     from stride_cli.data.queries import Query
@@ -173,18 +174,18 @@ class Session:
     @without_collection()  # most of it is importing
     def open(
         cls,
-        index_path: str | Path,
+        index_path: str | Path | RemotePath,
         *,
         model: AttributableModel | None = None,
         model_path: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
     ) -> Session:
-        """Open an index for queries.
+        """Open an index for queries: a directory, or, fetched as it is needed, a zip file or a URL.
 
         Raises
         ------
-        IndexNotFound, IndexDamaged, IndexVersionError
+        IndexNotFound, IndexDamaged, IndexVersionError, IndexUnreachable
         IndexMismatch     the model is not the index's, or a checkpoint that takes part has changed
         ModelError        a model cannot be loaded, or a checkpoint is gone
         StageMissing      the index has no operators yet

@@ -45,7 +45,7 @@ Resamples = Annotated[int, typer.Option("--draws", min=100, help="Bootstrap resa
 
 
 def open_bench(
-    index: Path | None,
+    index: str | None,
     model: str | None,
     queries: Path | None,
     alpha: float | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from index_format.location import local_directory
 from stride_cli.commands.evaluate_options import Methods, Queries, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
 
@@ -153,6 +154,7 @@ def removal(
     ks = _numbers(top)
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
+    local_directory(bench.where.index)  # refused before a model is opened
     task = bench.workspace
     chosen = _draw_queries(bench, limit)
     check_ks(ks, task.n_chunks)
@@ -224,6 +226,7 @@ def loo(
 
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
+    local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, bench.queries
     sample = sample_chunks(task.n_chunks, chunks, seed=task.seed)
     store = store_of(task.index)

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.commands.completion import complete_index
-from stride_cli.commands.options import IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import IndexPath, Json, ModelPath, find_index, writable_index
 
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.readers import DEFAULT_MAX_DOCUMENT_BYTES, Fields, ReadOptions
@@ -39,6 +40,12 @@ def _example(*commands: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)
 
 
+def _new_index(given: str | Path) -> Path:
+    """``--out`` of a build; IndexReadOnly where it is a URL."""
+    local_directory(given)
+    return Path(given)
+
+
 CorpusArgument = Annotated[
     list[str],
     typer.Argument(
@@ -52,10 +59,10 @@ ModelOption = Annotated[
     typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
 ]
 IndexArgument = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(
         metavar="[INDEX]",
-        help="The index; default: the only *.stride here.",
+        help="The index, a directory, .zip or URL; default: the only *.stride here.",
         show_default=False,
         autocompletion=complete_index,
     ),
@@ -161,9 +168,9 @@ def build(
     corpus: CorpusArgument,
     *,
     model: ModelOption,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index goes.")] = Path(
-        "run.stride"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
+    ] = Path("run.stride"),
     block_size: BlockSizeOption = None,
     subsets: SubsetsOption = None,
     degree: DegreeOption = None,
@@ -221,7 +228,7 @@ def append(
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.checkpoint import load_tokenizer
 
-    path = find_index(index)
+    path = writable_index(index)
     begin = time.monotonic()
     source = model or Index.open(path).attributes.get("model_path")
     if source is None:
@@ -339,7 +346,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
         "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
         "texts": opened.has("corpus/text_bytes"),
-        "bytes": _disk_bytes(path),
+        "bytes": opened.n_bytes if (on_disk := _disk_bytes(path)) is None else on_disk,
         "operators": opened.operator_attributes() if opened.has("operators") else None,
         "truth": _truth_summary(opened) if opened.has("truth") else None,
     }
@@ -354,7 +361,8 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
     from index_format.verify import verify as find_problems
 
     path = _named_index(index, index_option)
-    with output.progress("verifying", _disk_bytes(path) / 1e6, unit="MB") as ticker:
+    on_disk = _disk_bytes(path)
+    with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
         done = 0
 
         def tell(read: int, _total: int) -> None:
@@ -421,16 +429,16 @@ def _truth_summary(index: Any) -> dict[str, Any]:
     return {"subsets": subsets, "seeds": seeds, "queries": queries, "alpha": alphas}
 
 
-def _named_index(argument: Path | None, option: Path | None) -> Path:
+def _named_index(argument: str | None, option: str | None) -> Location:
     """The index named by the argument or by --index, else the only one here."""
-    if argument is not None and option is not None and argument != option:
+    if argument is not None and option is not None and locate(argument) != locate(option):
         raise errors.UsageError(
             f"two indexes are named: '{argument}' and, by --index, '{option}'", fix="name it once"
         )
     return find_index(argument or option)
 
 
-def _summary(index: Any, path: Path) -> dict[str, Any]:
+def _summary(index: Any, path: Location) -> dict[str, Any]:
     counts = index.attributes.get("counts") or {}
     return {
         "index": str(path),
@@ -446,7 +454,7 @@ def _summary(index: Any, path: Path) -> dict[str, Any]:
     }
 
 
-def _report(index: Any, path: Path, seconds: float, json: bool) -> None:
+def _report(index: Any, path: Location, seconds: float, json: bool) -> None:
     record = {
         "schema": "stride.index/1",
         **_summary(index, path),
@@ -462,7 +470,10 @@ def _report(index: Any, path: Path, seconds: float, json: bool) -> None:
     _show(record, json, title=f"index {path}")
 
 
-def _disk_bytes(path: Path) -> int:
+def _disk_bytes(path: Location) -> int | None:
+    """What a directory takes, unfinished stages too; None for a zip file or a URL."""
+    if isinstance(path, RemotePath) or path.is_file():
+        return None
     return sum(
         (Path(directory) / name).stat().st_size for directory, _, names in os.walk(path) for name in names
     )

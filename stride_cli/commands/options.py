@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from index_format.location import Location, local_directory, locate
 from stride_cli.commands.completion import DEVICES, DTYPES, complete_index, one_of
 from stride_cli.errors import UsageError
 
@@ -34,10 +35,11 @@ Dtype = Annotated[
     ),
 ]
 IndexPath = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--index",
-        help="The index; default: the only *.stride in the working directory.",
+        metavar="<path>",
+        help="The index; default: the only *.stride in the working directory. Only to read: a .zip or a URL.",
         autocompletion=complete_index,
     ),
 ]
@@ -117,7 +119,7 @@ def query_options(chosen: Any, **more: Any) -> QueryOptions:
     return api.QueryOptions(**{**{name: getattr(chosen, name) for name in names}, **more})
 
 
-def find_index(given: Path | str | None) -> Path:
+def find_index(given: str | None) -> Location:
     """The index to use: the one given, else the one that the settings name, else the only ``*.stride`` here.
 
     Raises
@@ -128,7 +130,7 @@ def find_index(given: Path | str | None) -> Path:
 
     wanted = given if given is not None else resolve("general", {}).index
     if wanted is not None:
-        return Path(wanted)
+        return locate(wanted)
     found = sorted(path for path in Path().glob("*.stride") if path.is_dir())
     if len(found) == 1:
         return found[0]
@@ -142,3 +144,10 @@ def find_index(given: Path | str | None) -> Path:
         + ", ".join(path.name for path in found),
         fix=f"give one with --index, for example --index {found[0].name}",
     )
+
+
+def writable_index(given: str | None) -> Path:
+    """`find_index`, for a command that writes; IndexReadOnly where it is a URL or a zip file."""
+    where = find_index(given)
+    local_directory(where)
+    return Path(str(where))

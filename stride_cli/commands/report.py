@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from index_format.location import Location
 from stride_cli.commands.completion import MEASURES, one_of
 from stride_cli.commands.options import (
     Device,
@@ -186,7 +187,7 @@ class _Judges(NamedTuple):
 
 
 def _ask(
-    path: Path, model: str | None, settings: dict[str, Any], wanted: _Wanted, judges: _Judges, chat: bool
+    path: Location, model: str | None, settings: dict[str, Any], wanted: _Wanted, judges: _Judges, chat: bool
 ) -> Iterator[ShownAnswer]:
     from stride_cli import api
     from stride_cli.config import resolve

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from index_format.location import Location
 from stride_cli.commands.evaluate_retraining import Command, Engine, Recipe, WhereTrained, Workers
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
 from stride_cli.errors import UsageError
@@ -122,7 +122,7 @@ def verify_hit(
     render_check(found)
 
 
-def check_kind(path: Path, row: str | None) -> None:
+def check_kind(path: Location, row: str | None) -> None:
     """UsageError where a row is asked of a language model's index."""
     from index_format.reader import Index
     from stride_cli.models.kinds import require_examples

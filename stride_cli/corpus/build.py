@@ -17,6 +17,7 @@ import numpy as np
 from index_format.design import build_columns
 from index_format.errors import IndexFormatError
 from index_format.layout import FORMAT_VERSION
+from index_format.location import local_directory
 from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
@@ -114,6 +115,7 @@ def build_index(
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
     chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    local_directory(out)
     # before anything is created: no such file, a pattern without a match
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
     settings = {
@@ -177,7 +179,7 @@ def append_to_index(
     CorpusError
         As `build_index`; also an id that the index has already.
     """
-    index = Index.open(path)
+    index = Index.open(local_directory(path))
     index.check_fingerprint("tokenizer", tokenizer_fingerprint)
     attributes = dict(index.attributes)
     chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from index_format.location import Location, RemotePath
 from stride_cli.errors import ModelError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.startup import without_collection
@@ -38,7 +39,7 @@ class Workspace:
     @classmethod
     def open(
         cls,
-        index: Index | str | Path,
+        index: Index | str | Path | RemotePath,
         model: AttributableModel | str | None = None,
         *,
         device: str = "auto",
@@ -48,7 +49,7 @@ class Workspace:
 
         Parameters
         ----------
-        index : Index, or the path of one
+        index : Index, or the path or URL of one
         model : one that is loaded, or its path; default: where the index says that it is
 
         Raises
@@ -87,7 +88,7 @@ class Workspace:
 class WorkspacePath:
     """How another process opens the same workspace; see `Workspace.open`."""
 
-    index: Path
+    index: Location
     model: str | None = None
     device: str = "auto"
     dtype: str = "auto"

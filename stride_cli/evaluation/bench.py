@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import StageMissing
+from index_format.location import local_directory
 from stride_cli.data.query_files import read_queries
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
@@ -183,6 +184,7 @@ def build_truth_of(where: WorkspacePath, path: Path, **options: Any) -> tuple[Wo
     """
     from stride_cli.training.truth import build_truth
 
+    local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
     queries = read_queries(workspace, path)
     return workspace, queries, build_truth(workspace, queries, **options)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_format.location import RemotePath, local_directory
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.resampling import LEVEL, Interval
 from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_documents
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def verify_hit(
-    index_path: str | Path,
+    index_path: str | Path | RemotePath,
     prompt: str | Query,
     options: QueryOptions,
     *,
@@ -50,6 +51,7 @@ def verify_hit(
     from stride_cli.data.workspace import Workspace
 
     started = time.monotonic()
+    local_directory(index_path)  # refused before a model is opened
     if documents is None and options.top < 1:
         raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
     influences: list[float | None]

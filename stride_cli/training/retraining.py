@@ -71,8 +71,8 @@ _OWN_TRAINERS: dict[Kind, Callable[..., Trainer]] = {"language": _language, "cla
 
 
 def store_of(index: Index) -> Path:
-    """Where an index's outcomes are kept: INDEX.retraining, beside it."""
-    return index.path.with_name(index.path.name + ".retraining")
+    """Where an index's outcomes are kept: INDEX.retraining, beside it; IndexReadOnly for a URL or zip."""
+    return index.directory.with_name(index.directory.name + ".retraining")
 
 
 def retrain(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_format.location import local_directory
 from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.evaluation.resampling import mean_interval
 from stride_cli.output import note, progress
@@ -165,6 +166,7 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
         raise UsageError(f"--trials is {options.trials} (expected 1 or more)")
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
     check_grid(options.grid or {}, lambdas)
+    local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
     usual = float(recovery_defaults(workspace.index, workspace.model, "closed", None)["lambda_ratio"])
     grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
@@ -173,7 +175,7 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
     for name, own in (("subsets", workspace.index.n_subsets), ("degree", workspace.index.degree)):
         if name in grid:  # the index's own design is asked for by naming none
             grid[name] = [None if value == own else value for value in grid[name]]
-    place = workspace.index.path.with_name(workspace.index.path.name + ".tuning")
+    place = workspace.index.directory.with_name(workspace.index.directory.name + ".tuning")
     begun = time.perf_counter()
     workspace, target = _target(workspace, where, options, place)
     measured = time.perf_counter()

@@ -337,7 +337,9 @@ def _find_data(index: Index, model: Path) -> Path:
     """The index's data file: where it was, or of the same name beside the index or the model."""
     recorded = Path(index.attributes["config"]["sources"][0])
     beside = Path(os.path.abspath(model)).parent  # noqa: PTH100 (resolve() would follow links)
-    places = [recorded, index.path.parent / recorded.name, beside / recorded.name]
+    places = [recorded, beside / recorded.name]
+    if isinstance(index.path, Path):  # a URL has nothing beside it
+        places.insert(1, index.path.parent / recorded.name)
     for place in places:
         if place.is_file():
             return place

@@ -1,0 +1,77 @@
+"""Where an index is: a directory, built and mapped there; or, only to be read, a zip file or a URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from index_format.errors import IndexReadOnly
+
+# a scheme of two letters or more, so that no drive is one; "zip::https://…" is fsspec's way to chain two
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
+_PASSWORD = re.compile(r"(?<=://)[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """The URL of an index, or of something in it: joined and shown as a path is, without what says who asks.
+
+    Attributes
+    ----------
+    url : str      as it was given, without a slash at its end
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return without_password(self.url)
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> RemotePath:
+        joined = os.fspath(name)
+        return self if joined in ("", ".") else RemotePath(f"{self.url}/{joined}")
+
+    @property
+    def name(self) -> str:
+        """The last part: ``x.stride`` of ``https://host/data/x.stride``."""
+        return str(self).rpartition("/")[2]
+
+
+Location = Path | RemotePath
+
+
+def without_password(text: str) -> str:
+    """The text with the names and passwords left out that URLs in it hold."""
+    return _PASSWORD.sub("", text)
+
+
+def locate(given: str | os.PathLike[str] | RemotePath) -> Location:
+    """A URL as a RemotePath, all else, ``file://`` too, as the path that it is."""
+    if isinstance(given, RemotePath):
+        return given
+    text = os.fspath(given)
+    if not isinstance(given, str) or not _URL.match(text):
+        return Path(text)
+    if text.lower().startswith("file://"):
+        return Path(unquote(urlsplit(text).path))
+    return RemotePath(text.rstrip("/"))
+
+
+def local_directory(given: str | os.PathLike[str] | RemotePath) -> Path:
+    """The absolute path of an index that is to be written.
+
+    Raises
+    ------
+    IndexReadOnly      it is a URL, or a file (a zip)
+    """
+    where = locate(given)
+    if isinstance(where, RemotePath):
+        raise IndexReadOnly(
+            f"index {where} is read over the network, and cannot be written",
+            fix="copy the whole directory to a local disk, and name the copy",
+        )
+    if where.suffix == ".zip" and where.is_file():
+        raise IndexReadOnly(f"index {where} is a zip file, and cannot be written", fix=f"unzip {where} first")
+    return Path(os.path.abspath(where))  # noqa: PTH100 (resolve() would follow links)
