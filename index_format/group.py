@@ -23,10 +23,10 @@ from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import (
     ZARR_JSON,
     ArrayMetadata,
-    chunk_file,
+    chunk_name,
     decode_json,
-    parse_array,
     parse_group,
+    read_node,
 )
 from index_format.places import RESTORE, Directory, Files, Place
 
@@ -119,19 +119,18 @@ def read_group(place: Place, prefix: str, *, check: bool) -> Group:
     nodes = [name for name in files if name.rpartition("/")[2] == ZARR_JSON]
     documents = place.read_all(nodes)
     for name in nodes:
-        path = place.path / name
         if name not in documents:
-            raise IndexDamaged(f"{path} is missing", fix=RESTORE)
+            raise IndexDamaged(f"{place.path / name} is missing", fix=RESTORE)
         try:
             if check and hashlib.sha256(documents[name]).hexdigest() != files[name][1]:
                 raise ValueError("other content than the manifest records")
-            content = decode_json(documents[name])
-            if content["node_type"] == "array":
-                arrays[name.rpartition("/")[0]] = parse_array(content)
+            array = read_node(documents[name])
+            if array is not None:
+                arrays[name.rpartition("/")[0]] = array
             elif name == prefix + ZARR_JSON:
-                attributes = parse_group(content)
+                attributes = parse_group(decode_json(documents[name]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IndexDamaged(f"{path} is damaged: {error}", fix=RESTORE) from None
+            raise IndexDamaged(f"{place.path / name} is damaged: {error}", fix=RESTORE) from None
     for name, array in arrays.items():
         _check_files(name, array, files, place.path)
     return Group(arrays, attributes, files, digest)
@@ -141,6 +140,6 @@ def _check_files(name: str, array: ArrayMetadata, files: Files, path: Location) 
     """The manifest must name the chunk files that the metadata asks for, of the length it asks for."""
     row_bytes = np.dtype(array.dtype).itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     for file in range(array.n_files):
-        chunk = chunk_file(Path(name), file, len(array.shape)).as_posix()
+        chunk = f"{name}/{chunk_name(file, len(array.shape))}"
         if files.get(chunk, (-1, ""))[0] != array.chunk_rows * row_bytes:
             raise IndexDamaged(f"{path / chunk} does not fit array {name}", fix=RESTORE)

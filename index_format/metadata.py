@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,33 @@ def _canonical(document: Any) -> bytes:
     return encode_json(content)
 
 
+@cache
+def _nowhere() -> Any:
+    """An empty place in memory, for nodes whose metadata alone are wanted."""
+    from zarr.storage import MemoryStore, StorePath
+
+    return StorePath(MemoryStore())
+
+
 def parse_group(content: Mapping[str, Any]) -> dict[str, Any]:
     """A group's attributes under the key "stride", {} where it has none; ValueError for what is no group."""
     import zarr
-    from zarr.storage import MemoryStore, StorePath
 
     try:
-        group = zarr.AsyncGroup.from_dict(StorePath(MemoryStore()), dict(content))
+        group = zarr.AsyncGroup.from_dict(_nowhere(), dict(content))
         kept = group.attrs.get(ATTRIBUTES_KEY, {})
     except _NOT_ZARR as error:
         raise ValueError(f"not a Zarr group: {error}") from error
     if not isinstance(kept, dict):
         raise ValueError(f"attribute {ATTRIBUTES_KEY!r} should be an object")
     return kept
+
+
+@lru_cache(maxsize=1024)  # many arrays have the same document, and many commands open an index twice
+def read_node(document: bytes) -> ArrayMetadata | None:
+    """What a zarr.json says of an array; None where it is a group's; errors as of decoding and parsing."""
+    content = decode_json(document)
+    return parse_array(content) if content["node_type"] == "array" else None
 
 
 def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
@@ -119,32 +134,34 @@ def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
     """
     import zarr
     from zarr.codecs import BytesCodec
-    from zarr.storage import MemoryStore, StorePath
 
     try:
-        array = zarr.Array.from_dict(StorePath(MemoryStore()), dict(content))
-        shape, chunk = array.shape, array.chunks
-        metadata = ArrayMetadata(tuple(map(int, shape)), array.dtype.name, int(chunk[0]) if chunk else 0)
-        if metadata.dtype not in NUMBERS or not shape or not 1 <= chunk[0] <= max(1, shape[0]):
+        read = zarr.Array.from_dict(_nowhere(), dict(content)).metadata
+        shape, chunk, codecs = read.shape, read.chunk_grid.chunk_shape, read.codecs
+        dtype = np.dtype(read.dtype.to_native_dtype())
+        if dtype.name not in NUMBERS or not shape or not 1 <= chunk[0] <= max(1, shape[0]):
             raise ValueError("dtype, shape or chunk shape")
-        if chunk[1:] != shape[1:] or array.shards is not None:
+        if chunk[1:] != shape[1:]:
             raise ValueError("chunk grid")
-        serializer = array.serializer
-        if array.filters or array.compressors or not isinstance(serializer, BytesCodec):
+        if len(codecs) != 1 or not isinstance(codecs[0], BytesCodec) or read.storage_transformers:
             raise ValueError("codecs")
-        if array.dtype.itemsize > 1 and getattr(serializer.endian, "value", None) != "little":
+        if dtype.itemsize > 1 and getattr(codecs[0].endian, "value", None) != "little":
             raise ValueError("byte order")
-        last = (3, *[0] * (len(shape) - 1))
-        if array.metadata.encode_chunk_key(last) != chunk_file(Path(), 3, len(shape)).as_posix():
+        if read.encode_chunk_key((3, *[0] * (len(shape) - 1))) != chunk_name(3, len(shape)):
             raise ValueError("names of chunk files")
     except _NOT_ZARR as error:
         raise ValueError(f"not an array that STRIDE writes: {error}") from error
-    return metadata
+    return ArrayMetadata(shape, dtype.name, chunk[0])
+
+
+def chunk_name(file: int, n_axes: int) -> str:
+    """The name of chunk file number `file` below its array: c/0, or c/0/0 for two axes, …"""
+    return f"c/{file}" + "/0" * (n_axes - 1)
 
 
 def chunk_file(array: Path, file: int, n_axes: int) -> Path:
-    """Chunk file number `file` of the array in directory `array`: c/0, or c/0/0 for two axes, …"""
-    return array.joinpath("c", str(file), *["0"] * (n_axes - 1))
+    """Chunk file number `file` of the array in directory `array`."""
+    return array / chunk_name(file, n_axes)
 
 
 def rows_per_file(row_bytes: int, shard_bytes: int) -> int:

@@ -69,6 +69,7 @@ def preload() -> None:
     import scipy.optimize  # noqa: F401
     import transformers
     import transformers.modeling_utils
+    import zarr  # noqa: F401
 
     for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
         getattr(transformers, name)  # imported when first asked for
