@@ -145,13 +145,14 @@ def test_lambda_max_is_where_weights_vanish(case):
 def test_twins_share_evenly_whatever_their_order(case, seed):
     order = np.random.default_rng(seed).permutation(len(case["columns"]))
     columns = case.pop("columns")
-    first = weights_of(solve_lasso(columns, **case, tolerance=1e-13))
+    first = weights_of(solve_lasso(columns, **case, tolerance=1e-11))
     second = np.empty(len(order))
-    second[order] = weights_of(solve_lasso(columns[order], **case, tolerance=1e-13))
+    second[order] = weights_of(solve_lasso(columns[order], **case, tolerance=1e-11))
     # w need not be unique (n > K), what it explains is
     matrix = dense(columns, case["n_subsets"])
     centred = matrix - matrix.mean(axis=0) if case["intercept"] else matrix
-    np.testing.assert_allclose(centred @ second, centred @ first, atol=1e-5)
+    atol = 1e-5 * max(1.0, np.linalg.norm(case["y"]))  # a gap g leaves √(2 g) of M w open
+    np.testing.assert_allclose(centred @ second, centred @ first, atol=atol)
     _, group = np.unique(columns, axis=0, return_inverse=True)
     for twins in range(group.max() + 1):
         assert len(set(first[group.ravel() == twins])) == len(set(second[group.ravel() == twins])) == 1
