@@ -8,26 +8,38 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.session import Answer, QueryOptions, Session
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.session import Answer, Session
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import open_model
 from stride_cli.errors import UsageError
-from stride_cli.operators.options import TrainOptions, like_own, resolve_settings
+from stride_cli.operators.options import (
+    ClosedOptions,
+    SgdOptions,
+    TrainOptions,
+    like_own,
+    resolve_settings,
+)
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
-    from stride_cli.audit.judge import AuditOptions, Finding
+    from stride_cli.audit.judge import Finding
+    from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.selection.select import Selection
-    from stride_cli.tuning.tune import TuneOptions
+    from stride_cli.tuning.options import TuneOptions
 
 __all__ = [
     "Answer",
+    "ClosedOptions",
     "QueryOptions",
     "Session",
+    "SgdOptions",
     "TrainOptions",
     "as_query",
     "audit",
@@ -139,7 +151,7 @@ def train(
     Parameters
     ----------
     index_path : path of the index; `IndexReadOnly` for a URL or a zip file
-    options : TrainOptions
+    options : ClosedOptions or SgdOptions
     model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
     device, dtype : of the model to load
     overwrite : replace operators that are already there
@@ -172,7 +184,7 @@ def train(
             f"index '{index_path}' has operators already",
             fix="query them, or fit anew with --overwrite",
         )
-    options = options or TrainOptions()
+    options = options or ClosedOptions()
     checkpoints = find_checkpoints(index, options.checkpoints)
     models = [model or open_model(index, model_path, device=device, dtype=dtype)]
     options = like_own(options, models[0], index)
@@ -238,24 +250,15 @@ def train(
 
 
 def verify_hit(
-    index_path: str | Path | RemotePath,
+    where: str | Path | RemotePath | WorkspacePath,
     prompt: str | Query,
     options: QueryOptions | None = None,
+    check: HitOptions | None = None,
     *,
     response: str | None = None,
     span: str | None = None,
     documents: Sequence[str] | None = None,
-    seeds: int = 5,
-    random: int = 5,
-    effect: float | None = None,
-    recipe: str | Path | None = None,
-    command: str | None = None,
-    engine: str = "local",
-    workers: int | None = None,
     model: AttributableModel | None = None,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
 ) -> dict[str, Any]:
     """Retrain without a query's top documents, and without as many random ones: did its loss depend on them?
 
@@ -263,13 +266,12 @@ def verify_hit(
 
     Parameters
     ----------
+    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
     prompt, response, span : see `Session.query`
     options : QueryOptions       its `top` says how many documents
+    check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
-    seeds, random : trainings of every set of documents, and random sets of each seed
-    effect : smallest rise of the loss that would matter, nats (default 0.1)
-    recipe, command : see `stride_cli.training.retraining.open_trainer`
-    engine, workers : see `stride_cli.training.retraining.retrain`
+    model : AttributableModel, optional    else loaded
 
     Returns
     -------
@@ -280,27 +282,14 @@ def verify_hit(
     UsageError      fewer documents than asked for, an unknown id
     ModelError      the model has no recipe, and no command is given
     """
+    from index_format.location import locate
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.hit_record import verify_hit as verify
+    from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    return verify(
-        index_path,
-        prompt,
-        options or QueryOptions(),
-        response=response,
-        span=span,
-        documents=documents,
-        seeds=seeds,
-        random=random,
-        effect=effect,
-        recipe=recipe,
-        command=command,
-        engine=engine,
-        workers=workers,
-        model=model,
-        model_path=model_path,
-        device=device,
-        dtype=dtype,
-    )
+    place = where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
+    question = HitQuestion(prompt, response, span, documents)
+    return verify(place, question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
 def tune(
@@ -329,7 +318,8 @@ def tune(
     """
     from index_format.location import locate
     from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.tuning.tune import TuneOptions, tune_index
+    from stride_cli.tuning.options import TuneOptions
+    from stride_cli.tuning.tune import tune_index
 
     where = WorkspacePath(locate(index_path), model_path, device, dtype)
     return tune_index(where, options or TuneOptions(), on_trial)
@@ -357,7 +347,8 @@ def audit(
     ------
     CorpusError, UsageError
     """
-    from stride_cli.audit.judge import AuditOptions, audit_files
+    from stride_cli.audit.judge import audit_files
+    from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.readers import ReadOptions
 
     against = None if controls is None else str(controls)

@@ -3,60 +3,84 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import operator
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError
+from stride_cli.operators.options import FLAT
+from stride_cli.options import Entry, Options, entries, option
 
 FILE_NAME = "stride.yaml"
 
 
 @dataclass(frozen=True)
-class GeneralSettings:
+class GeneralSettings(Options):
     """The index and the model that commands use when none is given."""
 
-    index: str | None = None
-    model: str | None = None
+    index: str | None = option(
+        None,
+        "The index; default: the only *.stride in the working directory. Only to read: a .zip or a URL.",
+        metavar="<path>",
+        setting=True,
+    )
+    model: str | None = option(
+        None, "Checkpoint directory, hub id or .gguf file; default: the index's own.", setting=True
+    )
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """How operators are fitted; None: what fits the index and model (`stride_cli.api.TrainOptions`)."""
+class Placement(Options):
+    """Where a model runs, and in which precision."""
 
-    fit: str | None = None
-    space: str | None = None
-    layer: int | None = None
-    rank: int | None = None
-    damping: float | None = None
-    seed: int | None = None
-    checkpoints: list | None = None  # of paths; in the environment joined as in PATH
-    device: str = "auto"
-    dtype: str = "auto"
-
-
-@dataclass(frozen=True)
-class QuerySettings:
-    """How queries are answered; None: what the operators' fit asks for (`stride_cli.api.QueryOptions`)."""
-
-    top: int = 10
-    bottom: int = 0
-    lambda_ratio: float | None = None
-    measure: str = "auto"
-    intercept: bool | None = None
-    nonneg: bool = False
-    shrink: bool = True
-    refine: int = 0
-    max_new_tokens: int = 16
-    device: str = "auto"
-    dtype: str = "auto"
+    device: str = option(
+        "auto",
+        "cpu, cuda, cuda:1 …; default: CUDA where there is one.",
+        suggest=("auto", "cpu", "cuda"),
+        setting=True,
+    )
+    dtype: str = option(
+        "auto",
+        "fp32 or bf16; default: what the device does best.",
+        suggest=("auto", "fp32", "bf16"),
+        setting=True,
+    )
 
 
-SECTIONS: dict[str, type] = {"general": GeneralSettings, "train": TrainSettings, "query": QuerySettings}
+def _section(name: str, *classes: type) -> type:
+    """A dataclass of the options that are keys of stride.yaml."""
+    made = [
+        (entry.name, _hint(entry), None if entry.default == () else entry.default)
+        for entry in entries(*classes).values()
+        if entry.about.setting
+    ]
+    keys = [(key, hint, field(default=default)) for key, hint, default in made]
+    return make_dataclass(name, keys, frozen=True)
+
+
+def _hint(entry: Entry) -> Any:
+    kinds = entry.kinds if entry.default is not None and entry.default != () else {*entry.kinds, NoneType}
+    return functools.reduce(operator.or_, sorted(kinds, key=lambda kind: kind is NoneType))
+
+
+# device and dtype of "train" and "query" are set apart: fitting may run where queries do not
+SECTIONS: dict[str, type] = {
+    "general": _section("GeneralSettings", GeneralSettings),
+    "train": _section("TrainSettings", *FLAT, Placement),
+    "query": _section("QuerySettings", QueryOptions, Placement),
+}
+_DECLARED = {
+    "general": entries(GeneralSettings),
+    "train": entries(*FLAT, Placement),
+    "query": entries(QueryOptions, Placement),
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +91,14 @@ class Setting:
     value: Any
     source: str
 
+    @property
+    def name(self) -> str:
+        return self.key.partition(".")[2]
+
 
 def resolve(section: str, flags: Mapping[str, Any]) -> Any:
-    """The settings of one section; flags whose value is None are "not given".
+    """The settings of one section; flags whose value is None are "not given", and those that are no setting
+    pass by.
 
     Parameters
     ----------
@@ -84,8 +113,8 @@ def resolve(section: str, flags: Mapping[str, Any]) -> Any:
     ------
     UsageError      an unknown key or a value of the wrong type in stride.yaml or the environment
     """
-    found = {setting.key.partition(".")[2]: setting.value for setting in settings(section)}
-    found.update({name: value for name, value in flags.items() if value is not None})
+    found = {setting.name: setting.value for setting in settings(section)}
+    found.update({name: value for name, value in flags.items() if value is not None and name in found})
     return SECTIONS[section](**found)
 
 
@@ -96,14 +125,16 @@ def settings(section: str | None = None) -> list[Setting]:
     for name, cls in SECTIONS.items():
         if section is not None and name != section:
             continue
-        hints = get_type_hints(cls)
+        hints, declared = get_type_hints(cls), _DECLARED[name]
         for entry in fields(cls):
             key, variable = f"{name}.{entry.name}", f"STRIDE_{name}_{entry.name}".upper()
             value, source = entry.default, "default"
             if key in written:
                 value, source = _check(written[key], hints[entry.name], key, FILE_NAME), FILE_NAME
+                declared[entry.name].check(value, f"{FILE_NAME}: {key}", f"write {_example(key, declared)}")
             if variable in os.environ:
                 value = _parse(os.environ[variable], hints[entry.name], variable)
+                declared[entry.name].check(value, variable, f"unset {variable}")
                 source = variable
             result.append(Setting(key, value, source))
     return result
@@ -192,6 +223,11 @@ def write_settings(updates: Mapping[str, Any]) -> Path:
         write_file(fresh, changed.encode())
         fresh.replace(target)
     return path
+
+
+def _example(key: str, declared: Mapping[str, Entry]) -> str:
+    name = key.partition(".")[2]
+    return f"{name}: {declared[name].example}"
 
 
 def _known() -> list[str]:

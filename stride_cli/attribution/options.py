@@ -1,47 +1,99 @@
-"""How influences are found."""
+"""How influences are found, and how a query is answered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stride_cli.errors import UsageError
+from stride_cli.options import Options, option
 
 
 @dataclass(frozen=True)
-class RecoveryOptions:
+class RecoveryOptions(Options):
     """How influences are found; None means "as the operators' fit asks for".
 
     Attributes
     ----------
     lambda_ratio : λ / λ_max
-    measure : "auto", "linear" or "exact"
+    measure : how the subsets' responses are measured
     intercept, nonneg : of the Lasso
     shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
         Lasso as they are
     refine : read the influences of so many chunks, those that the recovery and shared pairs of tokens make
         most likely, from their own gradients
     batch_size : steered continuations at once (exact)
-
-    Raises
-    ------
-    UsageError      a measurement that does not exist, λ outside (0, 1], or fewer than no chunks to read
     """
 
-    lambda_ratio: float | None = None
-    measure: str = "auto"
-    intercept: bool | None = None
-    nonneg: bool = False
-    shrink: bool = True
-    refine: int = 0
-    batch_size: int = 8
+    lambda_ratio: float | None = option(
+        None,
+        "λ as a share of λ_max. [0.03 closed (classifiers: 0.01), 0.2 sgd, 0.8 paper]",
+        above=0,
+        high=1,
+        setting=True,
+        example=0.1,
+    )
+    measure: str = option(
+        "auto",
+        "auto, linear (one backward pass) or exact (K steered continuations).",
+        choices=("auto", "linear", "exact"),
+        setting=True,
+    )
+    nonneg: bool = option(False, "Only supporting influences.", setting=True)
+    intercept: bool | None = option(
+        None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True
+    )
+    refine: int = option(
+        0,
+        "Read the influence of so many chunks, the likeliest by the recovery and by shared pairs of "
+        "tokens, from their own gradients: more exact, a forward and a backward pass for each. [0]",
+        low=0,
+        setting=True,
+        example=100,
+    )
+    shrink: bool = option(
+        True,
+        "Show the Lasso's weights; small ones are not made smaller.",
+        flag="--no-shrink",
+        setting=True,
+    )
+    batch_size: int = option(8, low=1)
 
-    def __post_init__(self) -> None:
-        if self.measure not in ("auto", "linear", "exact"):
-            raise UsageError(f"unknown measurement '{self.measure}'", fix="use auto, linear or exact")
-        if self.lambda_ratio is not None and not 0 < self.lambda_ratio <= 1:
-            raise UsageError(
-                f"λ is {self.lambda_ratio} of λ_max (expected more than 0, at most 1)",
-                fix="try --lambda-ratio 0.1",
-            )
-        if self.refine < 0:
-            raise UsageError(f"refine is {self.refine} (expected 0 or more)", fix="try refine=200")
+
+@dataclass(frozen=True)
+class QueryOptions(RecoveryOptions):
+    """How a query is answered; beside how influences are found:
+
+    Attributes
+    ----------
+    top, bottom : supporters and opposers to show
+    max_new_tokens : length of a generated continuation
+    chat : format prompts with the chat template
+    check : compare a linear measurement with the exact one on a random few subsets
+    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
+    stability : with halves, say of each hit how often it stays on the list
+    prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
+        query together; each hit keeps the two apart
+    """
+
+    top: int = option(10, "Supporting documents to show. [10]", low=0, setting=True)
+    bottom: int = option(0, "Opposing documents to show. [0]", low=0, setting=True, example=10)
+    max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
+    chat: bool = option(False, "Format the prompt with the chat template.")
+    check: bool = option(
+        False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v"
+    )
+    halves: int = option(
+        0,
+        "Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
+        "without --stability 4, for the answer's reliability alone, up to a million chunks]",
+        low=0,
+        example=10,
+    )
+    stability: bool = option(
+        True, "How often each document stays on the list when half of the subsets are left out."
+    )
+    prior: str | None = option(
+        None,
+        "Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
+        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
+        choices=("tfidf", "pairs"),
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.options import QueryOptions, RecoveryOptions
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
@@ -25,32 +25,6 @@ if TYPE_CHECKING:
     from stride_cli.recovery.shrinkage import Shrinkage
 
 _SPOT_CHECK = 16
-
-
-@dataclass(frozen=True)
-class QueryOptions(RecoveryOptions):
-    """How a query is answered; beside how influences are found:
-
-    Attributes
-    ----------
-    top, bottom : supporters and opposers to show
-    max_new_tokens : length of a generated continuation
-    chat : format prompts with the chat template
-    check : compare a linear measurement with the exact one on a random few subsets
-    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
-    stability : with halves, say of each hit how often it stays on the list
-    prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
-        query together; each hit keeps the two apart
-    """
-
-    top: int = 10
-    bottom: int = 0
-    max_new_tokens: int = 16
-    chat: bool = False
-    check: bool = False
-    halves: int = 0
-    stability: bool = True
-    prior: str | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
-    from stride_cli.audit.judge import AuditOptions
+    from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.documents import Document
 
 _REFERENCES = 2  # versions of each made control

@@ -20,6 +20,7 @@ from stride_cli.audit.control_sets import (
 )
 from stride_cli.audit.effect import Candidates, Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
+from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
-CONTROLS = ("auto", "absent", "made")
 CONTROLS_IN_WORDS = {
     "file": "from a file",
     "absent": "the items without a copy in the corpus",
@@ -42,31 +42,6 @@ VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
-
-
-@dataclass(frozen=True)
-class AuditOptions:
-    """How a benchmark is judged.
-
-    Attributes
-    ----------
-    level : float            q below which there is an effect
-    present : float          share of an item's 8-grams found in the corpus from which on it is present there
-                             (0.7 in PaLM: Chowdhery et al. 2022, section 8)
-    top : int                chunks most like the item by BM25, whose influence is added up (and all within
-                             10 % of the best score, at most 128)
-    controls : str           where no controls are given: "absent", the items of which the corpus holds no
-                             copy; "made", versions of the items; "auto", absent ones if there are enough
-    controls_per_item : int  made for each item
-    lambda_ratio : float     λ / λ_max; default: as `stride query`
-    """
-
-    level: float = 0.05
-    present: float = 0.7
-    top: int = 20
-    controls: str = "auto"
-    controls_per_item: int = 10
-    lambda_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,11 +120,10 @@ def audit(
     Raises
     ------
     UsageError      an empty benchmark, a control that is in the corpus or in the benchmark (names it), no
-                    item that is absent where those are to be controls, a classifier's index, an option out of
-                    range
+                    item that is absent where those are to be controls, a classifier's index
     QueryError      an item without a scored token
     """
-    _check(session, documents, options)
+    _check(session, documents)
     block_size = int(session.index.attributes["block_size"])
     tokenizer = session.model.tokenizer
     items = tokenize_samples(tokenizer, documents, block_size=block_size)
@@ -229,18 +203,10 @@ def verdict_of(present: bool, q: float, level: float) -> str:
     return PRESENT if present else NOTHING
 
 
-def _check(session: Session, documents: Sequence[Document], options: AuditOptions) -> None:
+def _check(session: Session, documents: Sequence[Document]) -> None:
     refuse_classifier(session.index, "an audit compares texts")
     if not documents:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
-    if options.controls not in CONTROLS:
-        raise UsageError(f"controls '{options.controls}' are unknown", fix=f"one of {', '.join(CONTROLS)}")
-    for name, value, high in (("level", options.level, 1.0), ("present share", options.present, 1.0)):
-        if not 0 < value <= high:
-            raise UsageError(f"the {name} is {value:g} (expected more than 0, at most 1)")
-    for name, count in (("--top", options.top), ("--controls-per-item", options.controls_per_item)):
-        if count < 1:
-            raise UsageError(f"{name} is {count} (expected 1 or more)")
 
 
 def _candidates(overlap: Overlap, ranked: Ranked, offsets: np.ndarray, top: int, length: int) -> Candidates:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stride_cli.commands.index import _example, _with_reading
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.audit.options import CONTROLS, AuditOptions
+from stride_cli.commands.index import _example
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    Reading,
+    find_index,
+    with_flags,
+)
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import EXIT_FOUND, UsageError
 
@@ -30,7 +42,7 @@ class Format(StrEnum):
     html = "html"
 
 
-@_with_reading
+@with_flags
 def audit(
     benchmark: Annotated[
         str,
@@ -58,26 +70,12 @@ def audit(
         float | None,
         typer.Option("--fail-on-leak", metavar="Q", help="Exit with 1 where an item has a q-value up to Q."),
     ] = None,
-    level: Annotated[
-        float, typer.Option("--level", help="q below which an item counts as having an effect.")
-    ] = 0.05,
-    present: Annotated[
-        float, typer.Option("--present", help="Share of an item's 8-grams that makes it present.")
-    ] = 0.7,
-    top: Annotated[
-        int, typer.Option("--top", help="Chunks most like an item whose influence is added up.")
-    ] = 20,
-    controls_per_item: Annotated[
-        int, typer.Option("--controls-per-item", help="Controls made from each item.")
-    ] = 10,
-    lambda_ratio: Annotated[
-        float | None, typer.Option("--lambda-ratio", help="λ as a share of λ_max; default: as stride query.")
-    ] = None,
+    given: Annotated[dict[str, Any], Flags(AuditOptions)],
     model: ModelPath = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
-    reading: ReadOptions,
+    reading: Reading,
 ) -> None:
     """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
 
@@ -91,19 +89,16 @@ def audit(
     corpus.
     """
     from stride_cli import api
-    from stride_cli.audit.judge import CONTROLS, AuditOptions, audit_files
+    from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
 
     if fail_on_leak is not None and not 0 <= fail_on_leak <= 1:
         raise UsageError(
             f"--fail-on-leak is {fail_on_leak:g} (expected 0 to 1)", fix="for example --fail-on-leak 0.05"
         )
-    if lambda_ratio is not None and not 0 < lambda_ratio <= 1:
-        raise UsageError(
-            f"λ is {lambda_ratio} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.1"
-        )
-    chosen = resolve("query", {"lambda_ratio": lambda_ratio, "device": device, "dtype": dtype})
     made = controls in CONTROLS
+    options = AuditOptions(**given, controls=controls if made else "auto")
+    chosen = resolve("query", {"lambda_ratio": options.lambda_ratio, "device": device, "dtype": dtype})
     session, findings = audit_files(
         lambda: api.Session.open(
             find_index(index),
@@ -113,18 +108,11 @@ def audit(
         ),
         benchmark,
         None if made else controls,
-        AuditOptions(
-            level=level,
-            present=present,
-            top=top,
-            controls=controls if made else "auto",
-            controls_per_item=controls_per_item,
-            lambda_ratio=chosen.lambda_ratio,
-        ),
-        reading,
+        replace(options, lambda_ratio=chosen.lambda_ratio),
+        ReadOptions.of(reading),
     )
-    _write(findings, format, json, benchmark, session.index.path.name, level)
-    _summarise(findings, level)
+    _write(findings, format, json, benchmark, session.index.path.name, options.level)
+    _summarise(findings, options.level)
     if fail_on_leak is not None and any(finding.q <= fail_on_leak for finding in findings):
         raise typer.Exit(EXIT_FOUND)
 

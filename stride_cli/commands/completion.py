@@ -12,7 +12,6 @@ from pathlib import Path
 
 Completer = Callable[[str], list[str]]
 
-FITS = ("closed", "sgd")
 SPACES = (
     "residual",
     "residual-matrix",
@@ -23,13 +22,7 @@ SPACES = (
     "pair-logit",
     "head-matrix",
 )
-CURVATURES = ("kronecker", "fisher", "exact")
-STABILITY_LOSSES = ("kl", "logit", "norm")
-MEASURES = ("auto", "linear", "exact")
 RESPONSES = ("loss", "margin")
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "fp32", "bf16")
-NETWORKS = ("mlp", "resnet9", "logistic")
 
 
 def take_named_shell(arguments: Sequence[str]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from index_format.location import local_directory
 from stride_cli.commands.evaluate_options import Methods, Queries, open_bench
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.training.options import RetrainOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,27 +35,8 @@ Examples:
 """
 
 
-class Engine(StrEnum):
-    """Where models are retrained."""
-
-    local = "local"
-    ray = "ray"
-
-
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Trainings of every set of chunks.")]
-Workers = Annotated[
-    int | None, typer.Option("--workers", help="Trained at the same time; default: one a processor or GPU.")
-]
-WhereTrained = Annotated[
-    Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
-]
-Recipe = Annotated[
-    Path | None, typer.Option("--recipe", help="A stride_recipe.json; default: the model's own.")
-]
-Command = Annotated[
-    str | None,
-    typer.Option("--command", help="Retrain by this program instead; see stride evaluate truth."),
-]
+Retraining = Annotated[dict[str, Any], Flags(RetrainOptions)]
 Limit = Annotated[
     int, typer.Option("--limit", min=1, help="At most so many queries, drawn by lot: each needs its models.")
 ]
@@ -121,6 +101,7 @@ def tail_patch(
         )
 
 
+@with_flags
 def removal(
     index: IndexPath = None,
     model: ModelPath = None,
@@ -130,10 +111,8 @@ def removal(
     limit: Limit = 10,
     seeds: Seeds = 3,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Random removals to compare with.")] = 5,
-    engine: WhereTrained = Engine.local,
-    workers: Workers = None,
-    recipe: Recipe = None,
-    command: Command = None,
+    *,
+    given: Retraining,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -151,6 +130,7 @@ def removal(
     from stride_cli.training.retraining import open_trainer, store_of
     from stride_cli.training.truth import subset_seeds
 
+    retraining = RetrainOptions(**given)
     ks = _numbers(top)
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
@@ -158,7 +138,7 @@ def removal(
     task = bench.workspace
     chosen = _draw_queries(bench, limit)
     check_ks(ks, task.n_chunks)
-    trainer = open_trainer(task, chosen, recipe=recipe, command=command)
+    trainer = open_trainer(task, chosen, recipe=retraining.recipe, command=retraining.command)
     store = store_of(task.index)
     models = seeds * (1 + len(ks) * (len(specs) * len(chosen) + draws))
     note(f"at most {models:,} models to retrain; kept in {store}")
@@ -173,8 +153,8 @@ def removal(
             store=store,
             draws=draws,
             seed=task.seed,
-            engine=engine.value,
-            workers=workers,
+            engine=retraining.engine,
+            workers=retraining.workers,
         ):
             parts = found.intervals(seed=task.seed)
             record: dict[str, Any] = {
@@ -195,6 +175,7 @@ def removal(
         print_table(f"{len(chosen)} queries after removal, {seeds} seeds", columns, rows)
 
 
+@with_flags
 def loo(
     index: IndexPath = None,
     model: ModelPath = None,
@@ -204,10 +185,8 @@ def loo(
         int, typer.Option("--chunks", help="Chunks to leave out one by one, drawn by lot.")
     ] = 40,
     seeds: Seeds = 3,
-    engine: WhereTrained = Engine.local,
-    workers: Workers = None,
-    recipe: Recipe = None,
-    command: Command = None,
+    *,
+    given: Retraining,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -224,6 +203,7 @@ def loo(
     from stride_cli.training.retraining import open_trainer, store_of
     from stride_cli.training.truth import subset_seeds
 
+    retraining = RetrainOptions(**given)
     specs = split_methods(methods)
     bench = open_bench(index, model, queries, None, device, dtype)
     local_directory(bench.where.index)  # refused before a model is opened
@@ -233,12 +213,12 @@ def loo(
     note(f"at most {seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
     scores = {spec: columns_of(_scores(bench, spec, chosen), sample) for spec in specs}
     found = measure_leave_one_out(
-        open_trainer(task, chosen, recipe=recipe, command=command),
+        open_trainer(task, chosen, recipe=retraining.recipe, command=retraining.command),
         sample,
         subset_seeds(task.seed, seeds).tolist(),
         store=store,
-        engine=engine.value,
-        workers=workers,
+        engine=retraining.engine,
+        workers=retraining.workers,
     )
     ceiling = found.ceiling(seed=task.seed)
     rows = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import Device, Json
+from stride_cli.commands.options import Device, Flags, Json, with_flags
+from stride_cli.training.options import FinetuneOptions
 
 EXAMPLE = """\b
 Examples:
@@ -16,22 +17,19 @@ Examples:
 """
 
 
+@with_flags
 def selection(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What stride select wrote.")],
     model: Annotated[str, typer.Option("--model", metavar="BASE", help="The model to fine-tune.")],
     queries: Annotated[Path, typer.Option("--queries", help="Held-out queries, with responses for F1.")],
     seeds: Annotated[int, typer.Option("--seeds", help="Models fine-tuned on each file.")] = 3,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over each file. [3]")] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", help="Most tokens of a batch. [2048]")
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Peak learning rate; default: as stride model finetune.")
-    ] = None,
-    lora: Annotated[int, typer.Option("--lora", help="Rank of low-rank matrices; 0 trains all.")] = 0,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=1, help="Longest greedy answer.")
     ] = 64,
+    *,
+    given: Annotated[
+        dict[str, Any], Flags(FinetuneOptions, only=("epochs", "batch_tokens", "lr", "lora_rank"))
+    ],
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -43,11 +41,8 @@ def selection(
     from stride_cli.output import emit, wants_json
     from stride_cli.selection.finetuned import evaluate_selection, score_record
     from stride_cli.selection.select import read_tasks
-    from stride_cli.training.finetuning import FinetuneOptions
 
-    options = FinetuneOptions(
-        lora_rank=lora, epochs=epochs, batch_tokens=batch_tokens, lr=lr, device=device or "auto"
-    )
+    options = FinetuneOptions(**given, device=device or "auto")
     rows = []
     tasks: list[str] | None = None
     for name, scores in evaluate_selection(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
+from stride_cli.training.options import RetrainOptions
 
 EXAMPLE = """\b
 Examples:
@@ -19,13 +28,7 @@ Examples:
 """
 
 
-class Engine(StrEnum):
-    """Where models are trained."""
-
-    local = "local"
-    ray = "ray"
-
-
+@with_flags
 def truth(
     queries: Annotated[
         Path,
@@ -44,27 +47,20 @@ def truth(
             "have been.",
         ),
     ] = False,
-    engine: Annotated[
-        Engine, typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
-    ] = Engine.local,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", help="Trained at the same time; default: one a processor or GPU."),
-    ] = None,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the retrained weights here.")
     ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="A stride_recipe.json; default: the model's own.")
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(
-            "--command",
-            help="Retrain by this program instead: {mask} is a .npy of one bool a chunk, {out} where it "
-            "leaves the checkpoint, {seed} a seed.",
+    *,
+    given: Annotated[
+        dict[str, Any],
+        Flags(
+            RetrainOptions,
+            command={
+                "help": "Retrain by this program instead: {mask} is a .npy of one bool a chunk, {out} where "
+                "it leaves the checkpoint, {seed} a seed."
+            },
         ),
-    ] = None,
+    ],
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[
@@ -84,6 +80,7 @@ def truth(
     from stride_cli.training.truth import per_mille, seeds_in_words
 
     begin = time.monotonic()
+    retraining = RetrainOptions(**given)
     share = per_mille(alpha)
     general = resolve("general", {"model": model})
     workspace, wanted, found = build_truth_of(
@@ -93,11 +90,11 @@ def truth(
         n_seeds=seeds,
         own_seed=own_seed,
         alpha=alpha,
-        recipe=recipe,
-        command=command,
         keep=keep,
-        engine=engine.value,
-        workers=workers,
+        recipe=retraining.recipe,
+        command=retraining.command,
+        engine=retraining.engine,
+        workers=retraining.workers,
         overwrite=overwrite,
     )
     chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])

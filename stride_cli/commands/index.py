@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,23 +14,24 @@ import typer
 from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.commands.completion import complete_index
-from stride_cli.commands.options import IndexPath, Json, ModelPath, find_index, writable_index
+from stride_cli.commands.options import (
+    IndexPath,
+    Json,
+    ModelPath,
+    Reading,
+    find_index,
+    with_flags,
+    writable_index,
+)
 
 # light: the standard library only; everything else is imported by the command that needs it
-from stride_cli.corpus.readers import DEFAULT_MAX_DOCUMENT_BYTES, Fields, ReadOptions
+from stride_cli.corpus.readers import ReadOptions
 
 app = typer.Typer(
     help="Build an index of a corpus, and look after it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-class OnBad(StrEnum):
-    """What happens to a record that cannot be used."""
-
-    error = "error"
-    skip = "skip"
 
 
 def _example(*commands: str) -> str:
@@ -86,76 +85,6 @@ DegreeOption = Annotated[
     ),
 ]
 
-# How a corpus is read: declared once, travels as one ReadOptions
-_READING: dict[str, tuple[Any, Any]] = {
-    "id_field": (Annotated[str, typer.Option("--id-field", help="Field of the ids.")], "id"),
-    "text_field": (
-        Annotated[str, typer.Option("--text-field", help="Field of the text; '' switches it off.")],
-        "text",
-    ),
-    "prompt_field": (
-        Annotated[str, typer.Option("--prompt-field", help="Field of the prompt; '' switches it off.")],
-        "prompt",
-    ),
-    "response_field": (
-        Annotated[str, typer.Option("--response-field", help="Field of the answer.")],
-        "response",
-    ),
-    "messages_field": (
-        Annotated[str, typer.Option("--messages-field", help="Field of a conversation; '' switches it off.")],
-        "messages",
-    ),
-    "number_ids": (
-        Annotated[bool, typer.Option("--number-ids", help="Number the documents instead of reading ids.")],
-        False,
-    ),
-    "on_bad": (
-        Annotated[
-            OnBad, typer.Option("--on-bad", help="A bad record ends the build, or is skipped and told.")
-        ],
-        OnBad.error,
-    ),
-    "max_document_bytes": (
-        Annotated[int, typer.Option("--max-document-bytes", help="Longest line or text file.")],
-        DEFAULT_MAX_DOCUMENT_BYTES,
-    ),
-}
-
-
-def _with_reading(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_READING`, which it receives as `reading`."""
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        given = {name: values.pop(name) for name in _READING}
-        command(**values, reading=_read_options(**given))
-
-    signature = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in signature.parameters.items() if name != "reading"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _READING.items()
-    ]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept] + added
-    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
-
-
-def _read_options(
-    *,
-    id_field: str,
-    text_field: str,
-    prompt_field: str,
-    response_field: str,
-    messages_field: str,
-    number_ids: bool,
-    on_bad: OnBad,
-    max_document_bytes: int,
-) -> ReadOptions:
-    fields = Fields(id_field, text_field, prompt_field, response_field, messages_field)
-    return ReadOptions(fields, on_bad.value, max_document_bytes, number_ids)
-
 
 @app.command(
     epilog=_example(
@@ -163,7 +92,7 @@ def _read_options(
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
     )
 )
-@_with_reading
+@with_flags
 def build(
     corpus: CorpusArgument,
     *,
@@ -183,7 +112,7 @@ def build(
         float, typer.Option("--commit-seconds", help="How often progress is saved: what a kill can cost.")
     ] = 2.0,
     json: Json = False,
-    reading: ReadOptions,
+    reading: Reading,
 ) -> None:
     """Build an index: chunk a corpus with the model's tokenizer and draw its subsets.
 
@@ -201,7 +130,7 @@ def build(
         degree=degree,
         seed=seed,
         store_text=not no_text,
-        reading=reading,
+        reading=ReadOptions.of(reading),
         overwrite=overwrite,
         commit_seconds=commit_seconds,
     )
@@ -210,14 +139,14 @@ def build(
 
 
 @app.command(epilog=_example("stride index append more.jsonl --index run.stride"))
-@_with_reading
+@with_flags
 def append(
     corpus: CorpusArgument,
     *,
     index: IndexPath = None,
     model: ModelPath = None,
     json: Json = False,
-    reading: ReadOptions,
+    reading: Reading,
 ) -> None:
     """Add documents to an index; what is in it stays as it is, and so do its subsets' members.
 
@@ -241,7 +170,7 @@ def append(
         corpus,
         tokenizer=tokenizer,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        reading=reading,
+        reading=ReadOptions.of(reading),
     )
     _report(extended, path, time.monotonic() - begin, json)
     if extended.has("operators"):
@@ -251,7 +180,7 @@ def append(
 @app.command(
     epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000")
 )
-@_with_reading
+@with_flags
 def plan(
     corpus: Annotated[
         list[str] | None,
@@ -285,7 +214,7 @@ def plan(
     ] = 0,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
     json: Json = False,
-    reading: ReadOptions,
+    reading: Reading,
 ) -> None:
     """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart."""
     from dataclasses import asdict
@@ -310,7 +239,7 @@ def plan(
         tokenizer = load_tokenizer(model)
         vocabulary = len(tokenizer)
         size = choose_block_size(block_size, context_length(model))
-        counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
+        counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=ReadOptions.of(reading))
     else:
         raise errors.UsageError(
             "nothing to plan for: expected a corpus with --model, or --chunks",

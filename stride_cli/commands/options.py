@@ -1,122 +1,176 @@
-"""Options that mean the same in every command, declared once."""
+"""Flags of commands, made of the options that dataclasses declare, and what goes with them everywhere."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from index_format.location import Location, local_directory, locate
-from stride_cli.commands.completion import DEVICES, DTYPES, complete_index, one_of
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.commands.completion import complete_index, complete_spaces, one_of
+from stride_cli.config import GeneralSettings, Placement
+from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
+from stride_cli.options import Entry, entries
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.api import QueryOptions
 
 HALVES = 20
+_COMPLETERS = {"space": complete_spaces, "index": complete_index}
+
+
+class Flags:
+    """The flags of options that a command takes: an annotation of a parameter that receives, by name, those
+    that were given.
+
+    Parameters
+    ----------
+    classes : dataclasses that declare the options
+    only, leave_out : names
+    first : names of those that help lists before the others
+    changed : name → ``default`` and ``help`` that this command has instead
+    """
+
+    def __init__(
+        self,
+        *classes: type,
+        only: tuple[str, ...] = (),
+        leave_out: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
+        **changed: Mapping[str, Any],
+    ) -> None:
+        self._classes, self._changed = classes, changed
+        declared = entries(*classes)
+        self._entries = {
+            name: entry
+            for name, entry in {**{name: declared[name] for name in first}, **declared}.items()
+            if entry.about.help and (not only or name in only) and name not in leave_out
+        }
+        self.parameters = {name: self._parameter(entry) for name, entry in self._entries.items()}
+
+    def _parameter(self, entry: Entry) -> inspect.Parameter:
+        changed = self._changed.get(entry.name, {})
+        default = None if self._left_open(entry) else entry.default
+        if entry.negated:
+            default = False
+        default = changed.get("default", default)
+        kind, about = self._kind(entry), flag_of(entry, changed.get("help"))
+        return inspect.Parameter(
+            entry.flag.strip("-").replace("-", "_"),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[kind if default is not None else kind | None, about],
+        )
+
+    def _left_open(self, entry: Entry) -> bool:
+        """Whether not giving an option says no value: stride.yaml may have one, or its default differs."""
+        defaults = [entries(cls)[entry.name].default for cls in self._classes if entry.name in entries(cls)]
+        return entry.about.setting or entry.default == () or any(each != defaults[0] for each in defaults)
+
+    def _kind(self, entry: Entry) -> Any:
+        if entry.about.choices and entry.about.listed:
+            choices = [
+                choice
+                for cls in self._classes
+                if entry.name in entries(cls)
+                for choice in entries(cls)[entry.name].about.choices
+            ]
+            return Literal[tuple(dict.fromkeys(choices))]
+        kind = next(kind for kind in entry.kinds if kind is not NoneType)
+        return list[str] if kind is list else kind
+
+    def given(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Takes what is of this annotation out of a command's values, and returns what was given of it."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            value = values.pop(parameter.name)
+            own_default = "default" in self._changed.get(name, {})
+            if value is not None and (own_default or value != parameter.default):
+                found[name] = False if self._entries[name].negated else value
+        return found
+
+
+def flag_of(entry: Entry, help: str | None = None) -> Any:
+    """What typer is to know of an option."""
+    about, offered = entry.about, (*entry.about.choices, *entry.about.suggest)
+    return typer.Option(
+        entry.flag,
+        *([about.short] if about.short else []),
+        help=help or about.help,
+        metavar=about.metavar,
+        rich_help_panel=about.panel,
+        autocompletion=_COMPLETERS.get(entry.name)
+        or (one_of(*offered) if offered and not about.listed else None),
+    )
+
+
+def flag(cls: type, name: str) -> Any:
+    """The flag of one option, for an annotation."""
+    return flag_of(entries(cls)[name])
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of its parameters that are annotated with `Flags`."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Flags] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        found = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
+        if found and isinstance(found[0], Flags):
+            groups[name] = found[0]
+            parameters += found[0].parameters.values()
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        given = {name: flags.given(values) for name, flags in groups.items()}
+        command(**values, **given)
+
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+READING = (Fields, ReadOptions)
+Reading = Annotated[dict[str, Any], Flags(*READING)]
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        help="cpu, cuda, cuda:1 …; default: CUDA where there is one.",
-        autocompletion=one_of(*DEVICES),
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help="fp32 or bf16; default: what the device does best.",
-        autocompletion=one_of(*DTYPES),
-    ),
-]
-IndexPath = Annotated[
-    str | None,
-    typer.Option(
-        "--index",
-        metavar="<path>",
-        help="The index; default: the only *.stride in the working directory. Only to read: a .zip or a URL.",
-        autocompletion=complete_index,
-    ),
-]
-ModelPath = Annotated[
-    str | None,
-    typer.Option("--model", help="Checkpoint directory, hub id or .gguf file; default: the index's own."),
-]
-
-Stability = Annotated[
-    bool,
-    typer.Option(
-        "--stability",
-        help="How often each document stays on the list when half of the subsets are left out.",
-    ),
-]
-Halves = Annotated[
-    int | None,
-    typer.Option(
-        "--halves",
-        help="Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
-        "without --stability 4, for the answer's reliability alone, up to a million chunks]",
-    ),
-]
-Prior = Annotated[
-    str | None,
-    typer.Option(
-        "--prior",
-        help="Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
-        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
-        autocompletion=one_of("tfidf", "pairs"),
-    ),
-]
-Refine = Annotated[
-    int | None,
-    typer.Option(
-        "--refine",
-        metavar="<int>",
-        help="Read the influence of so many chunks, the likeliest by the recovery and by shared pairs of "
-        "tokens, from their own gradients: more exact, a forward and a backward pass for each. [0]",
-    ),
-]
+Device = Annotated[str | None, flag(Placement, "device")]
+Dtype = Annotated[str | None, flag(Placement, "dtype")]
+IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
+ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
 
 
-def check_refine(count: int) -> None:
-    """UsageError where `--refine` cannot be; before anything is opened."""
-    if count < 0:
-        raise UsageError(f"--refine is {count} (expected 0 or more)", fix="try --refine 100")
+def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:
+    """How a query is answered: settings of the group "query", and flags that are no settings.
+
+    Raises
+    ------
+    UsageError      a value that cannot be
+    """
+    names = entries(QueryOptions)
+    shared = {name: getattr(chosen, name) for name in names if hasattr(chosen, name)}
+    return QueryOptions(**shared | {name: value for name, value in given.items() if name not in shared})
 
 
-def check_judges(halves: int | None, prior: str | None) -> None:
-    """UsageError where `--halves` or `--prior` cannot be; before anything is opened."""
-    from stride_cli.attribution.prior import check_prior
-
-    if halves is not None and halves < 0:
-        raise UsageError(f"--halves is {halves} (expected 0 or more)", fix="try --halves 10")
-    if prior is not None:
-        check_prior(prior)
-
-
-def with_judges(options: QueryOptions, index: Index, *, stability: bool, halves: int | None) -> QueryOptions:
+def with_judges(options: QueryOptions, index: Index, given: Mapping[str, Any]) -> QueryOptions:
     """The options with the halves of the subsets that `--stability` and `--halves` ask for; where neither is
     given, those that tell an answer's reliability at almost no cost."""
     from stride_cli.recovery.stability import quick_halves
 
-    stability = stability or bool(halves)
+    halves = given.get("halves")
+    stability = given.get("stability", False) or bool(halves)
     if halves is None:
         halves = HALVES if stability else quick_halves(index)
     return replace(options, halves=halves, stability=stability)
-
-
-def query_options(chosen: Any, **more: Any) -> QueryOptions:
-    """How a query is answered, from settings of the group "query"; `more` are further fields."""
-    from stride_cli import api
-
-    shared = ("top", "bottom", "lambda_ratio", "measure", "intercept", "nonneg", "shrink", "refine")
-    names = (*shared, "max_new_tokens")
-    return api.QueryOptions(**{**{name: getattr(chosen, name) for name in names}, **more})
 
 
 def find_index(given: str | None) -> Location:

@@ -10,21 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from stride_cli.commands.completion import MEASURES, one_of
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
     Dtype,
-    Halves,
+    Flags,
     IndexPath,
     Json,
     ModelPath,
-    Prior,
-    Refine,
-    Stability,
-    check_judges,
-    check_refine,
     find_index,
     query_options,
+    with_flags,
     with_judges,
 )
 from stride_cli.errors import QueryError, UsageError
@@ -42,6 +39,7 @@ Examples:
 """
 
 
+@with_flags
 def query(
     text: Annotated[
         str | None, typer.Argument(help="The prompt; - reads one prompt a line from stdin.")
@@ -73,43 +71,18 @@ def query(
     span: Annotated[
         str | None, typer.Option("--span", help="Attribute only this part of the response.")
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", help="Supporting documents to show. [10]")] = None,
-    bottom: Annotated[int | None, typer.Option("--bottom", help="Opposing documents to show. [0]")] = None,
     index: IndexPath = None,
     model: ModelPath = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Length of the model's continuation. [16]")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt with the chat template.")] = False,
-    lambda_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--lambda-ratio",
-            help="λ as a share of λ_max. [0.03 closed (classifiers: 0.01), 0.2 sgd, 0.8 paper]",
+    *,
+    given: Annotated[
+        dict[str, Any],
+        Flags(
+            QueryOptions,
+            first=("top", "bottom", "max_new_tokens", "chat"),
+            halves={"default": None},
+            stability={"default": False},
         ),
-    ] = None,
-    measure: Annotated[
-        str | None,
-        typer.Option(
-            "--measure",
-            help="auto, linear (one backward pass) or exact (K steered continuations).",
-            autocompletion=one_of(*MEASURES),
-        ),
-    ] = None,
-    nonneg: Annotated[bool | None, typer.Option("--nonneg", help="Only supporting influences.")] = None,
-    no_intercept: Annotated[
-        bool, typer.Option("--no-intercept", help="Fit no constant offset (the paper's form).")
-    ] = False,
-    refine: Refine = None,
-    no_shrink: Annotated[
-        bool, typer.Option("--no-shrink", help="Show the Lasso's weights; small ones are not made smaller.")
-    ] = False,
-    stability: Stability = False,
-    halves: Halves = None,
-    prior: Prior = None,
-    check: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Spot-check the measurement, show time by stage.")
-    ] = False,
+    ],
     explained: Annotated[
         bool,
         typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
@@ -129,39 +102,15 @@ def query(
             "give a prompt, or - for stdin, or --file, or --row (one of them)",
             fix='stride query "The French Revolution began in"',
         )
-    chosen = resolve(
-        "query",
-        {
-            "top": top,
-            "bottom": bottom,
-            "lambda_ratio": lambda_ratio,
-            "nonneg": nonneg,
-            "intercept": False if no_intercept else None,
-            "refine": refine,
-            "shrink": False if no_shrink else None,
-            "max_new_tokens": max_new_tokens,
-            "measure": measure,
-            "device": device,
-            "dtype": dtype,
-        },
-    )
-    for name, value, least in (
-        ("--top", chosen.top, 0),
-        ("--bottom", chosen.bottom, 0),
-        ("--max-new-tokens", chosen.max_new_tokens, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{name} is {value} (expected {least} or more)", fix=f"try {name} 10")
-    check_refine(chosen.refine)
-    check_judges(halves, prior)
-    options = query_options(chosen, chat=chat, check=check, prior=prior)
+    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
+    options = query_options(chosen, given)
     if text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     session = api.Session.open(
         find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
     )
-    options = with_judges(options, session.index, stability=stability, halves=halves)
+    options = with_judges(options, session.index, given)
     as_json = wants_json(json)
     if row is not None:
         require_examples(session.index, 'stride query "some text"')
@@ -190,7 +139,7 @@ def query(
         else:
             from stride_cli.commands.rendering import render_answer
 
-            render_answer(answer, verbose=check, explained=explained)
+            render_answer(answer, verbose=options.check, explained=explained)
 
 
 def read_prompts(text: str | None, file: Path | None) -> Iterator[dict[str, Any]]:

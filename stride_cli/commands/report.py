@@ -6,32 +6,29 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from index_format.location import Location
-from stride_cli.commands.completion import MEASURES, one_of
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
     Dtype,
-    Halves,
+    Flags,
     IndexPath,
     Json,
     ModelPath,
-    Prior,
-    Refine,
-    Stability,
-    check_judges,
-    check_refine,
     find_index,
     query_options,
+    with_flags,
     with_judges,
 )
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
 
 if TYPE_CHECKING:
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.report.contents import ShownAnswer
 
 EXAMPLE = """\b
@@ -42,6 +39,7 @@ Examples:
 """
 
 
+@with_flags
 def report(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts; - reads one prompt a line from stdin.")
@@ -70,25 +68,21 @@ def report(
     response: Annotated[
         str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, help="Supporting documents of each query.")] = 5,
-    bottom: Annotated[int, typer.Option("--bottom", min=0, help="Opposing documents of each query.")] = 3,
     index: IndexPath = None,
     model: ModelPath = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", min=1, help="Length of the continuation. [16]")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Format prompts with the chat template.")] = False,
-    lambda_ratio: Annotated[
-        float | None, typer.Option("--lambda-ratio", help="λ as a share of λ_max; as for stride query.")
-    ] = None,
-    measure: Annotated[
-        str | None,
-        typer.Option("--measure", help="auto, linear or exact.", autocompletion=one_of(*MEASURES)),
-    ] = None,
-    stability: Stability = False,
-    halves: Halves = None,
-    refine: Refine = None,
-    prior: Prior = None,
+    *,
+    given: Annotated[
+        dict[str, Any],
+        Flags(
+            QueryOptions,
+            first=("top", "bottom", "max_new_tokens", "chat"),
+            leave_out=("nonneg", "intercept", "shrink", "check"),
+            top={"default": 5, "help": "Supporting documents of each query."},
+            bottom={"default": 3, "help": "Opposing documents of each query."},
+            halves={"default": None},
+            stability={"default": False},
+        ),
+    ],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -97,6 +91,8 @@ def report(
 
     The page is one file without links to others: it can be mailed, archived and opened offline.
     """
+    from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.answers import parse_answers, read_answers
     from stride_cli.report.contents import from_record
@@ -111,7 +107,8 @@ def report(
             fix='stride report "The French Revolution began in"',
         )
     check_place(out)
-    check_judges(halves, prior)
+    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
+    options = query_options(chosen, given)
     shown: list[ShownAnswer]
     if answers is not None:
         saved = parse_answers(sys.stdin, "stdin") if str(answers) == "-" else read_answers(answers)
@@ -119,18 +116,9 @@ def report(
         name = "saved answers" if name == "-" else name
     else:
         path = find_index(index)
-        settings = {
-            "top": top,
-            "bottom": bottom,
-            "max_new_tokens": max_new_tokens,
-            "lambda_ratio": lambda_ratio,
-            "refine": refine,
-            "measure": measure,
-            "device": device,
-            "dtype": dtype,
-        }
         wanted = _Wanted(prompts or [], file, row, response)
-        shown = list(_ask(path, model, settings, wanted, _Judges(stability, halves, prior), chat))
+        place = WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype)
+        shown = list(_ask(place, wanted, options, given))
         name = path.name
     if not shown:
         raise QueryError("there is no query to report on", fix="give one prompt or more")
@@ -178,28 +166,15 @@ class _Wanted:
             yield from ({"prompt": prompt} for prompt in self.prompts)
 
 
-class _Judges(NamedTuple):
-    """What an answer is held against besides its own numbers: see the options of these names."""
-
-    stability: bool
-    halves: int | None
-    prior: str | None
-
-
 def _ask(
-    path: Location, model: str | None, settings: dict[str, Any], wanted: _Wanted, judges: _Judges, chat: bool
+    place: WorkspacePath, wanted: _Wanted, options: QueryOptions, given: dict[str, Any]
 ) -> Iterator[ShownAnswer]:
     from stride_cli import api
-    from stride_cli.config import resolve
     from stride_cli.output import progress
     from stride_cli.report.contents import from_answer
 
-    chosen = resolve("query", settings)
-    check_refine(chosen.refine)
-    options = query_options(chosen, chat=chat, prior=judges.prior)
-    general = resolve("general", {"model": model})
-    session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
-    options = with_judges(options, session.index, stability=judges.stability, halves=judges.halves)
+    session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
+    options = with_judges(options, session.index, given)
     records = list(wanted.records(session))
     with progress("asking", len(records), unit="queries") as bar:
         for record in records:

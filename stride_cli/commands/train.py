@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stride_cli.commands.completion import CURVATURES, FITS, STABILITY_LOSSES, complete_spaces, one_of
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
 from stride_cli.errors import UsageError
+from stride_cli.operators.options import FITS, FLAT, TrainOptions, fit_of, train_options
+from stride_cli.options import entries
 
 EXAMPLE = """\b
 Examples:
@@ -20,99 +30,15 @@ Examples:
 """
 
 
+@with_flags
 def train(
     more_checkpoints: Annotated[
         list[str] | None, typer.Argument(metavar="CHECKPOINT", hidden=True, show_default=False)
     ] = None,
     index: IndexPath = None,
     model: ModelPath = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            "--fit",
-            help="closed (one pass over the corpus, the default) or sgd (the paper's).",
-            autocompletion=one_of(*FITS),
-        ),
-    ] = None,
-    space: Annotated[
-        str | None,
-        typer.Option(
-            "--space",
-            help="residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, pair-logit, or a "
-            "sum such as the default, mlp-matrix+logit+token-logit+pair-logit (linear-matrix for a model of "
-            "stride model finetune, residual-matrix where there is no plain MLP; sgd: residual). "
-            "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
-            autocompletion=complete_spaces,
-        ),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option("--layer", help="Steer after this many blocks; default: 2/3 of the depth.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Rank of the operators.")] = None,
-    damping: Annotated[
-        float | None,
-        typer.Option(
-            "--damping",
-            help="closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1; classifiers: by their "
-            "training's time]",
-        ),
-    ] = None,
-    curvature: Annotated[
-        str | None,
-        typer.Option(
-            "--curvature",
-            help="closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
-            autocompletion=one_of(*CURVATURES),
-        ),
-    ] = None,
-    buckets: Annotated[
-        int | None,
-        typer.Option(
-            "--buckets", help="Buckets of the vocabulary in the logit spaces: more are more precise."
-        ),
-    ] = None,
-    sketch: Annotated[
-        int,
-        typer.Option(
-            "--sketch",
-            metavar="BITS",
-            help="closed: keep so many bits of every chunk's own gradient, by a second pass over the corpus; "
-            "stride query --refine then finds what is worth reading by them too. For large corpora, where "
-            "chunks are 30 times as many as subsets and more; try 768.",
-        ),
-    ] = 0,
-    steps: Annotated[int | None, typer.Option("--steps", help="sgd: training iterations. [10000]")] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="sgd: peak learning rate. [3e-4]")] = None,
-    stability_loss: Annotated[
-        str | None,
-        typer.Option(
-            "--stability-loss",
-            help="sgd: kl (truncated, the default), logit or norm.",
-            autocompletion=one_of(*STABILITY_LOSSES),
-        ),
-    ] = None,
-    fidelity: Annotated[float | None, typer.Option("--fidelity", help="sgd: λ_fid. [1]")] = None,
-    stability: Annotated[float | None, typer.Option("--stability", help="λ_stab. [1]")] = None,
-    linearity: Annotated[float | None, typer.Option("--linearity", help="sgd: λ_LDS. [0.1]")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            help="paper: every published hyperparameter, when querying too.",
-            autocompletion=one_of("paper"),
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--checkpoints",
-            metavar="PATH...",
-            help="Further models that every query is measured with, one or several: checkpoints of the same "
-            "training, or models trained independently, with the same tokenizer. The index's own model "
-            "always takes part.",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Default: the index's seed.")] = None,
+    *,
+    given: Annotated[dict[str, Any], Flags(*FLAT)],
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
@@ -129,49 +55,19 @@ def train(
     from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
-    if more_checkpoints and not checkpoints:
+    if more_checkpoints and "checkpoints" not in given:
         raise UsageError(
             f"unexpected argument '{more_checkpoints[0]}'",
             fix="an index is given with --index, checkpoints with --checkpoints",
         )
     path = find_index(index)
     general = resolve("general", {"model": model})
-    chosen = resolve(
-        "train",
-        {
-            "fit": fit,
-            "space": space,
-            "layer": layer,
-            "rank": rank,
-            "damping": damping,
-            "seed": seed,
-            "checkpoints": [*(checkpoints or ()), *(more_checkpoints or ())] or None,
-            "device": device,
-            "dtype": dtype,
-        },
-    )
-    options = api.TrainOptions(
-        fit=chosen.fit,
-        space=chosen.space,
-        layer=chosen.layer,
-        rank=chosen.rank,
-        damping=chosen.damping,
-        curvature=curvature,
-        buckets=buckets,
-        sketch=sketch,
-        steps=steps,
-        lr=lr,
-        variant=stability_loss,
-        fidelity=fidelity,
-        stability=stability,
-        linearity=linearity,
-        recipe=recipe,
-        seed=chosen.seed,
-        checkpoints=chosen.checkpoints or (),
-    )
+    if more_checkpoints:
+        given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
+    chosen = resolve("train", {"device": device, "dtype": dtype})
     result = api.train(
         path,
-        options,
+        _options(given),
         model_path=general.model,
         device=chosen.device,
         dtype=chosen.dtype,
@@ -191,3 +87,22 @@ def train(
     for entry in result["checkpoints"]:
         note(f"and of checkpoint {entry['path']} (layer {entry['layer']}) in {entry['seconds']:.1f} s")
     note(f'next: stride query "…" --index {path}')
+
+
+def _options(given: dict[str, Any]) -> TrainOptions:
+    """What flags say, and settings where they say nothing.
+
+    Where a flag says which fit, settings of the other one are passed over.
+    """
+    from stride_cli.config import settings
+
+    written = {setting.name: setting for setting in settings("train") if setting.source != "default"}
+    values = {name: found.value for name, found in written.items() if name in entries(*FLAT)} | given
+    if "fit" in given or "recipe" in given:
+        own = entries(FITS[fit_of(values.get("fit") if "fit" in given else None, values.get("recipe"))])
+        values = {name: value for name, value in values.items() if name in given or name in own}
+
+    def called(name: str, flag: str) -> str:
+        return flag if name in given else f"{written[name].key} ({written[name].source})"
+
+    return train_options(called=called, **values)

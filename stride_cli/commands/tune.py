@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.evaluate_retraining import Engine, WhereTrained, Workers
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
+from stride_cli.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,21 +32,7 @@ Examples:
 """
 
 
-class Criterion(StrEnum):
-    """What trials are judged by."""
-
-    continued = "continued"
-    retrained = "retrained"
-    truth = "truth"
-
-
-class Search(StrEnum):
-    """Which combinations are tried."""
-
-    steps = "steps"
-    grid = "grid"
-
-
+@with_flags
 def tune(
     index: IndexPath = None,
     model: ModelPath = None,
@@ -55,34 +49,8 @@ def tune(
     lambda_ratio: Annotated[
         str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
     ] = "0.003,0.01,0.03,0.1,0.3",
-    search: Annotated[
-        Search,
-        typer.Option("--search", help="steps: one setting after another, from the best; grid: all of them."),
-    ] = Search.steps,
-    trials: Annotated[int | None, typer.Option("--trials", help="At most so many fits.")] = None,
-    criterion: Annotated[
-        Criterion,
-        typer.Option("--criterion", help="continued, retrained, or truth: that of stride evaluate truth."),
-    ] = Criterion.continued,
-    queries: Annotated[
-        Path | None,
-        typer.Option("--queries", help="File of queries like those you will ask; default: held-out chunks."),
-    ] = None,
-    held_out: Annotated[
-        int | None, typer.Option("--held-out", help="So many chunks are the queries. [48, or an eighth]")
-    ] = None,
-    responses: Annotated[
-        int, typer.Option("--responses", help="Random halves of the corpus whose effect is measured.")
-    ] = 24,
-    epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", help="Passes over each half. [2; classifiers: 10]"),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Of these passes. [3 % of a typical weight]")
-    ] = None,
-    engine: WhereTrained = Engine.local,
-    workers: Workers = None,
+    *,
+    given: Annotated[dict[str, Any], Flags(TuneOptions)],
     html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
     device: Device = None,
@@ -112,13 +80,12 @@ def tune(
     from stride_cli.config import resolve, write_settings
     from stride_cli.output import emit, note
     from stride_cli.report.drawing import check_place, write_whole
-    from stride_cli.tuning.tune import TuneOptions
 
     if html is not None:
         check_place(html)
     general = resolve("general", {"model": model})
     chosen = resolve("train", {"device": device, "dtype": dtype})
-    given = {
+    swept = {
         "space": _values("--space", space, str),
         "layer": _values("--layer", layer, int),
         "damping": _values("--damping", damping, float),
@@ -126,21 +93,11 @@ def tune(
         "subsets": _values("--subsets", subsets, int),
         "degree": _values("--degree", degree, int),
     }
-    grid = {name: values for name, values in given.items() if values is not None}
     options = TuneOptions(
-        grid=grid or None,
+        grid={name: values for name, values in swept.items() if values is not None} or None,
         start={name: getattr(chosen, name) for name in ("space", "layer", "rank", "damping")},
         lambdas=_values("--lambda-ratio", lambda_ratio, float) or (),
-        criterion=criterion.value,
-        queries=queries,
-        held_out=held_out,
-        responses=responses,
-        epochs=epochs,
-        lr=lr,
-        search=search.value,
-        trials=trials,
-        engine=engine.value,
-        workers=workers,
+        **given,
     )
     records: list[dict[str, Any]] = []
 

@@ -7,9 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from index_format.location import Location
-from stride_cli.commands.evaluate_retraining import Command, Engine, Recipe, WhereTrained, Workers
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index, query_options
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    query_options,
+    with_flags,
+)
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import HitOptions
 
 EXAMPLE = """\b
 Examples:
@@ -20,6 +31,7 @@ Examples:
 """
 
 
+@with_flags
 def verify_hit(
     text: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
     row: Annotated[
@@ -30,35 +42,22 @@ def verify_hit(
         typer.Option("--response", help="This continuation, not the model's own; of a classifier, a class."),
     ] = None,
     span: Annotated[str | None, typer.Option("--span", help="Only this part of the response.")] = None,
-    top: Annotated[int | None, typer.Option("--top", help="How many of the top documents. [10]")] = None,
     documents: Annotated[
         str | None,
         typer.Option("--documents", help="Ids, separated by commas: test these, not the query's hits."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Trainings of every set of documents.")] = 5,
-    random: Annotated[
-        int, typer.Option("--random", help="Random sets of documents, of like length, for each seed.")
-    ] = 5,
-    effect: Annotated[
-        float,
-        typer.Option(
-            "--effect",
-            help="Smallest rise of the loss that would matter, nats a token.",
-        ),
-    ] = 0.1,
     index: IndexPath = None,
     model: ModelPath = None,
-    engine: WhereTrained = Engine.local,
-    workers: Workers = None,
-    recipe: Recipe = None,
-    command: Command = None,
-    lambda_ratio: Annotated[
-        float | None, typer.Option("--lambda-ratio", help="Of the query, as for stride query.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Length of the model's continuation. [16]")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Format the prompt with the chat template.")] = False,
+    *,
+    check: Annotated[dict[str, Any], Flags(HitOptions, first=("seeds", "random", "effect"))],
+    given: Annotated[
+        dict[str, Any],
+        Flags(
+            QueryOptions,
+            only=("top", "lambda_ratio", "max_new_tokens", "chat"),
+            top={"help": "How many of the top documents. [10]"},
+        ),
+    ],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -75,6 +74,7 @@ def verify_hit(
     """
     from stride_cli import api
     from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
 
     if (text is None) == (row is None):
@@ -82,38 +82,20 @@ def verify_hit(
             "give a prompt, or --row of a classifier (one of them)",
             fix='stride verify-hit "The French Revolution began in"',
         )
-    chosen = resolve(
-        "query",
-        {
-            "top": top,
-            "lambda_ratio": lambda_ratio,
-            "max_new_tokens": max_new_tokens,
-            "device": device,
-            "dtype": dtype,
-        },
-    )
-    options = query_options(chosen, bottom=0, chat=chat)
+    chosen = resolve("query", {**given, "bottom": 0, "device": device, "dtype": dtype})
+    options, hits = query_options(chosen, given), HitOptions(**check)
     path = find_index(index)
     check_kind(path, row)
     found = api.verify_hit(
-        path,
+        WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype),
         str(text if text is not None else row),
         options,
+        hits,
         response=response,
         span=span,
         documents=None
         if documents is None
         else [part.strip() for part in documents.split(",") if part.strip()],
-        seeds=seeds,
-        random=random,
-        effect=effect,
-        recipe=recipe,
-        command=command,
-        engine=engine.value,
-        workers=workers,
-        model_path=resolve("general", {"model": model}).model,
-        device=chosen.device,
-        dtype=chosen.dtype,
     )
     if wants_json(json):
         emit(found)

@@ -28,6 +28,7 @@ from stride_cli.corpus.streams import (
     total_bytes,
 )
 from stride_cli.errors import CorpusError, require_extra
+from stride_cli.options import Options, option, own
 
 __all__ = [
     "DEFAULT_MAX_DOCUMENT_BYTES",
@@ -44,14 +45,24 @@ _TEXT_SUFFIXES = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml
 _PARQUET_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
+@dataclass(frozen=True)
+class ReadOptions(Options):
     """How a corpus is read; each as in `read_documents`."""
 
+    number_ids: bool = option(False, "Number the documents instead of reading ids.")
+    on_bad: str = option(
+        "error",
+        "A bad record ends the build, or is skipped and told.",
+        choices=("error", "skip"),
+        listed=True,
+    )
+    max_document_bytes: int = option(DEFAULT_MAX_DOCUMENT_BYTES, "Longest line or text file.", low=1)
     fields: Fields = field(default_factory=Fields)
-    on_bad: str = "error"
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
-    number_ids: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ReadOptions:
+        """From options by name, those of `Fields` among them."""
+        return cls(**own(cls, given), fields=Fields(**own(Fields, given)))
 
 
 def open_documents(

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.location import RemotePath, local_directory
+from index_format.location import local_directory
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.resampling import LEVEL, Interval
-from stride_cli.evaluation.verify_hit import EFFECT, find_documents, verify_documents
+from stride_cli.evaluation.verify_hit import find_documents, verify_documents
 from stride_cli.output import note
 from stride_cli.training.retraining import open_trainer, store_of
 from stride_cli.training.truth import subset_seeds
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.session import QueryOptions
-    from stride_cli.data.queries import Query
+    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.evaluation.options import HitOptions, HitQuestion
     from stride_cli.models.protocol import AttributableModel
 
 
 def verify_hit(
-    index_path: str | Path | RemotePath,
-    prompt: str | Query,
+    place: WorkspacePath,
+    asked: HitQuestion,
     options: QueryOptions,
+    check: HitOptions,
     *,
-    response: str | None,
-    span: str | None,
-    documents: Sequence[str] | None,
-    seeds: int,
-    random: int,
-    effect: float | None,
-    recipe: str | Path | None,
-    command: str | None,
-    engine: str,
-    workers: int | None,
-    model: AttributableModel | None,
-    model_path: str | None,
-    device: str,
-    dtype: str,
+    model: AttributableModel | None = None,
 ) -> dict[str, Any]:
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
@@ -51,14 +38,16 @@ def verify_hit(
     from stride_cli.data.workspace import Workspace
 
     started = time.monotonic()
-    local_directory(index_path)  # refused before a model is opened
-    if documents is None and options.top < 1:
+    local_directory(place.index)  # refused before a model is opened
+    if asked.documents is None and options.top < 1:
         raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
     influences: list[float | None]
-    if documents is None:
-        session = Session.open(index_path, model=model, model_path=model_path, device=device, dtype=dtype)
+    if asked.documents is None:
+        session = Session.open(
+            place.index, model=model, model_path=place.model, device=place.device, dtype=place.dtype
+        )
         index, loaded = session.index, session.model
-        answer = session.query(prompt, options, response=response, span=span)
+        answer = session.query(asked.prompt, options, response=asked.response, span=asked.span)
         query, hits = answer.query, answer.supporters
         if len(hits) < options.top:
             raise UsageError(
@@ -71,36 +60,36 @@ def verify_hit(
         if backfilled:
             note(f"{backfilled} of the {len(hits)} documents have no weight of their own in the solution")
     else:
-        index = Index.open(index_path)
-        chosen = find_documents(index, documents)
+        index = Index.open(place.index)
+        chosen = find_documents(index, asked.documents)
         influences = [None] * len(chosen)
-        loaded = Workspace.open(index, model or model_path, device=device, dtype=dtype).model
+        loaded = Workspace.open(index, model or place.model, device=place.device, dtype=place.dtype).model
         query = as_query(
             loaded,
-            prompt,
-            response=response,
-            span=span,
+            asked.prompt,
+            response=asked.response,
+            span=asked.span,
             max_new_tokens=options.max_new_tokens,
             chat=options.chat,
         )
     workspace = Workspace.open(index, loaded)
     queries = QuerySet.from_queries([query])
-    if seeds == 1:
+    if check.seeds == 1:
         note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
     lengths = np.asarray(workspace.chunks.lengths)
     owners = np.asarray(index.array("corpus/chunk_document"))
     found = verify_documents(
-        open_trainer(workspace, queries, recipe=recipe, command=command),
+        open_trainer(workspace, queries, recipe=check.recipe, command=check.command),
         chosen,
-        subset_seeds(index.seed, max(0, seeds)).tolist(),
+        subset_seeds(index.seed, check.seeds).tolist(),
         chunk_document=owners,
         chunk_lengths=lengths,
         store=store_of(index),
-        draws=random,
-        effect=EFFECT if effect is None else effect,
+        draws=check.random,
+        effect=check.effect,
         seed=index.seed,
-        engine=engine,
-        workers=workers,
+        engine=check.engine,
+        workers=check.workers,
     )
     return {
         "schema": "stride.verify_hit/1",

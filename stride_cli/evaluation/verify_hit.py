@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import HitOptions
 from stride_cli.evaluation.resampling import LEVEL, Interval
 from stride_cli.output import note
 from stride_cli.randomness import stream
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.training.jobs import Trainer
 
-EFFECT = 0.1  # nats: the probability of a token falls by a tenth
+EFFECT = HitOptions.effect  # nats: the probability of a token falls by a tenth
 DEPENDED, NO_EVIDENCE, TOO_FEW = "depended", "no_evidence", "too_few_runs"
 _NEAR = 32  # documents of similar length that a random one is drawn from, at least
 _NEAR_SHARE = 50  # or one in so many of all

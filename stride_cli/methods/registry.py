@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stride_cli.errors import UsageError
+from stride_cli.options import declared_options
 
 if TYPE_CHECKING:
     from stride_cli.methods.protocol import Method
@@ -122,6 +123,8 @@ def open_method(spec: str) -> Method:
         if option in given:
             raise UsageError(f"{name}: option '{option}' is given twice")
         given[option] = _parse(name, option, text, known[option].annotation)
+        if (declared := declared_options(kind).get(option)) is not None:
+            declared.check(given[option], f"{name}: {option}", f"write {option}={declared.example}")
     own = inspect.signature(kind).parameters
     top = given.pop("top", None) if "top" not in own else None
     shrunk = given.pop("shrink", False) if "shrink" not in own else False

@@ -14,6 +14,8 @@ from stride_cli.attribution.prior import LexicalPrior
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
+from stride_cli.operators.options import FLAT, ClosedOptions, train_options
+from stride_cli.options import own, takes
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -32,79 +34,41 @@ class StrideMethod:
 
     Parameters
     ----------
-    fit, space, layer, rank, damping, curvature, buckets, sketch, steps : as `stride train` takes them
-    variant, fidelity, stability, linearity, recipe :             the same
+    given : options of `FitChoice`, `ClosedOptions`, `SgdOptions` (as `stride train` takes them) and
+        `RecoveryOptions` (as `stride query`)
     subsets, degree : int, optional     a design of its own; default: the index's
-    lambda_ratio : float, optional      λ / λ_max; default: as `stride query`
-    measure : str                       "auto", "linear" or "exact"
-    nonneg : bool                       influences ≥ 0
     checkpoints : str, optional         paths of checkpoints joined by ``|``, each with subsets of its own, as
                                         `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
     prior : str, optional               "tfidf" or "pairs": what is shared with the query is added, see
                                         `stride_cli.attribution.prior`
-    shrink : bool                       make small influences smaller, as `stride query` does; False: the
-                                        Lasso's weights as they are
-    refine : int                        so many chunks of each query are read from their own gradients
     halves : int                        also recover from so many random halves of the subsets, for the
                                         queries' reliability, (Q,) in `reliability` once they are scored
     """
 
+    @takes(*FLAT, RecoveryOptions, leave_out=("checkpoints", "seed"))
     def __init__(
         self,
         *,
-        fit: str | None = None,
-        space: str | None = None,
-        layer: int | None = None,
-        rank: int | None = None,
-        damping: float | None = None,
-        curvature: str | None = None,
-        buckets: int | None = None,
-        sketch: int = 0,
-        steps: int | None = None,
-        variant: str | None = None,
-        fidelity: float | None = None,
-        stability: float | None = None,
-        linearity: float | None = None,
-        recipe: str | None = None,
         subsets: int | None = None,
         degree: int | None = None,
-        lambda_ratio: float | None = None,
-        measure: str = "auto",
-        nonneg: bool = False,
         checkpoints: str | None = None,
         stored: bool = False,
         prior: str | None = None,
-        shrink: bool = True,
-        refine: int = 0,
         halves: int = 0,
+        **given: Any,
     ) -> None:
-        from stride_cli.operators.options import TrainOptions
-
         self.name = "stride"
         self.bytes_per_chunk = 0.0
         self.active_bound: int | None = None  # a Lasso solution has at most K non-zeros
-        self._options = TrainOptions(
-            fit=fit,
-            space=space,
-            layer=layer,
-            rank=rank,
-            damping=damping,
-            curvature=curvature,
-            buckets=buckets,
-            sketch=sketch,
-            steps=steps,
-            variant=variant,
-            fidelity=fidelity,
-            stability=stability,
-            linearity=linearity,
-            recipe=recipe,
+        recovery = own(RecoveryOptions, given)
+        fit = {name: value for name, value in given.items() if name not in recovery}
+        self._options = train_options(
+            **fit, choice="fit={}", called=lambda option, flag: f"{self.name}: {option}"
         )
         self._subsets, self._degree = subsets, degree
-        self._recovery = RecoveryOptions(
-            lambda_ratio=lambda_ratio, measure=measure, nonneg=nonneg, shrink=shrink, refine=refine
-        )
+        self._recovery = RecoveryOptions(**recovery)
         self._checkpoints = checkpoints
         self._stored = stored
         self._prior = None if prior is None else LexicalPrior(prior)
@@ -268,31 +232,11 @@ class DirectReadout:
     shrink : bool                    as for `StrideMethod`
     """
 
-    def __init__(
-        self,
-        *,
-        space: str | None = None,
-        layer: int | None = None,
-        rank: int | None = None,
-        damping: float | None = None,
-        curvature: str | None = None,
-        buckets: int | None = None,
-        checkpoints: str | None = None,
-        shrink: bool = True,
-    ) -> None:
-        from stride_cli.operators.options import TrainOptions
-
+    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "sketch"))
+    def __init__(self, *, checkpoints: str | None = None, shrink: bool = True, **given: Any) -> None:
         self.name = "direct"
         self.bytes_per_chunk = 0.0
-        self._options = TrainOptions(
-            fit="closed",
-            space=space,
-            layer=layer,
-            rank=rank,
-            damping=damping,
-            curvature=curvature,
-            buckets=buckets,
-        )
+        self._options = ClosedOptions(**given)
         self._checkpoints = checkpoints
         self._shrink = shrink
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from stride_cli.corpus.gate_budget import MOST_BITS
 from stride_cli.errors import UsageError
+from stride_cli.options import Options, entries, option, refuse_foreign
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -18,54 +20,165 @@ _CLASSIFIER_DAMPING = 1.0
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """What `train` can be told; None means "the default that fits this index and model".
+class FitChoice(Options):
+    """Which of the two fits: it decides which options there are."""
+
+    fit: str | None = option(
+        None,
+        "closed (one pass over the corpus, the default) or sgd (the paper's).",
+        choices=("closed", "sgd"),
+        setting=True,
+    )
+
+
+@dataclass(frozen=True)
+class FitOptions(Options):
+    """What both fits can be told; None means "the default that fits this index and model".
 
     Attributes
     ----------
-    fit : "closed" or "sgd"
     space : operator space, or a sum of them such as ``residual-matrix+logit``
     layer : residual spaces act after this many blocks (default: two thirds of the depth)
     rank : r of every space
-    curvature : "kronecker", "fisher" or "exact", how the Fisher matrix is taken (closed)
-    damping : γ relative to the mean eigenvalue (closed)
     buckets : buckets of the vocabulary in the logit spaces
-    sketch : bits that are kept of every chunk's own gradient, to choose what a refined query reads (closed)
-    steps, lr, variant, fidelity, stability, linearity : the sgd recipe
-    recipe : "paper" sets every published hyperparameter, at training and at query time
-    seed : default: the index's
+    stability : λ_stab
     checkpoints : further models whose operators are fitted and which queries are measured with, beside the
         index's own: paths of checkpoints along its training, or of models trained independently
+    seed : default: the index's
     """
 
-    fit: str | None = None
-    space: str | None = None
-    layer: int | None = None
-    rank: int | None = None
-    curvature: str | None = None
-    damping: float | None = None
-    buckets: int | None = None
-    sketch: int = 0
-    steps: int | None = None
-    lr: float | None = None
-    variant: str | None = None
-    fidelity: float | None = None
-    stability: float | None = None
-    linearity: float | None = None
-    batch_tokens: int | None = None
-    recipe: str | None = None
-    seed: int | None = None
-    checkpoints: Sequence[str | Path] = ()
+    space: str | None = option(
+        None,
+        "residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, pair-logit, or a "
+        "sum such as the default, mlp-matrix+logit+token-logit+pair-logit (linear-matrix for a model of "
+        "stride model finetune, residual-matrix where there is no plain MLP; sgd: residual). "
+        "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
+        setting=True,
+    )
+    layer: int | None = option(None, "Steer after this many blocks; default: 2/3 of the depth.", setting=True)
+    rank: int | None = option(None, "Rank of the operators.", low=1, setting=True)
+    buckets: int | None = option(
+        None, "Buckets of the vocabulary in the logit spaces: more are more precise.", low=1
+    )
+    stability: float | None = option(None, "λ_stab. [1]", low=0)
+    checkpoints: Sequence[str | Path] = option(
+        (),
+        "Further models that every query is measured with, one or several: checkpoints of the same "
+        "training, or models trained independently, with the same tokenizer. The index's own model "
+        "always takes part.",
+        metavar="PATH...",
+        setting=True,
+    )
+    seed: int | None = option(None, "Default: the index's seed.", setting=True)
 
 
-def options_fit(options: TrainOptions) -> str:
-    """The fit that options ask for, with the recipe taken into account."""
-    if options.recipe not in (None, "paper"):
-        raise UsageError(f"unknown recipe '{options.recipe}'", fix="the only named recipe is 'paper'")
-    fit = options.fit or ("sgd" if options.recipe == "paper" else "closed")
-    if fit not in ("closed", "sgd"):
-        raise UsageError(f"unknown fit '{fit}'", fix="use --fit closed or --fit sgd")
-    return fit
+@dataclass(frozen=True)
+class ClosedOptions(FitOptions):
+    """What the closed form can be told, beside what both fits can.
+
+    Attributes
+    ----------
+    damping : γ relative to the mean eigenvalue
+    curvature : how the Fisher matrix is taken
+    sketch : bits that are kept of every chunk's own gradient, to choose what a refined query reads
+    batch_tokens : padded tokens in one forward pass
+    """
+
+    damping: float | None = option(
+        None,
+        "closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1; classifiers: by their "
+        "training's time]",
+        above=0,
+        setting=True,
+        example=0.1,
+    )
+    curvature: str | None = option(
+        None,
+        "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
+        choices=("kronecker", "fisher", "exact"),
+    )
+    sketch: int = option(
+        0,
+        "closed: keep so many bits of every chunk's own gradient, by a second pass over the corpus; "
+        "stride query --refine then finds what is worth reading by them too. For large corpora, where "
+        "chunks are 30 times as many as subsets and more; try 768.",
+        low=0,
+        high=MOST_BITS,
+        metavar="BITS",
+        example=768,
+    )
+    batch_tokens: int | None = option(None, low=1)
+    recipe: ClassVar[None] = None  # that of the paper is of the other fit
+
+
+@dataclass(frozen=True)
+class SgdOptions(FitOptions):
+    """What the published recipe can be told, beside what both fits can.
+
+    Attributes
+    ----------
+    steps, lr : training iterations, peak learning rate
+    variant : of the stability loss
+    fidelity, linearity : λ_fid, λ_LDS
+    recipe : "paper" sets every published hyperparameter, at training and at query time
+    """
+
+    steps: int | None = option(None, "sgd: training iterations. [10000]", low=1, example=2000)
+    lr: float | None = option(None, "sgd: peak learning rate. [3e-4]", above=0, example=3e-4)
+    variant: str | None = option(
+        None,
+        "sgd: kl (truncated, the default), logit or norm.",
+        flag="--stability-loss",
+        choices=("kl", "logit", "norm"),
+    )
+    fidelity: float | None = option(None, "sgd: λ_fid. [1]", low=0)
+    linearity: float | None = option(None, "sgd: λ_LDS. [0.1]", low=0)
+    recipe: str | None = option(
+        None, "paper: every published hyperparameter, when querying too.", choices=("paper",)
+    )
+
+
+TrainOptions = ClosedOptions | SgdOptions
+FITS: dict[str, type[TrainOptions]] = {"closed": ClosedOptions, "sgd": SgdOptions}
+FLAT = (FitChoice, ClosedOptions, SgdOptions)  # whatever `stride train` and the spec of a method can say
+
+
+def fit_of(fit: str | None, recipe: str | None) -> str:
+    """The fit that is asked for: the closed form, unless it is named or the recipe is given."""
+    FitChoice(fit)
+    return fit or ("closed" if recipe is None else "sgd")
+
+
+def train_options(
+    fit: str | None = None,
+    *,
+    called: Callable[[str, str], str] = lambda name, flag: flag,
+    choice: str = "--fit {}",
+    **given: Any,
+) -> TrainOptions:
+    """The options of one of the fits, from options by name.
+
+    Parameters
+    ----------
+    called : (name, flag) → what an option is called where it comes from
+    choice : how a fit is chosen there
+
+    Raises
+    ------
+    UsageError      an option of the other fit, which would be dropped unseen; a value that cannot be
+    """
+    fit = fit_of(fit, given.get("recipe"))
+    other = "closed" if fit == "sgd" else "sgd"
+    refuse_foreign(
+        given,
+        [FITS[fit]],
+        [FITS[other]],
+        because=f"of {choice.format(other)}, and this fit is {fit}",
+        otherwise=f"use {choice.format(other)}",
+        called=called,
+    )
+    unset = entries(FITS[other]).keys() - entries(FITS[fit]).keys()
+    return FITS[fit](**{name: value for name, value in given.items() if name not in unset})
 
 
 def resolve_settings(options: TrainOptions, model: AttributableModel, index: Index) -> Any:
@@ -73,12 +186,11 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
 
     Raises
     ------
-    UsageError      an option is out of range, or does not fit the model
+    UsageError      an option does not fit the model
     """
-    from stride_cli.corpus.gate_budget import check_sketch
     from stride_cli.models.kinds import kind_of_index
 
-    fit = options_fit(options)
+    fit = "closed" if isinstance(options, ClosedOptions) else "sgd"
     classifier = kind_of_index(index) == "classifier"
     default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
     layer = options.layer if options.layer is not None else default_layer
@@ -87,19 +199,12 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
             f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
             fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
         )
-    if options.rank is not None and options.rank < 1:
-        raise UsageError(f"rank {options.rank} is below 1", fix="use a positive --rank")
-    if options.buckets is not None and options.buckets < 1:
-        raise UsageError(f"{options.buckets} buckets are too few", fix="use a positive --buckets")
-    check_sketch(options.sketch)
-    if options.sketch and fit != "closed":
-        raise UsageError("sketches are of the closed form's gates", fix="drop --fit sgd, or --sketch")
     common: dict[str, Any] = {
         "spaces": _spaces(options, model, fit),
         "layer": layer,
         "seed": options.seed if options.seed is not None else index.seed,
     }
-    if fit == "closed":
+    if isinstance(options, ClosedOptions):
         return _closed(options, model, index.n_subsets, classifier, common)
     return _sgd(options, common)
 
@@ -116,7 +221,8 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[
     names = parse_space(options.space or model.default_space(fit))
     classes = space_classes(names)
     # by default, what has a Fisher matrix of its own is there only where the others' is in their bases too
-    if not options.space and options.curvature not in (None, "kronecker"):
+    own_curvature = isinstance(options, ClosedOptions) and options.curvature not in (None, "kronecker")
+    if not options.space and own_curvature:
         classes = [cls for cls in classes if not cls.needs_whitening]
         names = tuple(cls.name for cls in classes)
     for cls in classes:
@@ -131,20 +237,14 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[
 
 
 def _closed(
-    options: TrainOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
+    options: ClosedOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
 ) -> Any:
     from stride_cli.models.classifier.training_path import training_path
     from stride_cli.operators.budget import tokens_at_once
-    from stride_cli.operators.closed import CURVATURES, ClosedSettings, is_whitened
+    from stride_cli.operators.closed import ClosedSettings, is_whitened
     from stride_cli.operators.logit_spaces import CLASSIFIER_RANK
     from stride_cli.operators.spaces import affordable_buckets, space_classes
 
-    if options.damping is not None and not options.damping > 0:
-        raise UsageError(f"damping {options.damping} is not positive", fix="try --damping 0.1")
-    if options.curvature not in (None, *CURVATURES):
-        raise UsageError(
-            f"unknown curvature '{options.curvature}'", fix=f"use one of {', '.join(CURVATURES)}"
-        )
     names = common["spaces"]
     classes = space_classes(names)
     ranks = {cls.name: cls.choose_rank(model, n_subsets, options.rank) for cls in classes}
@@ -184,18 +284,12 @@ def _closed(
     return replace(chosen, sketch=options.sketch)
 
 
-def _sgd(options: TrainOptions, common: dict[str, Any]) -> Any:
-    from stride_cli.operators.losses import STABILITY_VARIANTS
+def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:
     from stride_cli.operators.sgd import SgdSettings
 
-    if options.variant is not None and options.variant not in STABILITY_VARIANTS:
-        raise UsageError(
-            f"unknown stability loss '{options.variant}'", fix=f"use one of {', '.join(STABILITY_VARIANTS)}"
-        )
-    if options.steps is not None and options.steps < 1:
-        raise UsageError(f"{options.steps} steps are too few", fix="use a positive --steps")
     given: dict[str, Any] = {
         "ranks": dict.fromkeys(common["spaces"], options.rank or 32),
+        "n_buckets": options.buckets,
         "steps": options.steps,
         "lr": options.lr,
         "variant": options.variant,

@@ -31,46 +31,10 @@ from stride_cli.models.devices import resolve_device
 from stride_cli.randomness import stream
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 from stride_cli.training.engines import one_thread
+from stride_cli.training.options import ClassifierOptions
 
 _ONE_THREAD = 1_000_000  # weights
 _CHECKPOINTS = 9
-
-
-@dataclass(frozen=True)
-class ClassifierOptions:
-    """What training a classifier can be told; None means "what suits the network".
-
-    Attributes
-    ----------
-    network : "mlp", "resnet9", "logistic", or the path of an adapter file (see `networks`)
-    width, layers : of the network
-    rows : train on so many rows: the first ones, or drawn by `shuffle`
-    rows_file : .npy with a bool mask over the file's rows, or their numbers, instead
-    holdout : so many of the other rows are kept as queries
-    shuffle : rows and held-out rows are drawn by the seed instead of taken in the order of the file
-    weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
-    checkpoints : kept along the way, evenly spaced; default: 9 of a network of less than a million weights
-    epochs, batch_size, optimizer, lr, weight_decay, schedule, seed : see `ClassifierRecipe`
-    device : where training runs
-    """
-
-    network: str = "mlp"
-    width: int | None = None
-    layers: int | None = None
-    rows: int | None = None
-    rows_file: str | None = None
-    holdout: int = 0
-    shuffle: bool = False
-    weights: str | None = None
-    checkpoints: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    optimizer: str | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-    schedule: str | None = None
-    seed: int = 0
-    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -230,8 +194,6 @@ def choose_rows(
     n = len(examples)
     if options.rows is not None and options.rows_file is not None:
         raise UsageError("--rows and --rows-from both say which rows", fix="give one of the two")
-    if options.holdout < 0 or (options.rows is not None and options.rows < 1):
-        raise UsageError("--rows and --holdout count rows", fix="give --rows 1000 --holdout 100")
     order = stream(options.seed, "rows").permutation(n) if options.shuffle else np.arange(n)
     if options.rows_file is not None:
         chosen = _read_rows(options.rows_file, n)
@@ -258,7 +220,7 @@ def choose_rows(
     return chosen.astype(np.int64), rest[: options.holdout].astype(np.int64)
 
 
-def _read_rows(path: str, n: int) -> np.ndarray:
+def _read_rows(path: str | Path, n: int) -> np.ndarray:
     try:
         rows = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -4,11 +4,10 @@ only."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import UsageError
 from stride_cli.models.devices import resolve_device
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
@@ -18,32 +17,14 @@ from stride_cli.models.loading import model_fingerprint
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import make_trainable
 from stride_cli.training.language_loop import choose_dtype
-from stride_cli.training.recorded_run import Trained, check_choices, count_steps, run_recipe
+from stride_cli.training.options import FinetuneOptions
+from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing
 
 _BLOCK_SIZE = 512
 _EPOCHS = 3.0
 _BATCH_TOKENS = 2048
 _SMALL = 50_000_000  # parameters; below, a model takes and needs larger steps
-
-
-@dataclass(frozen=True)
-class FinetuneOptions:
-    """What `stride model finetune` can be told; None = chosen to fit model and corpus.
-
-    `lora_rank` 0 trains all weights.
-    """
-
-    lora_rank: int = 0
-    epochs: float | None = None
-    steps: int | None = None
-    batch_tokens: int | None = None
-    lr: float | None = None
-    schedule: str = "linear"
-    checkpoints: int = 0
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
 
 
 def finetune_model(
@@ -76,18 +57,6 @@ def finetune_model(
     CorpusError, UsageError, ModelError, NumericalError; IndexBusy, StorageFull
     """
     out = Path(out)
-    check_choices(
-        schedule=options.schedule,
-        epochs=options.epochs,
-        steps=options.steps,
-        batch_tokens=options.batch_tokens,
-        lr=options.lr,
-        checkpoints=options.checkpoints,
-    )
-    if options.lora_rank < 0:
-        raise UsageError(
-            f"--lora is {options.lora_rank}, expected a rank of at least 1", fix="leave it out to train all"
-        )
     refuse_existing(out, overwrite=overwrite)
     device = resolve_device(options.device)
     dtype = choose_dtype(options.dtype, device)

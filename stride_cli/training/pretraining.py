@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from stride_cli.models.language.nanochat import choose_architecture
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype
-from stride_cli.training.recorded_run import Trained, check_choices, count_steps, run_recipe
+from stride_cli.training.options import TrainOptions
+from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, saved_tokenizer
 
 # Peak rates. Tried on 100 documents of the CIA World Factbook (18,000 tokens, 12 passes, 1 million
@@ -30,30 +31,6 @@ from stride_cli.training.run_directory import RunDirectory, refuse_existing, sav
 MUON_LR = 0.02
 ADAM_LR = {"muon+adamw": 0.03, "adamw": 0.006}
 _BLOCK_SIZE = 512
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """What `stride model train` can be told; None = chosen to fit the corpus.
-
-    `lr` is Muon's peak rate, or AdamW's where it does all; beside Muon, AdamW's keeps its ratio to it.
-    """
-
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    vocab: int | None = None
-    context: int | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    batch_tokens: int | None = None
-    lr: float | None = None
-    schedule: str = "linear"
-    optimizer: str = "muon+adamw"
-    checkpoints: int = 0
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
 
 
 def train_model(
@@ -86,15 +63,6 @@ def train_model(
     CorpusError, UsageError, ModelError, NumericalError; IndexBusy, StorageFull
     """
     out = Path(out)
-    check_choices(
-        schedule=options.schedule,
-        optimizer=options.optimizer,
-        epochs=options.epochs,
-        steps=options.steps,
-        batch_tokens=options.batch_tokens,
-        lr=options.lr,
-        checkpoints=options.checkpoints,
-    )
     refuse_existing(out, overwrite=overwrite)
     device = resolve_device(options.device)
     dtype = choose_dtype(options.dtype, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,11 @@ import numpy as np
 import torch
 
 from stride_cli import output
-from stride_cli.errors import UsageError
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import merged_weights
 from stride_cli.training.epoch_batches import plan_epoch
 from stride_cli.training.language_loop import TrainingResult, mean_loss, train
 from stride_cli.training.run_directory import RunDirectory, save_model
-
-SCHEDULES = ("linear", "cosine", "constant")
-OPTIMIZERS = ("muon+adamw", "adamw")
 
 
 @dataclass(frozen=True)
@@ -44,29 +39,6 @@ class Trained:
     parameters: int
     loss: float
     result: TrainingResult
-
-
-def check_choices(
-    *,
-    schedule: str = "linear",
-    optimizer: str = "adamw",
-    epochs: float | None = None,
-    steps: int | None = None,
-    batch_tokens: int | None = None,
-    lr: float | None = None,
-    checkpoints: int = 0,
-) -> None:
-    """UsageError for an option that cannot work."""
-    for name, value, known in (("schedule", schedule, SCHEDULES), ("optimizer", optimizer, OPTIMIZERS)):
-        if value not in known:
-            raise UsageError(f"--{name} {value} is unknown", fix=f"one of {', '.join(known)}")
-    if epochs is not None and steps is not None:
-        raise UsageError("--epochs and --steps both say how long to train", fix="give one of the two")
-    for name, number in (("epochs", epochs), ("steps", steps), ("batch-tokens", batch_tokens), ("lr", lr)):
-        if number is not None and not (number > 0 and math.isfinite(number)):
-            raise UsageError(f"--{name} is {number}, expected more than 0")
-    if checkpoints < 0:
-        raise UsageError(f"--checkpoints is {checkpoints}, expected 0 or more")
 
 
 def count_steps(

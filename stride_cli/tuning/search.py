@@ -14,9 +14,12 @@ import numpy as np
 
 from index_format.durable import make_directory, sync_directory, write_file
 from stride_cli import __version__
+from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.evaluation.metrics import correlate, predicted_response
 from stride_cli.evaluation.resampling import mean_interval
+from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.options import entries
 from stride_cli.output import note
 
 if TYPE_CHECKING:
@@ -152,12 +155,10 @@ def trial_key(
     """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
     from dataclasses import asdict
 
-    from stride_cli.operators.options import TrainOptions, resolve_settings
-
     own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
     if not layer_matters(settings):
         own["layer"] = None
-    resolved = asdict(resolve_settings(TrainOptions(fit="closed", **own), workspace.model, workspace.index))
+    resolved = asdict(resolve_settings(ClosedOptions(**own), workspace.model, workspace.index))
     design = [
         settings.get("subsets"),
         settings.get("degree"),
@@ -265,18 +266,15 @@ def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
 
 def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
     """UsageError where a value to try cannot be."""
-    for name in ("rank", "subsets", "degree"):
+    for name in ("subsets", "degree"):
         for value in grid.get(name, ()):
             if value < 1:
                 raise UsageError(f"a {name} of {value} is below 1", fix=f"give positive values of {name}")
-    for value in grid.get("damping", ()):
-        if not (value > 0 and np.isfinite(value)):
-            raise UsageError(f"damping {value} is not positive", fix="try --damping 0.03,0.1,0.3")
+    for name in ("rank", "damping"):
+        for value in grid.get(name, ()):
+            entries(ClosedOptions)[name].check(value)
     for value in lambdas:
-        if not 0 < value <= 1:
-            raise UsageError(
-                f"λ is {value} of λ_max (expected more than 0, at most 1)", fix="try --lambda-ratio 0.01,0.1"
-            )
+        entries(RecoveryOptions)["lambda_ratio"].check(value)
     if not lambdas:
         raise UsageError("no λ is given", fix="try --lambda-ratio 0.01,0.03,0.1")
 

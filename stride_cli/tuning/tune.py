@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from index_format.location import local_directory
 from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.evaluation.resampling import mean_interval
 from stride_cli.output import note, progress
+from stride_cli.tuning.options import TuneOptions
 from stride_cli.tuning.responses import (
     EPOCHS,
     MOST_TOKENS,
@@ -40,46 +41,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.kinds import Kind
 
-LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
-CRITERIA = ("continued", "retrained", "truth")
-_FEWEST_RESPONSES = 8
 _HELD_OUT = 48
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What is swept, and on what it is judged.
-
-    Attributes
-    ----------
-    grid : dimension → values           None: three or four values of space, layer, damping and rank
-    start : dimension → value           where the sweep begins; missing: the default
-    lambdas : λ / λ_max                 tried in every trial
-    criterion : str                     "continued": the model trained further on random halves; "retrained":
-                                        trained anew on them, by its recipe; "truth": the index's own truth
-    queries : Path, optional            default: chunks of the corpus, kept out of halves and operators; of a
-                                        classifier, its held-out rows where it has some
-    held_out : int, optional            how many chunks
-    responses : int                     R, random halves
-    epochs, lr : of the further training ("continued" only); None for what suits the model
-    search : "steps" or "grid"
-    trials : int, optional              at most so many fits
-    engine, workers : see `stride_cli.training.retraining.retrain`
-    """
-
-    grid: Mapping[str, Sequence[Any]] | None = None
-    start: Mapping[str, Any] = field(default_factory=dict)
-    lambdas: Sequence[float] = LAMBDAS
-    criterion: str = "continued"
-    queries: Path | None = None
-    held_out: int | None = None
-    responses: int = 24
-    epochs: float | None = None
-    lr: float | None = None
-    search: str = "steps"
-    trials: int | None = None
-    engine: str = "local"
-    workers: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +97,9 @@ def default_grid(workspace: Workspace) -> dict[str, list[Any]]:
 
 def default_space(workspace: Workspace) -> str:
     """The operator space that this model and index are fitted in where none is asked for."""
-    from stride_cli.operators.options import TrainOptions, resolve_settings
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
 
-    return "+".join(resolve_settings(TrainOptions(fit="closed"), workspace.model, workspace.index).spaces)
+    return "+".join(resolve_settings(ClosedOptions(), workspace.model, workspace.index).spaces)
 
 
 def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
@@ -153,17 +115,6 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
     """
     from stride_cli.attribution.defaults import recovery_defaults
 
-    if options.search not in ("steps", "grid"):
-        raise UsageError(f"unknown search '{options.search}'", fix="use steps or grid")
-    if options.criterion not in CRITERIA:
-        raise UsageError(f"unknown criterion '{options.criterion}'", fix=f"one of {', '.join(CRITERIA)}")
-    if options.criterion != "continued" and (options.epochs is not None or options.lr is not None):
-        raise UsageError(
-            f"--epochs and --lr are of further training, and the criterion is {options.criterion}",
-            fix="leave them out: the recipe stored with the model has its own",
-        )
-    if options.trials is not None and options.trials < 1:
-        raise UsageError(f"--trials is {options.trials} (expected 1 or more)")
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
     check_grid(options.grid or {}, lambdas)
     local_directory(where.index)  # refused before a model is opened
@@ -255,17 +206,7 @@ def _target(
         bench = Bench(where, queries=options.queries)
         ground = bench.ground()
         return bench.workspace, Target(bench.queries, bench.truth.masks, ground.measured, "truth")
-    if options.responses < _FEWEST_RESPONSES:
-        raise UsageError(
-            f"--responses is {options.responses} (expected {_FEWEST_RESPONSES} or more: correlations over "
-            "fewer say nothing)",
-            fix="try --responses 24",
-        )
     epochs = options.epochs if options.epochs is not None else EPOCHS[workspace.model.kind]
-    if not (epochs > 0 and np.isfinite(epochs)):
-        raise UsageError(f"--epochs is {epochs} (expected a positive number)", fix="try --epochs 5")
-    if options.lr is not None and not (options.lr > 0 and np.isfinite(options.lr)):
-        raise UsageError(f"--lr is {options.lr} (expected a positive number)", fix="leave it out")
     withheld = np.zeros(0, np.int64)
     kept_back = getattr(workspace.model, "held_out", ())
     if options.queries is not None:
@@ -376,12 +317,10 @@ def trial_record(
 
 def resolved(settings: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Settings with the defaults of this model and index in place of None."""
-    from stride_cli.operators.options import TrainOptions, resolve_settings
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     shown = dict(settings)
-    plain = resolve_settings(
-        TrainOptions(fit="closed", space=settings["space"]), workspace.model, workspace.index
-    )
+    plain = resolve_settings(ClosedOptions(space=settings["space"]), workspace.model, workspace.index)
     for name, value in (
         ("layer", plain.layer),
         # a classifier's training time stands in for damping unless one is given

@@ -43,7 +43,7 @@ from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fitting import set_step
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.output import emit, note
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if not given.steered:
         return
     note("one operator a retrained subset")
-    settings = resolve_settings(TrainOptions(fit="closed"), task.model, task.index)
+    settings = resolve_settings(ClosedOptions(), task.model, task.index)
     operators = fit_closed(task.model, task.chunks, columns_of(truth.masks), 1 + truth.n_subsets, settings)
     operators.gates = [gates[: truth.n_subsets] for gates in operators.gates]
     set_step(task.model, operators, task.chunks, settings.seed)

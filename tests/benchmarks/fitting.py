@@ -25,7 +25,7 @@ from index_format.reader import Index
 from stride_cli.api import open_model
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
-from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
 from stride_cli.operators.sgd import fit_sgd
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine, watched_memory
@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     model = open_model(index)
     chunks = first_chunks(index, given.chunks)
     columns = np.asarray(index.array("design/columns")[: chunks.n_chunks])
-    settings = resolve_settings(TrainOptions(fit="closed"), model, index)
+    settings = resolve_settings(ClosedOptions(), model, index)
     tokens = int(chunks.lengths.sum())
     about = machine("torch", "transformers", "numpy") | {
         "parameters": model.n_parameters,
@@ -108,7 +108,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     )
     del operators
 
-    sgd = resolve_settings(TrainOptions(fit="sgd"), model, index)
+    sgd = resolve_settings(SgdOptions(), model, index)
     offsets = np.asarray(index.array("design/row_offsets"))
     members = np.asarray(index.array("design/row_members"))
     whole = ChunkReader(index)

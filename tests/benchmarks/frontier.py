@@ -36,7 +36,7 @@ from stride_cli.evaluation.resampling import Resampler
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
-from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.sketches import fit_sketches
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
@@ -58,7 +58,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     task = WorkspacePath(Path(given.index), given.model).open()
     truth = Truth.from_index(task.index, alpha=given.alpha)
-    settings = resolve_settings(TrainOptions(fit="closed", space=given.space), task.model, task.index)
+    settings = resolve_settings(ClosedOptions(space=given.space), task.model, task.index)
     degree = task.index.degree
     note("a pass over the corpus for each number of bits, and one")
     direct, seconds, size = readouts(task, truth.queries, settings)

@@ -54,17 +54,6 @@ def choose_architecture(
 
 def check_architecture(architecture: Architecture) -> None:
     """UsageError for a size that cannot be built."""
-    from stride_cli.models.language.bpe import SMALLEST_VOCABULARY
-
-    for name, least in (
-        ("layers", 1),
-        ("width", 2),
-        ("heads", 1),
-        ("vocab", SMALLEST_VOCABULARY),
-        ("context", 2),
-    ):
-        if (found := getattr(architecture, name)) < least:
-            raise UsageError(f"--{name} is {found}, expected at least {least}")
     if architecture.width % architecture.heads or (architecture.width // architecture.heads) % 2:
         raise UsageError(
             f"--width {architecture.width} does not split into {architecture.heads} heads of an even width",

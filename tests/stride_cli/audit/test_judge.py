@@ -63,7 +63,7 @@ def session(tmp_path_factory: pytest.TempPathFactory):
         [str(corpus)], model, TrainOptions(epochs=8, width=64, layers=2, vocab=400, batch_tokens=1024)
     )
     api.build_index([str(corpus)], model_path=str(model), out=index, n_subsets=60)
-    api.train(index, api.TrainOptions(space="logit"))
+    api.train(index, api.ClosedOptions(space="logit"))
     return api.Session.open(index)
 
 
@@ -105,7 +105,7 @@ def test_items_without_a_copy_as_controls(session) -> None:
     assert found[6].effect["p_influence"] < 0.05 < found[6].effect["p_loss"]
     with pytest.raises(UsageError, match="each of the 3 items is in the corpus"):
         audit(session, documents(range(3)), options=AuditOptions(controls="absent"))
-    with pytest.raises(UsageError, match="controls 'some' are unknown"):
+    with pytest.raises(UsageError, match="--controls is 'some'"):
         audit(session, documents(range(3)), options=AuditOptions(controls="some"))
 
 

@@ -83,7 +83,7 @@ def test_zsh_and_fish_ask_with_a_line(shell: str, tmp_path: Path) -> None:
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
     found = stride(tmp_path, **asked)
-    assert all(value in found for value in completion.MEASURES)
+    assert all(value in found for value in ("auto", "linear", "exact"))
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_bash_completes(tmp_path: Path) -> None:
         "ev": ["evaluate"],
         "evaluate comp": ["compare"],
         "query --meas": ["--measure"],
-        "query --measure ": list(completion.MEASURES),
+        "query --measure ": ["auto", "linear", "exact"],
         "train --space residual+res": ["residual+residual-matrix"],
         "audit --format s": ["sarif"],
         "evaluate compare --methods bm25,tf": ["bm25,tfidf"],
@@ -133,15 +133,28 @@ def test_bash_completes(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_is_what_is_accepted() -> None:
+    from stride_cli.attribution.options import QueryOptions, RecoveryOptions
+    from stride_cli.attribution.prior import PRIORS
+    from stride_cli.models.classifier.classifier_recipe import OPTIMIZERS, SCHEDULES
     from stride_cli.models.classifier.networks import NETWORKS
+    from stride_cli.models.language.bpe import SMALLEST_VOCABULARY
     from stride_cli.operators.closed import CURVATURES
     from stride_cli.operators.losses import STABILITY_VARIANTS
+    from stride_cli.operators.options import FLAT
     from stride_cli.operators.spaces import SPACES
+    from stride_cli.options import entries
+    from stride_cli.training.options import ClassifierOptions, TrainOptions
 
-    assert set(completion.CURVATURES) == set(CURVATURES)
-    assert set(completion.STABILITY_LOSSES) == set(STABILITY_VARIANTS)
+    fit, train = entries(*FLAT), entries(TrainOptions)
+    assert set(fit["curvature"].about.choices) == set(CURVATURES)
+    assert set(fit["variant"].about.choices) == set(STABILITY_VARIANTS)
     assert set(completion.SPACES) == set(SPACES)
-    assert set(completion.NETWORKS) == set(NETWORKS)
+    examples = entries(ClassifierOptions)
+    assert set(examples["network"].about.suggest) == set(NETWORKS)
+    assert examples["optimizer"].about.choices == OPTIMIZERS
+    assert examples["schedule"].about.choices == SCHEDULES
+    assert entries(RecoveryOptions, QueryOptions)["prior"].about.choices == PRIORS
+    assert train["vocab"].about.low == SMALLEST_VOCABULARY
 
 
 def test_indexes_complete_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,27 +172,31 @@ def test_what_cannot_be_is_refused(change: dict, message: str, owners: np.ndarra
 def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: Path) -> None:
     """Retrained for real: the text of a document is less likely without that document, and not without
     others."""
+    from dataclasses import replace
+
     from stride_cli import api
+    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.evaluation.options import HitOptions
 
     documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
     wanted = documents[7]
     index = tmp_path / "run.stride"
     index.symlink_to(trained / "run.stride")
-    given = {"response": wanted["text"][40:120], "seeds": 3, "random": 2, "workers": 1, "device": "cpu"}
-    given |= {"model_path": str(trained / "model"), "dtype": "fp32"}
-    found = api.verify_hit(index, wanted["text"][:40], documents=[wanted["id"]], **given)
+    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    given = {"response": wanted["text"][40:120], "check": HitOptions(seeds=3, random=2, workers=1)}
+    found = api.verify_hit(place, wanted["text"][:40], documents=[wanted["id"]], **given)
     assert found["documents"][0]["document"] == wanted["id"] and found["documents"][0]["influence"] is None
     assert found["trained"] == 12 and len(found["runs"]) == 12
-    other = api.verify_hit(index, wanted["text"][:40], documents=[documents[20]["id"]], **given)
+    other = api.verify_hit(place, wanted["text"][:40], documents=[documents[20]["id"]], **given)
     assert found["difference"]["mean"] > other["difference"]["mean"]
-    again = api.verify_hit(index, wanted["text"][:40], documents=[wanted["id"]], **given)
+    again = api.verify_hit(place, wanted["text"][:40], documents=[wanted["id"]], **given)
     assert again["trained"] == 0 and again["runs"] == found["runs"]
     with pytest.raises(UsageError, match="there is no document 'nobody'"):
-        api.verify_hit(index, "a", documents=["nobody"], **given)
+        api.verify_hit(place, "a", documents=["nobody"], **given)
     with pytest.raises(QueryError, match="empty"):
-        api.verify_hit(index, "  ", documents=[wanted["id"]], **given)
+        api.verify_hit(place, "  ", documents=[wanted["id"]], **given)
     bare = tmp_path / "bare"
     shutil.copytree(trained / "model", bare, ignore=shutil.ignore_patterns("stride_recipe.json"))
     with pytest.raises(ModelError, match="has no recipe") as caught:
-        api.verify_hit(index, "a", documents=[wanted["id"]], **given | {"model_path": str(bare)})
+        api.verify_hit(replace(place, model=str(bare)), "a", documents=[wanted["id"]], **given)
     assert "--command" in str(caught.value.fix)

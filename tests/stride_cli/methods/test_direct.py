@@ -16,14 +16,14 @@ from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.designs import Designs
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.options import TrainOptions, resolve_settings
+from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.recovery.refinement import candidates
 
 K, DEGREE = 12, 3
 
 
 def fitted(task, seed: int, **options):
-    settings = resolve_settings(TrainOptions(fit="closed", **options), task.model, task.index)
+    settings = resolve_settings(ClosedOptions(**options), task.model, task.index)
     design = Designs.drawn(task.n_chunks, K, DEGREE, seed)
     return design, fit_closed(task.model, task.chunks, np.asarray(design.columns), K, settings)
 
@@ -152,9 +152,9 @@ def test_sketches_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("sketch=-1", "--sketch is -1"),
+        ("sketch=-1", "stride: sketch is -1"),
         ("sketch=5000", "expected 0 to 4,096"),
-        ("sketch=8,fit=sgd", "of the closed form's gates"),
+        ("sketch=8,fit=sgd", "stride: sketch is an option of fit=closed, and this fit is sgd"),
         ("sketch=8,space=residual", "sums over chunks"),
         ("sketch=8,space=logit,curvature=fisher", "sums over chunks"),
     ],

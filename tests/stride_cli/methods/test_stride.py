@@ -44,13 +44,13 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     from stride_cli.operators.bases import label_uniforms
     from stride_cli.operators.closed import fit_spaces, solve_gates
     from stride_cli.operators.gradients import gate_gradients
-    from stride_cli.operators.options import TrainOptions, resolve_settings
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     task, queries = task_and_queries
     found = score_all(
         fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher,shrink=false"), queries
     )
-    options = TrainOptions(fit="closed", space="residual-matrix", rank=6, curvature="fisher")
+    options = ClosedOptions(space="residual-matrix", rank=6, curvature="fisher")
     settings = resolve_settings(options, task.model, task.index)
     spaces = fit_spaces(task.model, task.chunks, settings)
     rows, gradients = [], []
@@ -109,7 +109,7 @@ def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("stride:measure=guess", "unknown measurement"),
+        ("stride:measure=guess", "measure is 'guess'"),
         ("stride:stored=true,subsets=5", "stored operators"),
         ("stride:space=logits", "unknown operator space"),
         ("stride:subsets=3,degree=9", "degree 9"),

@@ -29,7 +29,7 @@ from stride_cli.operators import closed
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.opener import Opener
-from stride_cli.operators.options import resolve_settings
+from stride_cli.operators.options import resolve_settings, train_options
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
 from tests.tiny_models import tiny_nanochat
@@ -60,7 +60,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_model([str(folder / "corpus.jsonl")], folder / "model", options)
     built(folder, folder / "model", "bare.stride")
     shutil.copytree(folder / "bare.stride", folder / "run.stride")
-    api.train(folder / "run.stride", api.TrainOptions(**QUICK, checkpoints=kept(folder)[:2]))
+    api.train(folder / "run.stride", api.ClosedOptions(**QUICK, checkpoints=kept(folder)[:2]))
     return folder
 
 
@@ -98,7 +98,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
         design = Designs.of(index, design_seed(index.seed, number) if number else None)
         model = Opener.like(together.model).load(str(path))
-        settings = resolve_settings(api.TrainOptions(**QUICK), model, index)
+        settings = resolve_settings(api.ClosedOptions(**QUICK), model, index)
         alone = module.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
         stored = Operators.from_index(index, number)
         for ours, theirs in zip(stored.gates, alone.gates, strict=True):
@@ -185,7 +185,7 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
     chosen = kept(run_folder)
     # the index's own model and a second copy of a checkpoint's weights take part once
     record = api.train(
-        bare, api.TrainOptions(**QUICK, checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
+        bare, api.ClosedOptions(**QUICK, checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
     )
     assert [entry["path"] for entry in record["checkpoints"]] == [str(chosen[2]), str(chosen[0])]
     from jsonschema import Draft202012Validator
@@ -232,7 +232,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
 def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
     run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: str
 ) -> None:
-    options = api.TrainOptions(fit=fit, checkpoints=kept(run_folder)[:2], steps=5 if fit == "sgd" else None)
+    options = train_options(fit, checkpoints=kept(run_folder)[:2], steps=5 if fit == "sgd" else None)
     whole = Path(shutil.copytree(bare, tmp_path / "whole.stride"))
     api.train(whole, options)
     fitted = []
@@ -264,7 +264,7 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
         raise KeyboardInterrupt
 
     before = closed.save_atomically
-    options = api.TrainOptions(**QUICK, batch_tokens=256)
+    options = api.ClosedOptions(**QUICK, batch_tokens=256)
     with monkeypatch.context() as patched:
         patched.setattr(closed, "save_atomically", save)
         with pytest.raises(KeyboardInterrupt):
@@ -317,7 +317,7 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Opener, "load", loaded)
     gc.disable()
     try:
-        api.train(bare, api.TrainOptions(**QUICK, checkpoints=kept(run_folder)[:2]))
+        api.train(bare, api.ClosedOptions(**QUICK, checkpoints=kept(run_folder)[:2]))
     finally:
         gc.enable()
     assert len(alive) == 3
@@ -349,7 +349,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     run_folder: Path, bare: Path, tmp_path: Path, what: str
 ) -> None:
     place = Path(shutil.copytree(kept(run_folder)[0], tmp_path / "kept"))
-    api.train(bare, api.TrainOptions(**QUICK, checkpoints=[place]))
+    api.train(bare, api.ClosedOptions(**QUICK, checkpoints=[place]))
     stored = Index.open(bare).operator_attributes()["checkpoints"][0]["model_fingerprint"]
     shutil.rmtree(place)
     if what == "changed":
@@ -361,7 +361,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     if what == "changed":
         found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
         assert found in str(refused.value)
-    api.train(bare, api.TrainOptions(**QUICK), overwrite=True)
+    api.train(bare, api.ClosedOptions(**QUICK), overwrite=True)
     assert api.Session.open(bare).checkpoints == []
 
 
@@ -377,12 +377,12 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
     )
     train_model([str(run_folder / "corpus.jsonl")], other, options)
     with pytest.raises(IndexMismatch, match="another tokenizer") as refused:
-        api.train(bare, api.TrainOptions(checkpoints=[kept(run_folder)[0], other]))
+        api.train(bare, api.ClosedOptions(checkpoints=[kept(run_folder)[0], other]))
     for path in (run_folder / "model", other):
         assert tokenizer_fingerprint(load_tokenizer(path)) in str(refused.value)
     assert not (bare / "operators.partial").exists()
     with pytest.raises(ModelError, match="there is no model"):
-        api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "nothing"]))
+        api.train(bare, api.ClosedOptions(checkpoints=[tmp_path / "nothing"]))
 
 
 @pytest.mark.slow
@@ -398,7 +398,7 @@ def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: P
     with quiet_transformers():
         wide.save_pretrained(tmp_path / "wide")
         tokenizer.save_pretrained(tmp_path / "wide")
-    record = api.train(bare, api.TrainOptions(checkpoints=[tmp_path / "wide"]))
+    record = api.train(bare, api.ClosedOptions(checkpoints=[tmp_path / "wide"]))
     assert record["checkpoints"][0]["layer"] == 2 and record["layer"] == 1
     answer = api.Session.open(bare).query(PROMPT, api.QueryOptions(max_new_tokens=3))
     assert np.isfinite(answer.responses).all()
@@ -458,7 +458,7 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
         train_classifier(tmp_path / "digits.npz", tmp_path / name, options)
     index = tmp_path / "run.stride"
     api.build_index([str(tmp_path / "digits.npz")], model_path=str(tmp_path / "first"), out=index)
-    record = api.train(index, api.TrainOptions(checkpoints=[tmp_path / "second"]))
+    record = api.train(index, api.ClosedOptions(checkpoints=[tmp_path / "second"]))
     assert [entry["path"] for entry in record["checkpoints"]] == [str(tmp_path / "second")]
     session = api.Session.open(index)
     (held_out,) = session.model.held_out[:1]

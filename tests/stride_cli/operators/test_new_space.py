@@ -65,7 +65,7 @@ def index_path(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def train(index_path: Path, space: str) -> tuple[Index, Operators]:
-    api.train(index_path, api.TrainOptions(space=space), device="cpu", dtype="fp32")
+    api.train(index_path, api.ClosedOptions(space=space), device="cpu", dtype="fp32")
     index = Index.open(index_path)
     return index, Operators.from_index(index)
 
@@ -78,7 +78,7 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
     assert operators.gate_size == RANK**2
     session = api.Session.open(index_path, device="cpu", dtype="fp32")
     model, chunks = session.model, ChunkReader(index)
-    settings = resolve_settings(api.TrainOptions(space="random-projection"), model, index)
+    settings = resolve_settings(api.ClosedOptions(space="random-projection"), model, index)
     (space,) = fit_spaces(model, chunks, settings)
     torch.testing.assert_close(space.P, operators.spaces[0].P)
 
@@ -132,9 +132,9 @@ def test_it_takes_part_in_sums(index_path: Path) -> None:
     assert operators.direct_scale is None  # F is not the identity in all gates
     assert index.group_attributes("operators")["step_agreement"] > 0.99  # first order and steered agree
     for options in (
-        api.TrainOptions(space="random-projection+pair-logit"),
-        api.TrainOptions(space="random-projection", fit="sgd"),
-        api.TrainOptions(space="random-projection", sketch=64),
+        api.ClosedOptions(space="random-projection+pair-logit"),
+        api.SgdOptions(space="random-projection"),
+        api.ClosedOptions(space="random-projection", sketch=64),
     ):
         with pytest.raises(api.UsageError):
             api.train(index_path, options, overwrite=True)

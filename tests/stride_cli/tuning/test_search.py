@@ -124,11 +124,11 @@ def test_trials_are_kept_and_damaged_ones_are_not_read(
 @pytest.mark.parametrize(
     ("grid", "lambdas", "message"),
     [
-        ({"rank": [0]}, [0.1], "a rank of 0"),
+        ({"rank": [0]}, [0.1], "--rank is 0"),
         ({"subsets": [-1]}, [0.1], "a subsets of -1"),
-        ({"damping": [0.0]}, [0.1], "damping 0.0"),
-        ({"damping": [float("nan")]}, [0.1], "damping nan"),
-        ({}, [1.5], "λ is 1.5"),
+        ({"damping": [0.0]}, [0.1], "--damping is 0.0"),
+        ({"damping": [float("nan")]}, [0.1], "--damping is nan"),
+        ({}, [1.5], "--lambda-ratio is 1.5"),
         ({}, [], "no λ"),
     ],
 )

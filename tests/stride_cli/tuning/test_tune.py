@@ -129,9 +129,9 @@ def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
         ({"lr": -1.0}, "--lr is -1.0"),
         ({"criterion": "retrained", "epochs": 2.0}, "the criterion is retrained"),
         ({"trials": 0}, "--trials is 0"),
-        ({"search": "luck"}, "unknown search"),
-        ({"criterion": "luck"}, "unknown criterion"),
-        ({"lambdas": (2.0,)}, "λ is 2.0"),
+        ({"search": "luck"}, "--search is .luck."),
+        ({"criterion": "luck"}, "--criterion is .luck."),
+        ({"lambdas": (2.0,)}, "--lambda-ratio is 2.0"),
         ({"held_out": 1000}, "--held-out is 1000"),
     ],
 )

@@ -118,8 +118,14 @@ def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
         ("model train {digits} --network vit --out {index}.m", "'vit' is unknown"),
         ("model train {digits} {digits} --out {index}.m", "one file"),
         ("model train {digits} --out {index}.m --epochs 1.5", "whole number"),
-        ("model train {digits} --out {index}.m --optimizer muon+adamw", "unknown for classifiers"),
-        ("model train corpus.jsonl --out {index}.m --optimizer sgd", "--optimizer sgd is unknown"),
+        (
+            "model train {digits} --out {index}.m --optimizer muon+adamw",
+            "'muon+adamw'",
+        ),
+        (
+            "model train corpus.jsonl --out {index}.m --optimizer sgd",
+            "--optimizer is 'sgd'",
+        ),
     ],
 )
 def test_wrong_lines(digits_file: Path, digits_index: Path, line: str, message: str) -> None:

@@ -155,7 +155,7 @@ def test_rows_that_cannot_be_chosen(digits_file: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "text.npy", np.array(["a"]))
     cases: list[tuple[dict, str]] = [
         ({"rows": 590, "holdout": 11}, "do not fit"),
-        ({"rows": 0}, "count rows"),
+        ({"rows": 0}, "--rows is 0"),
         ({"holdout": 600}, "do not fit"),
         ({"rows": 1}, "have one label"),
         ({"rows": 5, "rows_file": "x.npy"}, "both say"),

@@ -1,0 +1,36 @@
+"""How a benchmark is judged; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stride_cli.options import Options, option
+
+CONTROLS = ("auto", "absent", "made")
+
+
+@dataclass(frozen=True)
+class AuditOptions(Options):
+    """How a benchmark is judged.
+
+    Attributes
+    ----------
+    level : float            q below which there is an effect
+    present : float          share of an item's 8-grams found in the corpus from which on it is present there
+                             (0.7 in PaLM: Chowdhery et al. 2022, section 8)
+    top : int                chunks most like the item by BM25, whose influence is added up (and all within
+                             10 % of the best score, at most 128)
+    controls_per_item : int  made for each item
+    lambda_ratio : float     λ / λ_max; default: as `stride query`
+    controls : str           where no controls are given: "absent", the items of which the corpus holds no
+                             copy; "made", versions of the items; "auto", absent ones if there are enough
+    """
+
+    level: float = option(0.05, "q below which an item counts as having an effect.", above=0, high=1)
+    present: float = option(0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1)
+    top: int = option(20, "Chunks most like an item whose influence is added up.", low=1)
+    controls_per_item: int = option(10, "Controls made from each item.", low=1)
+    lambda_ratio: float | None = option(
+        None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1
+    )
+    controls: str = option("auto", choices=CONTROLS)

@@ -1,0 +1,219 @@
+"""Options declared once: a dataclass field carries default, help, range and choices.
+
+From the field derive the flag of a command (`stride_cli.commands.options`), the key of ``stride.yaml``
+(`stride_cli.config`), the option of a method's spec (`stride_cli.methods.registry`) and the check of the
+value, which is made wherever it comes from: every dataclass of options is an `Options` and checks itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from stride_cli.errors import UsageError
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a field says of its option, beside type and default.
+
+    Attributes
+    ----------
+    help : str                  "": an option of the Python interface only
+    flag : str                  "": --name; one that begins with --no- is a switch, and sets False
+    short : str                 a second flag
+    low, above, high : float    least and most, and what a value has to exceed
+    choices : of str            the values that there are
+    listed : bool               help names the choices in place of a type, and the parser refuses others
+    suggest : of str            what completion offers, beside the choices; other values may do as well
+    metavar, panel : str        of the help
+    setting : bool              a key of stride.yaml too
+    example : a value that works, for the remedy of an error; default: a choice, the default or the least
+    """
+
+    help: str = ""
+    flag: str = ""
+    short: str = ""
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    listed: bool = False
+    suggest: tuple[str, ...] = ()
+    metavar: str | None = None
+    panel: str | None = None
+    setting: bool = False
+    example: Any = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One option: name, types that a value may have (list for sequences), default, what is said of it."""
+
+    name: str
+    kinds: tuple[type, ...]
+    default: Any
+    about: About
+
+    @property
+    def flag(self) -> str:
+        return self.about.flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def negated(self) -> bool:
+        return self.about.flag.startswith("--no-")
+
+    @property
+    def expected(self) -> str:
+        """The values that there are, in words."""
+        about = self.about
+        if about.choices:
+            *others, last = about.choices
+            return f"{', '.join(others)} or {last}" if others else last
+        if about.low is not None and about.high is not None:
+            return f"{about.low:,} to {about.high:,}"
+        parts = [] if about.above is None else [f"more than {about.above:,}"]
+        parts += [] if about.low is None else [f"{about.low:,} or more"]
+        return ", ".join([*parts, *([] if about.high is None else [f"at most {about.high:,}"])])
+
+    @property
+    def example(self) -> Any:
+        for found in (self.about.example, *self.about.choices[:1], self.default, self.about.low):
+            if found is not None and self._allowed(found):
+                return found
+        return 1
+
+    def check(self, value: Any, called: str = "", remedy: str = "") -> None:
+        """UsageError where the value is none that there is.
+
+        Parameters
+        ----------
+        called : what the option is called where the value comes from; default: its flag
+        remedy : default: to try the flag with another value
+        """
+        if value is None or not self.expected or self._allowed(value):
+            return
+        shown = f"'{value}'" if isinstance(value, str) else value
+        raise UsageError(
+            f"{called or self.flag} is {shown} (expected {self.expected})",
+            fix=remedy or f"try {self.flag} {self.example}",
+        )
+
+    def _allowed(self, value: Any) -> bool:
+        about = self.about
+        if about.choices:
+            return value in about.choices
+        return (
+            math.isfinite(value)
+            and (about.low is None or value >= about.low)
+            and (about.above is None or value > about.above)
+            and (about.high is None or value <= about.high)
+        )
+
+
+def option(default: Any, help: str = "", **about: Any) -> Any:
+    """A dataclass field that declares an option; `about` are the attributes of `About`."""
+    return field(default=default, metadata={_KEY: About(help, **about)})
+
+
+def kinds_of(hint: Any) -> tuple[type, ...]:
+    """The types of a hint: ``float | None`` → (float, NoneType); any sequence of several → list."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return tuple(kind for part in get_args(hint) for kind in kinds_of(part))
+    origin = get_origin(hint) or hint
+    return (list,) if origin in (list, tuple, Sequence) else (origin,)
+
+
+def entries(*classes: type) -> Mapping[str, Entry]:
+    """The options of dataclasses by name, in order; of one that several declare, the first."""
+    return _entries(classes)
+
+
+@functools.cache
+def _entries(classes: tuple[type, ...]) -> Mapping[str, Entry]:
+    found: dict[str, Entry] = {}
+    for cls in classes:
+        hints = get_type_hints(cls)
+        for each in fields(cls):
+            if _KEY in each.metadata:
+                entry = Entry(each.name, kinds_of(hints[each.name]), each.default, each.metadata[_KEY])
+                found.setdefault(each.name, entry)
+    return found
+
+
+class Options:
+    """Base of a dataclass of options: a value that cannot be is refused, wherever it comes from."""
+
+    def __post_init__(self) -> None:
+        for name, entry in entries(type(self)).items():
+            entry.check(getattr(self, name))
+
+
+def own(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is of this dataclass among values by name."""
+    return {name: value for name, value in given.items() if name in entries(cls)}
+
+
+def refuse_foreign(
+    given: Mapping[str, Any],
+    wanted: Sequence[type],
+    others: Sequence[type],
+    *,
+    because: str,
+    otherwise: str,
+    called: Callable[[str, str], str] = lambda name, flag: flag,
+) -> None:
+    """UsageError where one of the given options is declared by `others` only: it would be dropped unseen.
+
+    Parameters
+    ----------
+    given : name → value; one that is the option's default is as good as not given, and None is not given
+    because : "of … , and this is …": whose option it is, and why it has no meaning here
+    otherwise : what can be done beside leaving it out
+    called : (name, flag) → what an option is called where it comes from
+    """
+    known, foreign = entries(*wanted), entries(*others)
+    for name, value in given.items():
+        if name in foreign and name not in known and value not in (None, foreign[name].default):
+            shown = called(name, foreign[name].flag)
+            raise UsageError(f"{shown} is an option {because}", fix=f"leave out {shown}, or {otherwise}")
+
+
+def takes(*classes: type, leave_out: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Gives a function that takes ``**given`` the options of these dataclasses in its signature."""
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        declared = {
+            name: entry
+            for name, entry in entries(*classes).items()
+            if name not in leave_out and entry.about.help
+        }
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=entry.default,
+                annotation=" | ".join("None" if k is NoneType else k.__name__ for k in entry.kinds),
+            )
+            for name, entry in declared.items()
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)
+        function.declared = declared
+        return function
+
+    return decorate
+
+
+def declared_options(cls: type) -> Mapping[str, Entry]:
+    """The options that `takes` has given a class's constructor."""
+    return getattr(vars(cls).get("__init__"), "declared", {})

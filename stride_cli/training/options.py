@@ -1,0 +1,166 @@
+"""What the trainings of models can be told; light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stride_cli.errors import UsageError
+from stride_cli.options import Options, option
+
+SCHEDULES = ("linear", "cosine", "constant")
+OPTIMIZERS = ("muon+adamw", "adamw")
+_PANEL = "Classifiers (a file of examples)"
+_LAYERS = "Blocks; default fits the corpus: 4 to 6."
+_WIDTH = "Of the residual stream; default 128 to 256."
+_LR = "Peak learning rate: Muon's, default 0.02; AdamW's alone, 0.006."
+_SCHEDULE = "How the learning rate falls; default linear, classifiers: cosine."
+_OPTIMIZER = "Default muon+adamw; of a classifier, what suits its network."
+_CHECKPOINTS = (
+    "Models kept along the way, evenly spaced. Default 0; of a small classifier 9, which stride train uses."
+)
+_SEED = "Of initial weights and order."
+_DEVICE = "auto, cpu, cuda, cuda:1, …"
+
+
+@dataclass(frozen=True)
+class LanguageOptions(Options):
+    """What all trainings of language models can be told: how long, and where."""
+
+    epochs: float | None = option(None, "Passes over the corpus; default fits it.", above=0)
+    steps: int | None = option(None, "Optimizer steps, instead of --epochs.", low=1)
+    batch_tokens: int | None = option(
+        None, "Most tokens of a batch; default fits the corpus.", low=1, example=2048
+    )
+    lr: float | None = option(None, _LR, above=0, example=0.01)
+    schedule: str = option("linear", _SCHEDULE, choices=SCHEDULES, listed=True)
+    checkpoints: int = option(0, _CHECKPOINTS, low=0, metavar="N")
+    seed: int = option(0, _SEED)
+    device: str = option("auto", _DEVICE)
+    dtype: str = option(
+        "auto",
+        "Of matrix products; auto: bf16 where it is faster.",
+        choices=("auto", "fp32", "bf16"),
+        listed=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("--epochs and --steps both say how long to train", fix="give one of the two")
+
+
+@dataclass(frozen=True)
+class TrainOptions(LanguageOptions):
+    """What `stride model train` can be told of a language model; None = chosen to fit the corpus.
+
+    `lr` is Muon's peak rate, or AdamW's where it does all; beside Muon, AdamW's keeps its ratio to it.
+    """
+
+    optimizer: str = option("muon+adamw", _OPTIMIZER, choices=OPTIMIZERS, listed=True)
+    layers: int | None = option(None, _LAYERS, low=1)
+    width: int | None = option(None, _WIDTH, low=2, example=128)
+    heads: int | None = option(None, "Attention heads; default width / 64.", low=1)
+    vocab: int | None = option(None, "Tokens of the BPE; default 512 to 8192.", low=260, example=512)
+    context: int | None = option(None, "Longest sequence; default 512.", low=2, example=512)
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(LanguageOptions):
+    """What `stride model finetune` can be told; None = chosen to fit model and corpus.
+
+    `lora_rank` 0 trains all weights.
+    """
+
+    epochs: float | None = option(None, "Passes over the corpus; default 3.", above=0)
+    batch_tokens: int | None = option(None, "Most tokens of a batch; default 2048.", low=1, example=2048)
+    lr: float | None = option(
+        None,
+        "Peak learning rate; default 3e-5, more with --lora or a small model.",
+        above=0,
+        example=3e-5,
+    )
+    schedule: str = option("linear", "How the learning rate falls.", choices=SCHEDULES, listed=True)
+    checkpoints: int = option(0, "Models kept along the way, evenly spaced.", low=0, metavar="N")
+    lora_rank: int = option(
+        0, "Train low-rank changes of the blocks only.", flag="--lora", metavar="RANK", low=0
+    )
+
+
+@dataclass(frozen=True)
+class ClassifierOptions(Options):
+    """What training a classifier can be told; None means "what suits the network".
+
+    Attributes
+    ----------
+    width, layers : of the network
+    checkpoints : kept along the way, evenly spaced; default: 9 of a network of less than a million weights
+    epochs, batch_size, optimizer, lr, weight_decay, schedule, seed : see `ClassifierRecipe`
+    device : where training runs
+    network : "mlp", "resnet9", "logistic", or the path of an adapter file (see `networks`)
+    rows : train on so many rows: the first ones, or drawn by `shuffle`
+    rows_file : .npy with a bool mask over the file's rows, or their numbers, instead
+    holdout : so many of the other rows are kept as queries
+    shuffle : rows and held-out rows are drawn by the seed instead of taken in the order of the file
+    weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
+    """
+
+    layers: int | None = option(None, _LAYERS, low=1)
+    width: int | None = option(None, _WIDTH, low=1, example=128)
+    epochs: int | None = option(None, "Passes over the rows.", low=0, example=20)
+    lr: float | None = option(None, _LR, low=0, example=0.01)
+    schedule: str | None = option(None, _SCHEDULE, choices=("cosine", "linear", "constant"), listed=True)
+    optimizer: str | None = option(None, _OPTIMIZER, choices=("sgd", "adamw"), listed=True)
+    checkpoints: int | None = option(None, _CHECKPOINTS, low=0, metavar="N")
+    seed: int = option(0, _SEED)
+    device: str = option("auto", _DEVICE)
+    network: str = option(
+        "mlp",
+        "mlp, resnet9, logistic, or a file FILE.py that defines network(shape, n_classes).",
+        suggest=("mlp", "resnet9", "logistic"),
+        panel=_PANEL,
+    )
+    rows: int | None = option(
+        None, "Train on so many rows; default: all that are not held out.", low=1, panel=_PANEL, example=1000
+    )
+    rows_file: Path | str | None = option(
+        None, "A .npy of row numbers, or a mask over the rows, to train on.", flag="--rows-from", panel=_PANEL
+    )
+    holdout: int = option(0, "So many other rows are kept as queries.", low=0, panel=_PANEL, example=100)
+    shuffle: bool = option(False, "Draw the rows by the seed, instead of the first ones.", panel=_PANEL)
+    weights: Path | str | None = option(
+        None, "A state dict to start from; with --epochs 0, used as it is.", panel=_PANEL
+    )
+    batch_size: int | None = option(None, "Rows of a batch; default 64.", low=1, panel=_PANEL, example=64)
+    weight_decay: float | None = option(None, "Default: what suits the network.", low=0, panel=_PANEL)
+
+
+@dataclass(frozen=True)
+class ColumnOptions(Options):
+    """Which columns of a table of examples are what: see `Columns`."""
+
+    label: str | None = option(None, "Column of the labels, in a table.", panel=_PANEL)
+    id_column: str | None = option(None, "Column of the ids; default: rows are numbered.", panel=_PANEL)
+    drop: Sequence[str] = option((), "A column that is no input; may be repeated.", panel=_PANEL)
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """Where models are retrained: see `stride_cli.training.retraining.retrain`."""
+
+    engine: str = option(
+        "local",
+        "Processes of this machine, or tasks of a Ray cluster.",
+        choices=("local", "ray"),
+        listed=True,
+    )
+    workers: int | None = option(None, "Trained at the same time; default: one a processor or GPU.", low=1)
+
+
+@dataclass(frozen=True)
+class RetrainOptions(EngineOptions):
+    """What retrains models, and where: see `stride_cli.training.retraining.open_trainer`."""
+
+    recipe: Path | str | None = option(None, "A stride_recipe.json; default: the model's own.")
+    command: str | None = option(None, "Retrain by this program instead; see stride evaluate truth.")

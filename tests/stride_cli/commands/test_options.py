@@ -1,0 +1,250 @@
+"""Options on the command line, in stride.yaml and in specs of methods: what cannot be is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.audit.options import AuditOptions
+from stride_cli.commands.options import Flags
+from stride_cli.commands.train import _options
+from stride_cli.config import GeneralSettings, Placement
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import HitOptions
+from stride_cli.methods.registry import open_method
+from stride_cli.operators.options import FLAT, ClosedOptions, FitChoice, SgdOptions, train_options
+from stride_cli.options import Entry, entries
+from stride_cli.training.options import ClassifierOptions, FinetuneOptions, RetrainOptions, TrainOptions
+from stride_cli.tuning.options import TuneOptions
+
+FINETUNE = "model finetune gone.jsonl --model gone --out new"
+SELECTION = "evaluate selection gone --model gone --queries gone.jsonl"
+COMMANDS: tuple[tuple[str, type], ...] = (
+    ("train --index gone.stride", FitChoice),
+    ("train --index gone.stride", ClosedOptions),
+    ("train --index gone.stride --fit sgd", SgdOptions),
+    ("query text --index gone.stride", QueryOptions),
+    ("verify-hit text --index gone.stride", HitOptions),
+    ("audit gone.jsonl --index gone.stride", AuditOptions),
+    ("tune --index gone.stride", TuneOptions),
+    ("evaluate removal --index gone.stride", RetrainOptions),
+    ("model train gone.jsonl --out new", TrainOptions),
+    ("model train gone.npz --out new", ClassifierOptions),
+    (FINETUNE, FinetuneOptions),
+    ("index build gone.jsonl --model gone --out new", ReadOptions),
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def wrong_values(entry: Entry) -> Iterator[Any]:
+    """One just outside each end of an option's range, or no choice."""
+    about = entry.about
+    if about.choices:
+        yield "nonsense"
+    if about.low is not None:
+        yield about.low - 1
+    if about.above is not None:
+        yield about.above
+    if about.high is not None:
+        yield about.high + 1
+    if float in entry.kinds and entry.expected:
+        yield "nan"
+
+
+def on_the_command_line() -> Iterator[Any]:
+    for line, cls in COMMANDS:
+        for entry in entries(cls).values():
+            if entry.about.help and not entry.about.listed:
+                for value in wrong_values(entry):
+                    yield pytest.param(
+                        line, entry, value, id=f"{line.split(' gone')[0]} {entry.flag} {value}"
+                    )
+
+
+@pytest.mark.parametrize(("line", "entry", "value"), list(on_the_command_line()))
+def test_a_value_out_of_range_is_refused_before_anything_is_opened(
+    run, elsewhere: Path, line: str, entry: Entry, value: Any
+) -> None:
+    result = run(f"{line} {entry.flag} {value}")
+    assert result.code == 2 and result.out == ""
+    assert f"error: {entry.flag} is " in result.err and "expected" in result.err and "fix: " in result.err
+    assert "gone" not in result.err and not list(elsewhere.iterdir())
+
+
+def test_ranges_are_tried_of_every_dataclass() -> None:
+    """Of those that have one."""
+    tried = {
+        cls for line, cls in COMMANDS if any(True for e in entries(cls).values() for _ in wrong_values(e))
+    }
+    assert tried == {cls for _, cls in COMMANDS}
+
+
+@pytest.mark.parametrize("name", ["schedule", "dtype"])
+def test_listed_choices_are_refused_by_the_parser(run, name: str) -> None:
+    result = run(f"{FINETUNE} --{name} nonsense")
+    assert result.code == 2 and f"--{name}" in result.err and "nonsense" in result.err
+    with pytest.raises(UsageError, match=f"--{name} is 'nonsense'"):
+        FinetuneOptions(**{name: "nonsense"})
+
+
+def in_settings() -> Iterator[Any]:
+    for section, classes in (("train", FLAT), ("query", (QueryOptions,))):
+        for entry in entries(*classes).values():
+            if entry.about.setting:
+                for value in wrong_values(entry):
+                    yield pytest.param(section, entry, value, id=f"{section}.{entry.name} {value}")
+
+
+@pytest.mark.parametrize(("section", "entry", "value"), list(in_settings()))
+def test_a_value_out_of_range_is_refused_in_settings(
+    run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, section: str, entry: Entry, value: Any
+) -> None:
+    variable = f"STRIDE_{section}_{entry.name}".upper()
+    monkeypatch.setenv(variable, str(value))
+    refused = run("config show")
+    assert refused.code == 2 and f"error: {variable} is " in refused.err
+    assert f"(expected {entry.expected})" in refused.err and f"fix: unset {variable}" in refused.err
+    monkeypatch.delenv(variable)
+    (elsewhere / "stride.yaml").write_text(
+        f"{section}:\n  {entry.name}: {'.nan' if value == 'nan' else value}\n"
+    )
+    line = "train --index gone.stride" if section == "train" else "query text --index gone.stride"
+    refused = run(line)
+    assert refused.code == 2 and f"error: stride.yaml: {section}.{entry.name} is " in refused.err
+    assert f"(expected {entry.expected})" in refused.err
+    remedy = refused.err.partition("fix: write ")[2].strip()
+    (elsewhere / "stride.yaml").write_text(f"{section}:\n  {remedy}\n")
+    assert "gone.stride" in run(line).err  # the remedy works
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "remedy"),
+    [
+        (
+            "train --index gone.stride --fit sgd --curvature nonsense",
+            "--curvature is an option of --fit closed, and this fit is sgd",
+            "leave out --curvature, or use --fit closed",
+        ),
+        (
+            "train --index gone.stride --fit sgd --damping 0.1",
+            "--damping is an option of --fit closed, and this fit is sgd",
+            "leave out --damping, or use --fit closed",
+        ),
+        (
+            "train --index gone.stride --recipe paper --sketch 768",
+            "--sketch is an option of --fit closed, and this fit is sgd",
+            "leave out --sketch",
+        ),
+        (
+            "train --index gone.stride --steps 10",
+            "--steps is an option of --fit sgd, and this fit is closed",
+            "leave out --steps, or use --fit sgd",
+        ),
+        (
+            "train --index gone.stride --fit closed --recipe paper",
+            "--recipe is an option of --fit sgd, and this fit is closed",
+            "leave out --recipe, or use --fit sgd",
+        ),
+        (
+            "model train corpus.jsonl --out new --weights weights.pt",
+            "--weights is an option of classifiers, and corpus.jsonl is read as a corpus of texts",
+            "leave out --weights, or give a .npz of examples, or a table with --label",
+        ),
+        (
+            "model train corpus.jsonl --out new --shuffle",
+            "--shuffle is an option of classifiers",
+            "leave out --shuffle",
+        ),
+        (
+            "model train examples.npz --out new --heads 4",
+            "--heads is an option of language models, and examples.npz is read as examples of a classifier",
+            "leave out --heads, or give a corpus of texts",
+        ),
+        (
+            "model train examples.npz --out new --text-field body",
+            "--text-field is an option of language models",
+            "leave out --text-field",
+        ),
+        (
+            "model train table.csv --out new --label y --dtype bf16",
+            "--dtype is an option of language models",
+            "leave out --dtype",
+        ),
+    ],
+)
+def test_an_option_of_the_other_kind_is_refused(
+    run, elsewhere: Path, line: str, message: str, remedy: str
+) -> None:
+    result = run(line)
+    assert result.code == 2 and result.out == "" and not list(elsewhere.iterdir())
+    assert f"error: {message}" in result.err and f"fix: {remedy}" in result.err
+
+
+def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> None:
+    """`stride tune` writes a damping; --fit sgd on the command line is not stopped by it."""
+    (elsewhere / "stride.yaml").write_text("train:\n  damping: 0.3\n  rank: 8\n")
+    assert _options({}) == ClosedOptions(damping=0.3, rank=8)
+    assert _options({"fit": "sgd", "steps": 5}) == SgdOptions(rank=8, steps=5)
+    assert _options({"recipe": "paper", "rank": 4}) == SgdOptions(rank=4, recipe="paper")
+    (elsewhere / "stride.yaml").write_text("train:\n  damping: 0.3\n  fit: sgd\n")
+    assert _options({"fit": "closed"}) == ClosedOptions(damping=0.3)
+    refused = run("train --index gone.stride")
+    message = "train.damping (stride.yaml) is an option of --fit closed, and this fit is sgd"
+    assert refused.code == 2 and message in refused.err and "or use --fit closed" in refused.err
+    (elsewhere / "stride.yaml").write_text("train:\n  fit: sgd\n")
+    refused = run("train --index gone.stride --damping 0.3")
+    assert refused.code == 2 and "--damping is an option of --fit closed" in refused.err
+
+
+def test_options_by_name_become_those_of_one_fit() -> None:
+    assert train_options() == ClosedOptions() == train_options("closed", steps=None, sketch=0)
+    assert train_options("sgd", sketch=0, damping=None, buckets=7) == SgdOptions(buckets=7)
+    with pytest.raises(TypeError, match="stepps"):
+        train_options("sgd", stepps=3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "remedy"),
+    [
+        (
+            "stride:fit=sgd,curvature=fisher",
+            "stride: curvature is an option of fit=closed, and this fit is sgd",
+            "leave out stride: curvature, or use fit=closed",
+        ),
+        ("stride:rank=0", r"stride: rank is 0 \(expected 1 or more\)", "write rank=1"),
+        ("stride:measure=guess", "stride: measure is 'guess'", "write measure=auto"),
+        ("stride:lambda_ratio=2", "stride: lambda_ratio is 2.0", "write lambda_ratio=0.1"),
+        ("direct:damping=0", "direct: damping is 0.0", "write damping=0.1"),
+        ("direct:steps=5", "direct has no option 'steps'", "options of direct: "),
+        ("stride:seed=5", "stride has no option 'seed'", "fit, space, layer, rank"),
+    ],
+)
+def test_specs_of_methods_have_the_same_options(spec: str, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        open_method(spec)
+    assert remedy in str(caught.value.fix)
+
+
+def test_every_option_of_a_command_has_a_help_text_and_a_flag_of_its_own() -> None:
+    for classes in (FLAT, (QueryOptions,), (TrainOptions, ClassifierOptions), (GeneralSettings, Placement)):
+        flags = [parameter.annotation.__metadata__[0] for parameter in Flags(*classes).parameters.values()]
+        names = [name for each in flags for name in each.param_decls]
+        assert len(names) == len(set(names)) and all(each.help for each in flags)
+
+
+def test_what_is_not_given_is_left_to_settings() -> None:
+    flags = Flags(QueryOptions, only=("top", "shrink", "chat", "bottom"), bottom={"default": 3})
+    values = {"top": None, "no_shrink": False, "chat": False, "bottom": 3, "other": 1}
+    assert flags.given(values) == {"bottom": 3} and values == {"other": 1}
+    values = {"top": 0, "no_shrink": True, "chat": True, "bottom": 0}
+    assert flags.given(values) == {"top": 0, "shrink": False, "chat": True, "bottom": 0}
