@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.schema.evaluation_records import LdsRecord
+    from stride_cli.schema.train_records import TrainRecord, TrainSeconds
+    from stride_cli.schema.tuning_records import TrialRecord
+    from stride_cli.schema.verify_records import VerifyHitRecord
     from stride_cli.selection.select import Selection
     from stride_cli.tuning.options import TuneOptions
 
@@ -145,7 +149,7 @@ def train(
     dtype: str = "auto",
     overwrite: bool = False,
     save_seconds: float = 60.0,
-) -> dict[str, Any]:
+) -> TrainRecord:
     """Fit the operators of an index and publish them in it; an interrupted fit continues.
 
     Parameters
@@ -217,7 +221,11 @@ def train(
         attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
         writer.publish(attributes)
     reports = [entry["report"] for entry in fitted]
-    seconds = {stage: sum(report[stage] for report in reports) for stage in ("load", "fit", "write")}
+    seconds: TrainSeconds = {
+        "load": sum(report["load"] for report in reports),
+        "fit": sum(report["fit"] for report in reports),
+        "write": sum(report["write"] for report in reports),
+    }
     seconds["load"] += loaded
     seconds["write"] += time.perf_counter() - publishing
     return {
@@ -259,7 +267,7 @@ def verify_hit(
     span: str | None = None,
     documents: Sequence[str] | None = None,
     model: AttributableModel | None = None,
-) -> dict[str, Any]:
+) -> VerifyHitRecord:
     """Retrain without a query's top documents, and without as many random ones: did its loss depend on them?
 
     What is trained is kept beside the index, and an interrupted call goes on.
@@ -299,7 +307,7 @@ def tune(
     model_path: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
-    on_trial: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_trial: Callable[[TrialRecord], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Sweep settings of the operators; see `stride_cli.tuning.tune.tune` for the criterion. Writes no file.
 
@@ -411,7 +419,7 @@ def evaluate(
     model_path: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
-) -> list[dict[str, Any]]:
+) -> list[LdsRecord]:
     """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
 
     Parameters

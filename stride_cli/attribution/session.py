@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
 from stride_cli.startup import without_collection
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
     from stride_cli.recovery.shrinkage import Shrinkage
+    from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord
 
 _SPOT_CHECK = 16
 
@@ -76,13 +77,12 @@ class Answer:
     refined: int = 0
     shrinkage: Shrinkage | None = None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
         solution = self.solution
 
-        def hit(found: Hit) -> dict[str, Any]:
-            label = {"label": self.labels[found.chunk]} if found.chunk in self.labels else {}
-            return label | {
+        def hit(found: Hit) -> HitRecord:
+            record: HitRecord = {
                 "rank": found.rank,
                 "document": self.document_ids[found.document],
                 "influence": found.influence,
@@ -96,6 +96,9 @@ class Answer:
                 "prior": None if self.prior is None else found.prior,
                 "stability": found.stability,
             }
+            if found.chunk in self.labels:
+                record["label"] = self.labels[found.chunk]
+            return record
 
         return {
             "schema": "stride.answer/1",
@@ -127,7 +130,7 @@ class Answer:
                 "coverage": self.coverage,
                 "models": self.models,
             },
-            "seconds": self.seconds,
+            "seconds": cast("AnswerSeconds", self.seconds),
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stride_cli import __version__
@@ -30,7 +30,7 @@ def to_csv(findings: Sequence[Finding]) -> str:
     return out.getvalue()
 
 
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict):

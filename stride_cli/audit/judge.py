@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, LexicalEvidence
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
@@ -52,11 +53,11 @@ class Finding:
     verdict: str
     p: float
     q: float
-    lexical: dict[str, Any]
-    effect: dict[str, Any]
-    controls: dict[str, Any]
+    lexical: LexicalEvidence
+    effect: EffectRecord
+    controls: ControlsRecord
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> AuditRecord:
         return {
             "schema": "stride.audit/1",
             "item": self.document.id,
@@ -159,11 +160,9 @@ def audit(
             p=float(p[row]),
             q=float(q[row]),
             lexical=_lexical(session, item, overlaps[row], bool(present[row]), ranked[row]),
-            effect={
-                "p_loss": float(each[row, 0]),
-                "p_influence": float(each[row, 1]),
-                **_effect(session, effects[row], len(candidates[row].chunks), float(compared[row])),
-            },
+            effect=_effect(
+                session, effects[row], len(candidates[row].chunks), float(compared[row]), each[row]
+            ),
             controls={"kind": against.kind, "count": int(count[row])},
         )
         for row, item in enumerate(items)
@@ -233,11 +232,11 @@ def _lexical(
     overlap: Overlap,
     present: bool,
     ranked: Ranked,
-) -> dict[str, Any]:
+) -> LexicalEvidence:
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
-    found: dict[str, Any] = {
+    found: LexicalEvidence = {
         "present": present,
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
@@ -260,26 +259,27 @@ def _lexical(
         high = min(int(offsets[held.stop]), stop)
         tokens = np.asarray(index.array("corpus/tokens")[low:high])
         passage = str(decode(tokens, skip_special_tokens=True)).strip()
-        found |= {"document": index.document_id(document), "chunk": chunk, "passage": passage}
+        found["document"], found["chunk"], found["passage"] = index.document_id(document), chunk, passage
     if len(ranked.chunks):
         chunk = int(ranked.chunks[0])
         document = int(index.chunk_documents(ranked.chunks[:1])[0])
         text = str(decode(index.chunk_tokens(chunk), skip_special_tokens=True))
-        found |= {
-            "bm25_document": index.document_id(document),
-            "bm25_chunk": chunk,
-            "bm25_score": float(ranked.scores[0]),
-            "bm25_passage": best_passage(text, item.document.plain_text, {}),
-        }
+        found["bm25_document"], found["bm25_chunk"] = index.document_id(document), chunk
+        found["bm25_score"] = float(ranked.scores[0])
+        found["bm25_passage"] = best_passage(text, item.document.plain_text, {})
     return found
 
 
-def _effect(session: Session, effect: Effect, n_candidates: int, control_loss: float) -> dict[str, Any]:
+def _effect(
+    session: Session, effect: Effect, n_candidates: int, control_loss: float, each: np.ndarray
+) -> EffectRecord:
     strongest = ""
     if effect.strongest_chunk >= 0:
         document = int(session.index.chunk_documents(np.array([effect.strongest_chunk]))[0])
         strongest = session.index.document_id(document)
     return {
+        "p_loss": float(each[0]),
+        "p_influence": float(each[1]),
         "loss": effect.loss,
         "control_loss": control_loss,
         "loss_gap": control_loss - effect.loss,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from stride_cli.audit.formats import sentence
 from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS, Finding
@@ -45,7 +46,7 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
     ]
     for finding in order:
         number = VERDICTS.index(finding.verdict)
-        lexical = finding.lexical
+        lexical: Mapping[str, Any] = finding.lexical
         parts.append(
             f'<details><summary><b>{escape(finding.document.id)}</b><span class="v{number}">'
             f'{escape(finding.verdict)}</span><span class="faint">q = {finding.q:.3g}</span></summary>'

@@ -11,6 +11,7 @@ from stride_cli.commands.completion import complete_method
 from stride_cli.commands.evaluate_options import Queries, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
 from stride_cli.errors import UsageError
+from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
 
 EXAMPLE = """\b
 Examples:
@@ -73,19 +74,18 @@ def baseline(
         for block in score_blocks(opened, chosen, task.n_chunks):
             file.write(row, block)
             for values in document_scores(block, owner, task.index.n_documents):
-                hits = [
+                hits: list[RankedDocument] = [
                     {"rank": rank, "document": task.index.document_id(document), "score": score}
                     for rank, document, score in rank_documents(values, top)
                 ]
                 if wants_json(json):
-                    emit(
-                        {
-                            "schema": "stride.ranking/1",
-                            "query": chosen.names[row],
-                            "method": method,
-                            "hits": hits,
-                        }
-                    )
+                    record: RankingRecord = {
+                        "schema": "stride.ranking/1",
+                        "query": chosen.names[row],
+                        "method": method,
+                        "hits": hits,
+                    }
+                    emit(record)
                 else:
                     cells = [
                         [str(hit["document"]), f"{hit['rank']:g}", f"{hit['score']:.6g}"] for hit in hits
@@ -105,14 +105,13 @@ def _list_methods(json: bool) -> None:
 
     if wants_json(json):
         for name, entry in METHODS.items():
-            emit(
-                {
-                    "schema": "stride.method/1",
-                    "method": name,
-                    "needs": entry.needs,
-                    "description": entry.description,
-                }
-            )
+            record: MethodRecord = {
+                "schema": "stride.method/1",
+                "method": name,
+                "needs": entry.needs,
+                "description": entry.description,
+            }
+            emit(record)
         return
     rows = [[name, entry.needs, entry.description] for name, entry in METHODS.items()]
     print_table("attribution methods", ["method", "needs", "what it does"], rows)

@@ -16,6 +16,7 @@ from stride_cli.training.options import ClassifierOptions, ColumnOptions
 if TYPE_CHECKING:
     from stride_cli.api import Session
     from stride_cli.data.queries import Query
+    from stride_cli.schema.model_records import ClassifierRecord
 
 _TELLING = ("network", "label", "rows", "rows_file", "holdout")  # options that no corpus of texts has use for
 
@@ -53,7 +54,7 @@ def train_classifier(
         columns=Columns(label=columns.label, id=columns.id_column, drop=tuple(columns.drop)),
         overwrite=overwrite,
     )
-    record = {
+    record: ClassifierRecord = {
         "schema": "stride.classifier/1",
         "path": str(trained.path),
         "network": trained.recipe.network.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from stride_cli.commands.options import Json
+from stride_cli.schema.train_records import SettingRecord
 
 app = typer.Typer(help="Settings: stride.yaml, STRIDE_* variables, flags.", no_args_is_help=True)
 
@@ -27,15 +28,19 @@ def show(json: Json = False) -> None:
     Kernels can be kept elsewhere (NUMBA_CACHE_DIR), and their directory can be removed at any time: they are
     compiled again when they are needed.
     """
-    from dataclasses import asdict
-
     from stride_cli.config import kernel_cache_setting, settings
     from stride_cli.output import emit, wants_json
 
     found = [*settings(), kernel_cache_setting()]
     if wants_json(json):
         for setting in found:
-            emit({"schema": "stride.setting/1", **asdict(setting)})
+            record: SettingRecord = {
+                "schema": "stride.setting/1",
+                "key": setting.key,
+                "value": setting.value,
+                "source": setting.source,
+            }
+            emit(record)
         return
     from rich.console import Console
     from rich.table import Table

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -103,7 +104,7 @@ def distribution(
         specs, lambda spec: run_method(bench.workspace, spec, chosen, describe=True)
     ):
         failed += _report_failure(entry)
-        record = distribution_record(entry, bench.index.n_chunks, len(chosen))
+        record: Mapping[str, Any] = distribution_record(entry, bench.index.n_chunks, len(chosen))
         if wants_json(json):
             emit(record)
         shares = [number(record[key], ".4f") for key in ("sparsity", "gini", "top10_coverage")]
@@ -222,7 +223,7 @@ def compare(
         raise typer.Exit(EXIT_USAGE)
 
 
-def _report_tracking(method: str, tracking: dict[str, float]) -> None:
+def _report_tracking(method: str, tracking: Mapping[str, Any]) -> None:
     """Says on stderr whether a method knows on which queries it is right."""
     from stride_cli.output import note
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.evaluation.bench import Bench
     from stride_cli.evaluation.resampling import Interval
+    from stride_cli.schema.evaluation_records import EstimateRecord, LooRecord, RemovalRecord, TailPatchRecord
+
+_LIFTS: tuple[Literal["lift", "attributed", "random"], ...] = ("lift", "attributed", "random")
+_RISES: tuple[
+    Literal["advantage", "attributed", "random", "probability_attributed", "probability_random"], ...
+] = ("advantage", "attributed", "random", "probability_attributed", "probability_random")
+_CORRELATIONS: tuple[Literal["spearman", "pearson", "kendall"], ...] = ("spearman", "pearson", "kendall")
 
 TAIL_PATCH_EXAMPLE = """\b
 Examples:
@@ -76,7 +83,7 @@ def tail_patch(
             tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
             for found in measure_tail_patch(patcher, tops, ks, draws=draws):
                 parts = found.intervals(seed=task.seed)
-                record: dict[str, Any] = {
+                record: TailPatchRecord = {
                     "schema": "stride.tail_patch/1",
                     "method": spec,
                     "k": found.k,
@@ -90,7 +97,7 @@ def tail_patch(
                 }
                 if wants_json(json):
                     emit(record)
-                cells = [with_error(record[key], 5) for key in ("lift", "attributed", "random")]
+                cells = [with_error(record[key], 5) for key in _LIFTS]
                 rows.append([spec, str(found.k), *cells, f"{record['helped']:.0%}"])
             bar.advance()
     if not wants_json(json):
@@ -157,19 +164,22 @@ def removal(
             workers=retraining.workers,
         ):
             parts = found.intervals(seed=task.seed)
-            record: dict[str, Any] = {
+            record: RemovalRecord = {
                 "schema": "stride.removal/1",
                 "method": spec,
                 "k": found.k,
-                **{name: _record(part) for name, part in parts.items()},
+                "attributed": _record(parts["attributed"]),
+                "random": _record(parts["random"]),
+                "advantage": _record(parts["advantage"]),
+                "probability_attributed": _record(parts["probability_attributed"]),
+                "probability_random": _record(parts["probability_random"]),
                 "queries": len(chosen),
                 "seeds": seeds,
                 "draws": draws,
             }
             if wants_json(json):
                 emit(record)
-            names = ("advantage", "attributed", "random", "probability_attributed", "probability_random")
-            rows.append([spec, str(found.k), *(with_error(record[name]) for name in names)])
+            rows.append([spec, str(found.k), *(with_error(record[name]) for name in _RISES)])
     if not wants_json(json):
         columns = ["method", "k", "advantage", "loss +, top k", "loss +, random", "p −, top k", "p −, random"]
         print_table(f"{len(chosen)} queries after removal, {seeds} seeds", columns, rows)
@@ -224,10 +234,12 @@ def loo(
     rows = []
     for spec in specs:
         correlations, estimates = found.agreement(scores[spec], seed=task.seed)
-        record: dict[str, Any] = {
+        record: LooRecord = {
             "schema": "stride.loo/1",
             "method": spec,
-            **{kind: _record(estimate.joint) for kind, estimate in estimates.items()},
+            "spearman": _record(estimates["spearman"].joint),
+            "pearson": _record(estimates["pearson"].joint),
+            "kendall": _record(estimates["kendall"].joint),
             "chunks": len(sample),
             "seeds": seeds,
             "queries": len(chosen),
@@ -236,7 +248,7 @@ def loo(
         }
         if wants_json(json):
             emit(record)
-        rows.append([spec, *(with_error(record[kind]) for kind in ("spearman", "pearson", "kendall"))])
+        rows.append([spec, *(with_error(record[kind]) for kind in _CORRELATIONS)])
     if not wants_json(json):
         title = f"{len(sample)} chunks left out one by one, {seeds} seeds, {len(chosen)} queries"
         if ceiling:
@@ -282,5 +294,5 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _record(found: Interval) -> dict[str, float]:
+def _record(found: Interval) -> EstimateRecord:
     return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

@@ -18,6 +18,7 @@ from stride_cli.commands.options import (
     find_index,
     with_flags,
 )
+from stride_cli.schema.train_records import TruthRecord
 from stride_cli.training.options import RetrainOptions
 
 EXAMPLE = """\b
@@ -98,7 +99,7 @@ def truth(
         overwrite=overwrite,
     )
     chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
-    record = {
+    record: TruthRecord = {
         "schema": "stride.truth/1",
         "index": str(workspace.index.path),
         "subsets": chosen.n_subsets,

@@ -26,6 +26,7 @@ from stride_cli.commands.options import (
 
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.schema.index_records import IndexInfoRecord, IndexRecord, IndexSummary, IndexVerifyRecord
 
 app = typer.Typer(
     help="Build an index of a corpus, and look after it.",
@@ -267,7 +268,8 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
 
     path = _named_index(index, index_option)
     opened = Index.open(path)
-    record: dict[str, Any] = {
+    stated = opened.attributes.get
+    record: IndexInfoRecord = {
         "schema": "stride.index_info/1",
         **_summary(opened, path),
         "seed": opened.seed,
@@ -275,12 +277,14 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
         "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
         "texts": opened.has("corpus/text_bytes"),
-        "bytes": opened.n_bytes if (on_disk := _disk_bytes(path)) is None else on_disk,
         "operators": opened.operator_attributes() if opened.has("operators") else None,
         "truth": _truth_summary(opened) if opened.has("truth") else None,
+        "fingerprints": opened.attributes["fingerprints"],
+        "model_path": stated("model_path"),
+        "created_by": stated("created_by"),
+        "format_version": opened.attributes["format_version"],
+        "config": stated("config"),
     }
-    for name in ("fingerprints", "model_path", "created_by", "format_version", "config"):
-        record[name] = opened.attributes.get(name)
     _show(record, json, title=str(path))
 
 
@@ -301,14 +305,23 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
 
         problems = find_problems(path, progress=tell)
     as_json = output.wants_json(json)
-    record = {"schema": "stride.index_verify/1", "index": str(path), "whole": not problems}
+    record: IndexVerifyRecord = {
+        "schema": "stride.index_verify/1",
+        "index": str(path),
+        "whole": not problems,
+    }
     if not problems:
         output.emit(record) if as_json else print(f"{path} is whole")
         return
     for problem in problems:
         if as_json:
-            about = {"path": problem.path, "kind": problem.kind, "message": problem.message}
-            output.emit({**record, **about})
+            found: IndexVerifyRecord = {
+                **record,
+                "path": problem.path,
+                "kind": problem.kind,
+                "message": problem.message,
+            }
+            output.emit(found)
         else:
             print(f"{problem.path}: {problem.kind}: {problem.message}")
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
@@ -367,7 +380,8 @@ def _named_index(argument: str | None, option: str | None) -> Location:
     return find_index(argument or option)
 
 
-def _summary(index: Any, path: Location) -> dict[str, Any]:
+def _summary(index: Any, path: Location) -> IndexSummary:
+    on_disk = _disk_bytes(path)
     counts = index.attributes.get("counts") or {}
     return {
         "index": str(path),
@@ -380,14 +394,14 @@ def _summary(index: Any, path: Location) -> dict[str, Any]:
         "subsets": index.n_subsets,
         "degree": index.degree,
         "block_size": index.attributes["block_size"],
+        "bytes": index.n_bytes if on_disk is None else on_disk,
     }
 
 
 def _report(index: Any, path: Location, seconds: float, json: bool) -> None:
-    record = {
+    record: IndexRecord = {
         "schema": "stride.index/1",
         **_summary(index, path),
-        "bytes": _disk_bytes(path),
         "seconds": round(seconds, 3),
     }
     unscored = record["unscored_documents"]

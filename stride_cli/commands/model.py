@@ -19,6 +19,7 @@ from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
 if TYPE_CHECKING:
+    from stride_cli.schema.model_records import ModelRecord
     from stride_cli.training.recorded_run import Trained
 
 app = typer.Typer(
@@ -147,11 +148,11 @@ def info(
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.description import describe_model
 
-    show_record({"schema": "stride.model_info/1", **describe_model(model)}, json, title=model)
+    show_record(describe_model(model), json, title=model)
 
 
 def _report(trained: Trained, seconds: float, json: bool) -> None:
-    record: dict[str, Any] = {
+    record: ModelRecord = {
         "schema": "stride.model/1",
         "path": str(trained.path),
         "parameters": trained.parameters,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
     from stride_cli.api import Answer
+    from stride_cli.schema.answer_records import AnswerRecord, HitRecord
 
 _BAR = 10
 _SIDE_BY_SIDE = 140  # columns from which supporters and opposers stand beside each other
@@ -84,13 +85,13 @@ def render_answer(
             console.print(Text(check, style="dim"))
 
 
-def _supporting(record: dict[str, Any]) -> str:
+def _supporting(record: AnswerRecord) -> str:
     if record["prior"] is None:
         return "documents that support this"
     return "documents that support this, ranked by influence and overlap together"
 
 
-def _list(title: str, hits: Sequence[dict[str, Any]], query: str, largest: float) -> list[RenderableType]:
+def _list(title: str, hits: Sequence[HitRecord], query: str, largest: float) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -102,7 +103,7 @@ def _list(title: str, hits: Sequence[dict[str, Any]], query: str, largest: float
     return lines
 
 
-def _heading(hit: dict[str, Any], largest: float, number: int) -> Text:
+def _heading(hit: HitRecord, largest: float, number: int) -> Text:
     """Rank, bar, share, influence, document and what is special about it."""
     from rich.text import Text
 
@@ -131,7 +132,7 @@ def _heading(hit: dict[str, Any], largest: float, number: int) -> Text:
     return line
 
 
-def _passage(hit: dict[str, Any], query: str) -> Text:
+def _passage(hit: HitRecord, query: str) -> Text:
     """The passage with the words of the query marked."""
     from rich.text import Text
 

@@ -30,6 +30,7 @@ from stride_cli.models.kinds import require_examples
 if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.report.contents import ShownAnswer
+    from stride_cli.schema.answer_records import ReportRecord
 
 EXAMPLE = """\b
 Examples:
@@ -125,15 +126,14 @@ def report(
     write_report(out, shown, title=title or f"Attribution: {name}")
     size, seconds = out.stat().st_size, time.monotonic() - begin
     if wants_json(json):
-        emit(
-            {
-                "schema": "stride.report/1",
-                "path": str(out),
-                "queries": len(shown),
-                "bytes": size,
-                "seconds": seconds,
-            }
-        )
+        record: ReportRecord = {
+            "schema": "stride.report/1",
+            "path": str(out),
+            "queries": len(shown),
+            "bytes": size,
+            "seconds": seconds,
+        }
+        emit(record)
     else:
         queries = "1 query" if len(shown) == 1 else f"{len(shown)} queries"
         note(f"wrote {out}: {queries}, {size / 1024:,.0f} KiB, {seconds:.1f} s")

@@ -11,6 +11,7 @@ import typer
 
 from stride_cli.commands.completion import complete_method
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.schema.selection_records import SelectionRecord
 
 EXAMPLE = """\b
 Examples:
@@ -85,7 +86,7 @@ def select(
         )
     theirs = {choice.document for choice in found.bm25}
     shared = sum(choice.document in theirs for choice in found.chosen) / size
-    record = {
+    record: SelectionRecord = {
         "schema": "stride.selection/1",
         "out": str(out),
         "size": size,

@@ -53,7 +53,7 @@ def seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} s"
 
 
-def show_record(record: dict[str, Any], json: bool, *, title: str) -> None:
+def show_record(record: Mapping[str, Any], json: bool, *, title: str) -> None:
     """A record as JSON, or as a table of names and values for people."""
     if output.wants_json(json):
         output.emit(record)
@@ -67,7 +67,7 @@ def show_record(record: dict[str, Any], json: bool, *, title: str) -> None:
     Console().print(table)
 
 
-def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows = []
     for name, value in record.items():
         if name == "schema":

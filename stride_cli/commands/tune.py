@@ -22,6 +22,8 @@ from stride_cli.tuning.options import TuneOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stride_cli.schema.tuning_records import TrialRecord
+
 EXAMPLE = """\b
 Examples:
   stride tune --index run.stride --dry-run
@@ -99,9 +101,9 @@ def tune(
         lambdas=_values("--lambda-ratio", lambda_ratio, float) or (),
         **given,
     )
-    records: list[dict[str, Any]] = []
+    records: list[TrialRecord] = []
 
-    def show(record: dict[str, Any]) -> None:
+    def show(record: TrialRecord) -> None:
         records.append(record)
         emit(record)
 
@@ -150,7 +152,7 @@ def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any
     return found
 
 
-def _table(records: list[dict[str, Any]]) -> None:
+def _table(records: list[TrialRecord]) -> None:
     """Trials on stderr, the best of each moment marked."""
     from stride_cli.commands.tables import number, print_table, seconds
 

@@ -21,6 +21,7 @@ from stride_cli.commands.options import (
 )
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import HitOptions
+from stride_cli.schema.verify_records import VerifyHitRecord
 
 EXAMPLE = """\b
 Examples:
@@ -113,7 +114,7 @@ def check_kind(path: Location, row: str | None) -> None:
         require_examples(Index.open(path), 'stride verify-hit "some text"')
 
 
-def render_check(found: dict[str, Any]) -> None:
+def render_check(found: VerifyHitRecord) -> None:
     """Documents, a row for every seed, and the verdict."""
     from rich.console import Console
     from rich.text import Text

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.schema.index_records import IndexChunkRecord, IndexDocumentRecord, IndexSubsetRecord
 
 _BLOCK = 1 << 14  # chunks whose documents and subsets are looked up together
 
 
-def document_records(index: Index) -> Iterator[dict[str, Any]]:
+def document_records(index: Index) -> Iterator[IndexDocumentRecord]:
     """One record a document: its id, its chunks [first, after), its text where the index holds texts."""
     for number in range(index.n_documents):
         chunks = index.document_chunks(number)
@@ -27,7 +28,7 @@ def document_records(index: Index) -> Iterator[dict[str, Any]]:
         }
 
 
-def chunk_records(index: Index) -> Iterator[dict[str, Any]]:
+def chunk_records(index: Index) -> Iterator[IndexChunkRecord]:
     """One record a chunk: its document, its tokens, from which of them on losses count, and its d subsets."""
     columns, starts = index.array("design/columns"), index.array("corpus/loss_start")
     offsets = index.array("corpus/chunk_offsets")
@@ -49,7 +50,7 @@ def chunk_records(index: Index) -> Iterator[dict[str, Any]]:
             }
 
 
-def subset_records(index: Index) -> Iterator[dict[str, Any]]:
+def subset_records(index: Index) -> Iterator[IndexSubsetRecord]:
     """One record a subset: its chunks, ascending."""
     offsets = np.asarray(index.array("design/row_offsets")[:]).tolist()
     members = index.array("design/row_members")
@@ -62,7 +63,7 @@ def subset_records(index: Index) -> Iterator[dict[str, Any]]:
 
 
 # by name: the records, and how many there are
-EXPORTS: dict[str, tuple[Callable[[Index], Iterator[dict[str, Any]]], Callable[[Index], int]]] = {
+EXPORTS: dict[str, tuple[Callable[[Index], Iterator[Mapping[str, Any]]], Callable[[Index], int]]] = {
     "documents": (document_records, lambda index: index.n_documents),
     "chunks": (chunk_records, lambda index: index.n_chunks),
     "subsets": (subset_records, lambda index: index.n_subsets),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -12,6 +10,7 @@ from scipy.stats import rankdata
 from stride_cli.evaluation.metrics import row_pearson
 from stride_cli.evaluation.resampling import DRAWS, interval
 from stride_cli.randomness import stream
+from stride_cli.schema.evaluation_records import GroupMean, TrackingRecord
 
 _MOST_GROUPS = 12
 
@@ -28,7 +27,7 @@ def query_groups(names: Sequence[str]) -> dict[str, np.ndarray]:
     return found if 1 < len(found) <= _MOST_GROUPS else {}
 
 
-def mean_over_queries(values: np.ndarray) -> dict[str, Any]:
+def mean_over_queries(values: np.ndarray) -> GroupMean:
     """{queries, mean, se} of a correlation per query, (q,); the error is over queries only."""
     n = len(values)
     return {
@@ -40,7 +39,7 @@ def mean_over_queries(values: np.ndarray) -> dict[str, Any]:
 
 def reliability_tracking(
     reliability: np.ndarray | None, correlations: np.ndarray | None, *, draws: int = DRAWS, seed: int = 0
-) -> dict[str, float | None]:
+) -> TrackingRecord:
     """Does a method know on which queries it is right? {reliability, mean, se, low, high}.
 
     Spearman's correlation over queries of what the method thinks of its scores, (Q,), with their true LDS,
@@ -48,18 +47,25 @@ def reliability_tracking(
     noisy, so that even a perfect judge stays below 1. All None where either is not known; only the mean
     reliability is there where all queries have the same, or there are fewer than three.
     """
-    unknown: dict[str, float | None] = dict.fromkeys(("reliability", "mean", "se", "low", "high"))
+    unknown: TrackingRecord = {"reliability": None, "mean": None, "se": None, "low": None, "high": None}
     if reliability is None or correlations is None:
         return unknown
     if len(reliability) < 3 or np.ptp(reliability) == 0:
-        return unknown | {"reliability": float(reliability.mean()) if len(reliability) else None}
+        unknown["reliability"] = float(reliability.mean()) if len(reliability) else None
+        return unknown
     rows = stream(seed, "bootstrap reliability").integers(0, len(reliability), (draws, len(reliability)))
     pairs = np.concatenate([np.arange(len(reliability))[None], rows])
     observed, *resampled = row_pearson(
         rankdata(reliability[pairs], axis=1), rankdata(correlations[pairs], axis=1)
     )
     found = interval(float(observed), np.asarray(resampled))
-    return {"reliability": float(reliability.mean()), **asdict(found)}
+    return {
+        "reliability": float(reliability.mean()),
+        "mean": found.mean,
+        "se": found.se,
+        "low": found.low,
+        "high": found.high,
+    }
 
 
 def partial_spearman(predicted: np.ndarray, measured: np.ndarray, given: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,16 @@ from stride_cli.evaluation.breakdown import (
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run
+from stride_cli.schema.evaluation_records import (
+    ComparisonRecord,
+    DistributionRecord,
+    EstimateRecord,
+    GroupRecord,
+    LdsRecord,
+    PartialRecord,
+    ScoredRecord,
+    SpreadRecord,
+)
 from stride_cli.training.truth import seeds_in_words
 
 KINDS = ("spearman", "pearson", "kendall")
@@ -230,40 +239,53 @@ def describe_methods(specs: Sequence[str], run: Callable[[str], Run]) -> Iterato
             yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
 
 
-def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> dict[str, Any]:
+def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> DistributionRecord:
     """An entry as the record ``stride.distribution/1``; every number is null where the method failed."""
-    record: dict[str, Any] = {"schema": "stride.distribution/1", "method": entry.method}
-    if entry.error is not None:
-        record["error"] = entry.error
     found = entry.distribution
-    return {
-        **record,
+    numbers = found.to_record() if found else dict.fromkeys(FIELDS)
+    record: DistributionRecord = {
+        "schema": "stride.distribution/1",
+        "method": entry.method,
         "chunks": n_chunks,
         "queries": n_queries,
-        **(found.to_record() if found else dict.fromkeys(FIELDS)),
+        "sparsity": numbers["sparsity"],
+        "gini": numbers["gini"],
+        "top10_coverage": numbers["top10_coverage"],
+        "active_mean": numbers["active_mean"],
+        "active_p50": numbers["active_p50"],
+        "active_p90": numbers["active_p90"],
+        "empty_queries": numbers["empty_queries"],
         "curve": found.curve() if found else [],
     }
-
-
-def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
-    """An entry as the record ``stride.lds/1``; every number is null where the method failed."""
-    estimates, run, correlations = entry.estimates, entry.run, entry.correlations
-    record: dict[str, Any] = {"schema": "stride.lds/1", "method": entry.method}
     if entry.error is not None:
         record["error"] = entry.error
+    return record
+
+
+def lds_record(entry: Entry, ground: Ground) -> LdsRecord:
+    """An entry as the record ``stride.lds/1``; every number is null where the method failed."""
+    record: LdsRecord = {"schema": "stride.lds/1", **_scored(entry, ground)}
+    return record
+
+
+def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
+    """What the records of `lds` and `compare` have in common."""
+    estimates, run, correlations = entry.estimates, entry.run, entry.correlations
     spearman = estimates["spearman"] if estimates else None
     reliability = run.reliability if run else None
-    return {
-        **record,
+    record: ScoredRecord = {
+        "method": entry.method,
         "response": ground.response,
         "alpha": ground.alpha,
         "subsets": ground.n_subsets if entry.n_subsets is None else entry.n_subsets,
         "seeds": ground.n_seeds,
         "own_seed": ground.own_seed,
         "queries": ground.n_queries,
-        **{kind: _interval(estimates[kind].joint if estimates else None) for kind in KINDS},
-        "over_queries": _interval(spearman.queries if spearman else None, mean=False),
-        "over_subsets": _interval(spearman.subsets if spearman else None, mean=False),
+        "spearman": _interval(spearman.joint if spearman else None),
+        "pearson": _interval(estimates["pearson"].joint if estimates else None),
+        "kendall": _interval(estimates["kendall"].joint if estimates else None),
+        "over_queries": _spread(spearman.queries if spearman else None),
+        "over_subsets": _spread(spearman.subsets if spearman else None),
         "constant_queries": int(correlations.constant.sum()) if correlations is not None else None,
         "ceiling": ground.ceiling.value if ground.ceiling else None,
         "seconds": {
@@ -273,6 +295,9 @@ def lds_record(entry: Entry, ground: Ground) -> dict[str, Any]:
         "bytes_per_chunk": run.bytes_per_chunk if run else None,
         "tracking": reliability_tracking(reliability, correlations.spearman if correlations else None),
     }
+    if entry.error is not None:
+        record["error"] = entry.error
+    return record
 
 
 def comparison_record(
@@ -282,7 +307,7 @@ def comparison_record(
     *,
     names: Sequence[str] = (),
     given: Entry | None = None,
-) -> dict[str, Any]:
+) -> ComparisonRecord:
     """An entry as the record ``stride.comparison/1``.
 
     Parameters
@@ -291,8 +316,8 @@ def comparison_record(
     given : the entry of a method whose part in the correlation is taken out
     """
     run = entry.run
-    groups: list[dict[str, Any]] = []
-    partial: dict[str, Any] = {"given": None, **mean_over_queries(np.zeros(0)), "groups": []}
+    groups: list[GroupRecord] = []
+    partial: PartialRecord = {"given": None, **mean_over_queries(np.zeros(0)), "groups": []}
     if run is not None and entry.correlations is not None:
         found = query_groups(names)
         groups = [
@@ -304,13 +329,13 @@ def comparison_record(
             left = partial_spearman(
                 run.predicted[:, fair], ground.measured[:, fair], given.run.predicted[:, fair]
             )
-            partial = {"given": given.method, **mean_over_queries(left)}
-            partial["groups"] = [
+            apart: list[GroupRecord] = [
                 {"group": group, **mean_over_queries(left[rows])} for group, rows in found.items()
             ]
+            partial = {"given": given.method, **mean_over_queries(left), "groups": apart}
     return {
-        **lds_record(entry, ground),
         "schema": "stride.comparison/1",
+        **_scored(entry, ground),
         "reference": reference,
         "difference": _interval(entry.difference.joint if entry.difference else None),
         "groups": groups,
@@ -320,10 +345,13 @@ def comparison_record(
     }
 
 
-def _interval(found: Interval | None, *, mean: bool = True) -> dict[str, float | None]:
-    values = {} if not mean else {"mean": found.mean if found else None}
+def _interval(found: Interval | None) -> EstimateRecord:
+    record: EstimateRecord = {"mean": found.mean if found else None, **_spread(found)}
+    return record
+
+
+def _spread(found: Interval | None) -> SpreadRecord:
     return {
-        **values,
         "se": found.se if found else None,
         "low": found.low if found else None,
         "high": found.high if found else None,

@@ -10,6 +10,7 @@ import numpy as np
 
 from stride_cli.errors import NumericalError
 from stride_cli.evaluation.metrics import active_set, gini, top_coverage, zero_share
+from stride_cli.schema.evaluation_records import CurvePoint
 
 CURVE_POINTS = 33
 FIELDS = (
@@ -57,7 +58,7 @@ class Distribution:
         )
         return dict(zip(FIELDS, values, strict=True))
 
-    def curve(self) -> list[dict[str, float]]:
+    def curve(self) -> list[CurvePoint]:
         """The concentration curve as records of share and mass."""
         pairs = zip(self.curve_share.tolist(), self.curve_mass.tolist(), strict=True)
         return [{"share": share, "mass": mass} for share, mass in pairs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.options import HitOptions, HitQuestion
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.schema.verify_records import SeedMean, VerifyHitRecord
 
 
 def verify_hit(
@@ -29,7 +30,7 @@ def verify_hit(
     check: HitOptions,
     *,
     model: AttributableModel | None = None,
-) -> dict[str, Any]:
+) -> VerifyHitRecord:
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
     from stride_cli.attribution.session import Session
@@ -123,5 +124,5 @@ def verify_hit(
     }
 
 
-def _record(found: Interval) -> dict[str, float]:
+def _record(found: Interval) -> SeedMean:
     return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from stride_cli.training.retraining import count_missing, retrain
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.schema.verify_records import RunRecord
     from stride_cli.training.jobs import Trainer
 
 EFFECT = HitOptions.effect  # nats: the probability of a token falls by a tenth
@@ -137,9 +138,9 @@ class HitCheck:
             f"({numbers}); {more} would tell."
         )
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[RunRecord]:
         """One row for every retrained model: seed, what was removed, its tokens, loss, rise of the loss."""
-        rows: list[dict[str, Any]] = []
+        rows: list[RunRecord] = []
         for place, seed in enumerate(self.seeds.tolist()):
             full = float(self.full[place])
             models = [("nothing", 0, 0, full), ("hits", 0, self.removed_tokens, float(self.without[place]))]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.loading import load_model
 
+if TYPE_CHECKING:
+    from stride_cli.schema.model_records import ModelInfoRecord
 
-def describe_model(path_or_id: str | Path) -> dict[str, Any]:
+
+def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
     """Load a checkpoint, which checks it whole, and describe it.
 
     Returns
     -------
-    dict
-        path, architecture (class name), parameters, layers, width, vocabulary, context (tokens), fingerprint
-        and tokenizer_fingerprint (SHA-256 in hex), checkpoints (their directories), recipe (None unless
-        STRIDE trained it).
+    dict      a ``stride.model_info/1``
 
     Raises
     ------
@@ -29,6 +29,7 @@ def describe_model(path_or_id: str | Path) -> dict[str, Any]:
     model = load_model(path_or_id, device="cpu", dtype="fp32")
     kept = sorted(str(path) for path in Path(path_or_id).glob("checkpoints/step-*"))
     return {
+        "schema": "stride.model_info/1",
         "path": str(path_or_id),
         "architecture": model.name,
         "parameters": model.n_parameters,

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.schema import RECORDS, is_optional
+from stride_cli.schema import json_schema
 
 _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
     "integer": (int,),
-    "number": (int, float, type(None)),
+    "number": (int, float),
     "null": (type(None),),
 }
 
@@ -51,7 +51,7 @@ def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
         if schema != "stride.answer/1":
             what = f"a {schema} record" if schema else "no record of stride"
             raise QueryError(f"{source}:{number} is {what} (expected stride.answer/1)", fix=_FIX)
-        wrong = _compare(record, RECORDS["stride.answer/1"])
+        wrong = _compare(record, json_schema("stride.answer/1"))
         if wrong:
             raise QueryError(f"{source}:{number} is a damaged answer: {wrong}", fix=_FIX)
         found.append(record)
@@ -64,30 +64,31 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _compare(value: Any, fields: Any, name: str = "") -> str:
-    """Where a record does not have the shape that `fields` of the schema describe; empty where it does."""
-    if isinstance(fields, Mapping):
+def _compare(value: Any, schema: Mapping[str, Any], name: str = "") -> str:
+    """Where a record does not have the shape that its schema describes; empty where it does."""
+    if "properties" in schema:
         if not isinstance(value, dict):
             return f"{name} is {type(value).__name__} (expected an object)"
-        for key, field in fields.items():
+        for key, part in schema["properties"].items():
             if key == "seconds":  # not shown
                 continue
             if key not in value:
-                if is_optional(field):
+                if key not in schema["required"]:
                     continue
                 return f"{name + '.' if name else ''}{key} is missing"
-            wrong = _compare(value[key], field, f"{name}.{key}" if name else key)
+            wrong = _compare(value[key], part, f"{name}.{key}" if name else key)
             if wrong:
                 return wrong
         return ""
-    if isinstance(fields, list):
+    if "items" in schema:
         if not isinstance(value, list):
             return f"{name} is {type(value).__name__} (expected a list)"
-        checks = (_compare(item, fields[0], f"{name}[{place}]") for place, item in enumerate(value))
+        checks = (_compare(item, schema["items"], f"{name}[{place}]") for place, item in enumerate(value))
         return next((wrong for wrong in checks if wrong), "")
-    kinds = tuple(kind for each in fields[0].split(" or ") for kind in _KINDS[each])
+    wanted = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    kinds = tuple(kind for each in wanted for kind in _KINDS[each])
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"{name} is {value!r} (expected a {fields[0]})"
+        return f"{name} is {value!r} (expected a {' or '.join(wanted)})"
     if name.endswith(".sign") and value not in ("supports", "opposes"):
         return f"{name} is {value!r} (expected supports or opposes)"
     return ""

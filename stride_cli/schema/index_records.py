@@ -1,108 +1,104 @@
-"""The keys of the records that `stride index` writes."""
+"""The records that `stride index` writes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-_PATH = ("string", "path of the index")
-_SUBSETS = ("integer", "K")
-_DEGREE = ("integer", "d, the subsets of a chunk")
-_PER_SUBSET = ("number", "n·d / K, the mean size of a subset")
-_NEIGHBOURS = (
-    "number",
-    "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it",
-)
-_OVERLAPPING = ("number", "other chunks that share d / 3 or more, expected")
-_SUMMARY: dict[str, Any] = {
-    "index": _PATH,
-    "documents": ("integer", "documents"),
-    "chunks": ("integer", "n"),
-    "tokens": ("integer", "tokens of all chunks; of a classifier, two a row"),
-    "scored_tokens": ("integer or null", "tokens whose loss is trained on"),
-    "unscored_documents": ("integer or null", "documents without any; nothing can be attributed to them"),
-    "skipped_records": ("integer or null", "records left out, with --on-bad skip"),
-    "subsets": _SUBSETS,
-    "degree": _DEGREE,
-    "block_size": ("integer", "most tokens of a chunk"),
-    "bytes": ("integer", "size on disk"),
-}
-INDEX_RECORDS: dict[str, dict[str, Any]] = {
-    "stride.index/1": {
-        "schema": ("string", "stride.index/1"),
-        **_SUMMARY,
-        "seconds": ("number", "seconds of the whole command"),
-    },
-    "stride.index_info/1": {
-        "schema": ("string", "stride.index_info/1"),
-        **_SUMMARY,
-        "seed": ("integer", "of the design"),
-        "chunks_per_subset": _PER_SUBSET,
-        "expected_neighbours": _NEIGHBOURS,
-        "expected_overlapping": _OVERLAPPING,
-        "texts": ("boolean", "whether the documents' texts are in the index"),
-        "operators": ("object or null", "how they were fitted; null: stride train has not been run"),
-        "truth": ("object or null", "models retrained on random subsets; null where there are none"),
-        "fingerprints": ("object", "SHA-256 of corpus, tokenizer and model, hex"),
-        "model_path": ("string or null", "where the model was"),
-        "created_by": ("string or null", "program and version"),
-        "format_version": ("integer", "of the index format"),
-        "config": ("object or null", "the options it was built with"),
-    },
-    "stride.index_plan/1": {
-        "schema": ("string", "stride.index_plan/1"),
-        "n_documents": ("integer or null", "documents; null with --chunks"),
-        "n_chunks": ("integer", "n"),
-        "n_tokens": ("integer or null", "tokens; null with --chunks"),
-        "n_subsets": _SUBSETS,
-        "degree": _DEGREE,
-        "chunks_per_subset": _PER_SUBSET,
-        "coverage_closed": ("number", "share of the chunks that the closed form sees"),
-        "coverage_sgd": ("number", "share that the published recipe is expected to see"),
-        "expected_neighbours": _NEIGHBOURS,
-        "expected_overlapping": _OVERLAPPING,
-        "gate_dimension": ("integer", "p, numbers of one operator"),
-        "gate_bytes": ("integer", "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"),
-        "sketch_bytes": ("integer", "what --sketch keeps on disk; of all models"),
-        "bytes": ("object", "array → bytes on disk"),
-        "total_bytes": ("integer", "their sum, without gates and sketches"),
-        "build_memory_bytes": ("integer", "what the build holds at most, beside the tokenizer"),
-        "fit_memory_bytes": (
-            "integer",
-            "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes",
-        ),
-        "query_memory_bytes": ("integer", "what stays in the page cache for fast queries"),
-    },
-    "stride.index_document/1": {
-        "schema": ("string", "stride.index_document/1"),
-        "number": ("integer", "its number in the index"),
-        "document": ("string", "its id"),
-        "chunks": [("integer", "its chunks: the first, and the one after the last")],
-        "text": ("string or null", "null where the index was built without texts"),
-    },
-    "stride.index_chunk/1": {
-        "schema": ("string", "stride.index_chunk/1"),
-        "chunk": ("integer", "its number in the index"),
-        "document": ("string", "id of its document"),
-        "tokens": [("integer", "token ids; of a classifier, two a row")],
-        "loss_start": ("integer", "the first token whose loss counts"),
-        "loss_mask": ("array or null", "1 where a token's loss counts; null where loss_start says it"),
-        "subsets": [("integer", "its d subsets, ascending: its column of the design matrix")],
-    },
-    "stride.index_subset/1": {
-        "schema": ("string", "stride.index_subset/1"),
-        "subset": ("integer", "k"),
-        "chunks": [("integer", "its chunks, ascending: row k of the design matrix")],
-    },
-    "stride.index_verify/1": {
-        "schema": ("string", "stride.index_verify/1"),
-        "index": _PATH,
-        "whole": ("boolean", "true: no byte has changed, the only record; false: a record for each problem"),
-        "path": ("string", "of a problem: the file inside the index", "optional"),
-        "kind": (
-            "string",
-            'of a problem: "missing", "extra", "length", "content" or "invariant"',
-            "optional",
-        ),
-        "message": ("string", "of a problem: what was expected and found", "optional"),
-    },
-}
+
+class IndexSummary(TypedDict):
+    index: Annotated[str, "path of the index"]
+    documents: Annotated[int, "documents"]
+    chunks: Annotated[int, "n"]
+    tokens: Annotated[int, "tokens of all chunks; of a classifier, two a row"]
+    scored_tokens: Annotated[int | None, "tokens whose loss is trained on"]
+    unscored_documents: Annotated[int | None, "documents without any; nothing can be attributed to them"]
+    skipped_records: Annotated[int | None, "records left out, with --on-bad skip"]
+    subsets: Annotated[int, "K"]
+    degree: Annotated[int, "d, the subsets of a chunk"]
+    block_size: Annotated[int, "most tokens of a chunk"]
+    bytes: Annotated[int, "size on disk"]
+
+
+class IndexRecord(IndexSummary):
+    schema: Literal["stride.index/1"]
+    seconds: Annotated[float, "seconds of the whole command"]
+
+
+class IndexInfoRecord(IndexSummary):
+    schema: Literal["stride.index_info/1"]
+    seed: Annotated[int, "of the design"]
+    chunks_per_subset: Annotated[float, "n·d / K, the mean size of a subset"]
+    expected_neighbours: Annotated[
+        float,
+        "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it",
+    ]
+    expected_overlapping: Annotated[float, "other chunks that share d / 3 or more, expected"]
+    texts: Annotated[bool, "whether the documents' texts are in the index"]
+    operators: Annotated[dict[str, Any] | None, "how they were fitted; null: stride train has not been run"]
+    truth: Annotated[dict[str, Any] | None, "models retrained on random subsets; null where there are none"]
+    fingerprints: Annotated[dict[str, Any], "SHA-256 of corpus, tokenizer and model, hex"]
+    model_path: Annotated[str | None, "where the model was"]
+    created_by: Annotated[str | None, "program and version"]
+    format_version: Annotated[int, "of the index format"]
+    config: Annotated[dict[str, Any] | None, "the options it was built with"]
+
+
+class IndexPlanRecord(TypedDict):
+    schema: Literal["stride.index_plan/1"]
+    n_documents: Annotated[int | None, "documents; null with --chunks"]
+    n_chunks: Annotated[int, "n"]
+    n_tokens: Annotated[int | None, "tokens; null with --chunks"]
+    n_subsets: Annotated[int, "K"]
+    degree: Annotated[int, "d, the subsets of a chunk"]
+    chunks_per_subset: Annotated[float, "n·d / K, the mean size of a subset"]
+    coverage_closed: Annotated[float, "share of the chunks that the closed form sees"]
+    coverage_sgd: Annotated[float, "share that the published recipe is expected to see"]
+    expected_neighbours: Annotated[
+        float,
+        "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it",
+    ]
+    expected_overlapping: Annotated[float, "other chunks that share d / 3 or more, expected"]
+    gate_dimension: Annotated[int, "p, numbers of one operator"]
+    gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"]
+    sketch_bytes: Annotated[int, "what --sketch keeps on disk; of all models"]
+    bytes: Annotated[dict[str, Any], "array → bytes on disk"]
+    total_bytes: Annotated[int, "their sum, without gates and sketches"]
+    build_memory_bytes: Annotated[int, "what the build holds at most, beside the tokenizer"]
+    fit_memory_bytes: Annotated[
+        int,
+        "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes",
+    ]
+    query_memory_bytes: Annotated[int, "what stays in the page cache for fast queries"]
+
+
+class IndexDocumentRecord(TypedDict):
+    schema: Literal["stride.index_document/1"]
+    number: Annotated[int, "its number in the index"]
+    document: Annotated[str, "its id"]
+    chunks: list[Annotated[int, "its chunks: the first, and the one after the last"]]
+    text: Annotated[str | None, "null where the index was built without texts"]
+
+
+class IndexChunkRecord(TypedDict):
+    schema: Literal["stride.index_chunk/1"]
+    chunk: Annotated[int, "its number in the index"]
+    document: Annotated[str, "id of its document"]
+    tokens: list[Annotated[int, "token ids; of a classifier, two a row"]]
+    loss_start: Annotated[int, "the first token whose loss counts"]
+    loss_mask: Annotated[list[Any] | None, "1 where a token's loss counts; null where loss_start says it"]
+    subsets: list[Annotated[int, "its d subsets, ascending: its column of the design matrix"]]
+
+
+class IndexSubsetRecord(TypedDict):
+    schema: Literal["stride.index_subset/1"]
+    subset: Annotated[int, "k"]
+    chunks: list[Annotated[int, "its chunks, ascending: row k of the design matrix"]]
+
+
+class IndexVerifyRecord(TypedDict):
+    schema: Literal["stride.index_verify/1"]
+    index: Annotated[str, "path of the index"]
+    whole: Annotated[bool, "true: no byte has changed, the only record; false: a record for each problem"]
+    path: NotRequired[Annotated[str, "of a problem: the file inside the index"]]
+    kind: NotRequired[Annotated[str, 'of a problem: "missing", "extra", "length", "content" or "invariant"']]
+    message: NotRequired[Annotated[str, "of a problem: what was expected and found"]]

@@ -21,6 +21,7 @@ from stride_cli.selection.select import SETS
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.schema.selection_records import SeedSpread, SelectionScoreRecord, TaskScore
     from stride_cli.training.finetuning import FinetuneOptions
 
 _QUERY_BATCH = 8
@@ -173,14 +174,14 @@ def _answer_f1(
     return unigram_f1(str(model.tokenizer.decode(answer, skip_special_tokens=True)), reference.response)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> SeedSpread:
     """Mean and sample standard deviation; NaN for the latter of a single value."""
     found = np.asarray(values, float)
     deviation = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
     return {"mean": float(found.mean()), "sd": deviation}
 
 
-def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None) -> dict[str, Any]:
+def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None) -> SelectionScoreRecord:
     """One set's record: means over queries, spread over seeds, and over tasks where queries have them."""
     losses = np.stack([score.losses for score in scores])  # (S, Q)
     f1 = np.stack([score.f1 for score in scores])
@@ -190,7 +191,7 @@ def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None
         rows = rows & answered
         return [float(row[rows].mean()) for row in f1] if rows.any() else [float("nan")] * len(f1)
 
-    groups: list[dict[str, Any]] = []
+    groups: list[TaskScore] = []
     for task in dict.fromkeys(tasks or ()):
         rows = np.array([each == task for each in tasks or ()])
         groups.append(

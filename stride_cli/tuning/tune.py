@@ -40,6 +40,13 @@ from stride_cli.tuning.search import (
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.kinds import Kind
+    from stride_cli.schema.tuning_records import (
+        LambdaScore,
+        QueryMean,
+        SettingsRecord,
+        TrialRecord,
+        TuneRecord,
+    )
 
 _HELD_OUT = 48
 
@@ -249,7 +256,7 @@ def _target(
 
 
 def tune_index(
-    where: WorkspacePath, options: TuneOptions, on_trial: Callable[[dict[str, Any]], None]
+    where: WorkspacePath, options: TuneOptions, on_trial: Callable[[TrialRecord], None]
 ) -> dict[str, Any]:
     """See `stride_cli.api.tune`."""
     import yaml
@@ -269,7 +276,7 @@ def tune_index(
     if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
         design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
         following = f"build the index anew with {design}, then stride train"
-    return {
+    record: TuneRecord = {
         "schema": "stride.tune/1",
         "index": str(own.path),
         "criterion": tuned.target.name,
@@ -277,8 +284,8 @@ def tune_index(
         "responses": len(tuned.target.masks),
         **shown,
         "lambda_ratio": tuned.lambda_ratio,
-        "score": vars(mean_interval(chosen, seed=workspace.seed, name="tuning")),
-        "gain": vars(mean_interval(chosen - before, seed=workspace.seed, name="tuning")),
+        "score": _mean(chosen, workspace.seed),
+        "gain": _mean(chosen - before, workspace.seed),
         "trials": tuned.trials,
         "written": "\n".join(
             f"{key}: {yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()
@@ -286,47 +293,62 @@ def tune_index(
         "path": "",
         "next": following,
         "seconds": {"responses": tuned.response_seconds, "trials": tuned.trial_seconds},
-        "settings": settings,
     }
+    return {**record, "settings": settings}
+
+
+def _mean(scores: np.ndarray, seed: int) -> QueryMean:
+    found = mean_interval(scores, seed=seed, name="tuning")
+    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}
 
 
 def trial_record(
     number: int, trial: Trial, better: bool, workspace: Workspace, *, seed: int = 0
-) -> dict[str, Any]:
+) -> TrialRecord:
     """One trial as ``stride.trial/1``."""
-    scored = [
+    scored: list[LambdaScore] = [
         {"lambda_ratio": ratio, "score": interval.mean, "se": interval.se}
         for ratio, interval in (
             (ratio, mean_interval(scores, seed=seed, name="tuning"))
             for ratio, scores in zip(trial.lambdas, trial.scores, strict=False)
         )
     ]
-    best = scored[trial.best] if scored else {"lambda_ratio": None, "score": None, "se": None}
-    record = {
+    best = scored[trial.best] if scored else None
+    record: TrialRecord = {
         "schema": "stride.trial/1",
         "trial": number,
         **resolved(trial.settings, workspace),
-        **best,
+        "lambda_ratio": best["lambda_ratio"] if best else None,
+        "score": best["score"] if best else None,
+        "se": best["se"] if best else None,
         "lambdas": scored,
         "best": better,
         "kept": trial.kept,
         "seconds": trial.seconds,
     }
-    return record | ({"error": trial.error} if trial.error is not None else {})
+    if trial.error is not None:
+        record["error"] = trial.error
+    return record
 
 
-def resolved(settings: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
+def resolved(settings: Mapping[str, Any], workspace: Workspace) -> SettingsRecord:
     """Settings with the defaults of this model and index in place of None."""
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
-    shown = dict(settings)
     plain = resolve_settings(ClosedOptions(space=settings["space"]), workspace.model, workspace.index)
-    for name, value in (
-        ("layer", plain.layer),
+    own = {
+        "layer": plain.layer,
         # a classifier's training time stands in for damping unless one is given
-        ("damping", plain.damping if plain.time is None else None),
-        ("subsets", workspace.index.n_subsets),
-        ("degree", workspace.index.degree),
-    ):
-        shown[name] = value if shown[name] is None else shown[name]
-    return shown
+        "damping": plain.damping if plain.time is None else None,
+        "subsets": workspace.index.n_subsets,
+        "degree": workspace.index.degree,
+    }
+    shown = {name: own[name] if settings[name] is None else settings[name] for name in own}
+    return {
+        "space": settings["space"],
+        "layer": shown["layer"],
+        "rank": settings["rank"],
+        "damping": shown["damping"],
+        "subsets": shown["subsets"],
+        "degree": shown["degree"],
+    }

@@ -1,0 +1,132 @@
+"""The records that `stride query` and `stride report` write."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+
+class HitRecord(TypedDict):
+    rank: Annotated[float, "position, 1 = most influential; ties share their mid-rank"]
+    document: Annotated[str, "the document's id"]
+    influence: Annotated[
+        float,
+        "nats per scored token, summed over the document's chunks; > 0 supports, < 0 opposes",
+    ]
+    share: Annotated[float, "|influence| / Σ|influence of every chunk|, 0 … 1"]
+    sign: Annotated[str, '"supports" or "opposes"']
+    chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
+    passage: Annotated[str, "the sentence of that chunk most like the query"]
+    label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
+    seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
+    neighbours: Annotated[int, "other chunks that share all but one of its subsets: not told apart from it"]
+    backfilled: Annotated[
+        bool,
+        "not in the sparse solution: ranked by correlation with what it leaves unexplained",
+    ]
+    prior: NotRequired[
+        Annotated[
+            float | None,
+            "with --prior: what it adds to the influence, nats; the rank is by the sum. Else null",
+        ]
+    ]
+    stability: NotRequired[
+        Annotated[
+            float | None,
+            "with --stability: share of random halves of the subsets in which the document's influence keeps "
+            "it on a list of this length, 0 … 1; null where that was not measured",
+        ]
+    ]
+
+
+# a key that no class can have
+_Penalty = TypedDict("_Penalty", {"lambda": Annotated[float, "ℓ1 penalty, nats"]})
+
+
+class RecoveryRecord(_Penalty):
+    lambda_ratio: Annotated[float, "λ / λ_max"]
+    nonzeros: Annotated[int, "chunks with non-zero influence"]
+    duality_gap: Annotated[float, "upper bound on how far the objective is from its minimum, nats²"]
+    relative_gap: Annotated[float, "the gap / ½‖y − ȳ‖²"]
+    r_squared: Annotated[float, "share of the responses' variance that the influences explain"]
+    passes: Annotated[int, "passes over the design matrix"]
+    refined: NotRequired[
+        Annotated[
+            int,
+            "with --refine: chunks whose influence was read from their own gradients",
+        ]
+    ]
+    shrink_exponent: NotRequired[
+        Annotated[
+            float,
+            "small influences were made smaller: times (|w| / largest |w|)^(this − 1); 1: they were not",
+        ]
+    ]
+    shrink_opposing: NotRequired[
+        Annotated[
+            float,
+            "what negative influences were multiplied by, too; 1: they were not",
+        ]
+    ]
+
+
+class MeasurementRecord(TypedDict):
+    method: Annotated[str, '"linear" or "exact"']
+    subsets: Annotated[int, "K, responses measured"]
+    agreement: Annotated[
+        float | None, "Pearson correlation of linear and exact responses, where both were measured"
+    ]
+    coverage: Annotated[float, "share of all chunks that the operators have seen"]
+    models: NotRequired[Annotated[int, "that measured: the index's own and its further checkpoints"]]
+
+
+class AnswerSeconds(TypedDict):
+    generate: Annotated[float, "seconds"]
+    measure: Annotated[float, "seconds"]
+    recover: Annotated[float, "seconds"]
+    refine: NotRequired[Annotated[float, "seconds"]]
+    rank: Annotated[float, "seconds"]
+    stability: NotRequired[Annotated[float | None, "seconds"]]
+
+
+class AnswerRecord(TypedDict):
+    schema: Literal["stride.answer/1"]
+    id: NotRequired[Annotated[str, "the query's id, where its file gave one"]]
+    prompt: Annotated[str, "the prompt"]
+    response: Annotated[str, "the continuation that is attributed"]
+    generated: Annotated[bool, "whether the model wrote the response"]
+    scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
+    loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
+    hits: list[HitRecord]
+    opposers: list[HitRecord]
+    reliability: NotRequired[
+        Annotated[
+            float | None,
+            "with --stability: correlation of what the subsets that a random half leaves out answered with "
+            "what the half predicts of it, mean over halves, 0 … 1. Else null",
+        ]
+    ]
+    prior: NotRequired[
+        Annotated[
+            str | None,
+            '"tfidf" or "pairs": hits are ranked by influence and overlap together; null: by influence',
+        ]
+    ]
+    recovery: RecoveryRecord
+    measurement: MeasurementRecord
+    explanation: NotRequired[
+        Annotated[
+            str,
+            "two sentences on what the numbers say and how far to trust them, with --explain",
+        ]
+    ]
+    seconds: AnswerSeconds
+    expected: NotRequired[list[Annotated[str, "stride demo: a document that states the fact"]]]
+    found: NotRequired[Annotated[bool, "stride demo: whether such a document is on top"]]
+
+
+class ReportRecord(TypedDict):
+    schema: Literal["stride.report/1"]
+    path: Annotated[str, "the page that was written"]
+    queries: Annotated[int, "queries on it"]
+    bytes: Annotated[int, "its size"]
+    seconds: Annotated[float, "seconds of the whole command"]
