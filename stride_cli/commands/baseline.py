@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,9 @@ from stride_cli.commands.completion import complete_method
 from stride_cli.commands.evaluate_options import Queries, open_bench
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
 from stride_cli.errors import UsageError
-from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
 
 EXAMPLE = """\b
 Examples:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from stride_cli.commands.options import Json
-from stride_cli.schema.train_records import SettingRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.train_records import SettingRecord
 
 app = typer.Typer(help="Settings: stride.yaml, STRIDE_* variables, flags.", no_args_is_help=True)
 

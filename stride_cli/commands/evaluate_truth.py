@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,10 @@ from stride_cli.commands.options import (
     find_index,
     with_flags,
 )
-from stride_cli.schema.train_records import TruthRecord
 from stride_cli.training.options import RetrainOptions
+
+if TYPE_CHECKING:
+    from stride_cli.schema.train_records import TruthRecord
 
 EXAMPLE = """\b
 Examples:

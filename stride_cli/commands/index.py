@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,9 @@ from stride_cli.commands.options import (
 
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.schema.index_records import IndexInfoRecord, IndexRecord, IndexSummary, IndexVerifyRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.index_records import IndexInfoRecord, IndexRecord, IndexSummary, IndexVerifyRecord
 
 app = typer.Typer(
     help="Build an index of a corpus, and look after it.",

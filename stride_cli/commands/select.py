@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stride_cli.commands.completion import complete_method
 from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
-from stride_cli.schema.selection_records import SelectionRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.selection_records import SelectionRecord
 
 EXAMPLE = """\b
 Examples:

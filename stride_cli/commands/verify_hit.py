@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ from stride_cli.commands.options import (
 )
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import HitOptions
-from stride_cli.schema.verify_records import VerifyHitRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.verify_records import VerifyHitRecord
 
 EXAMPLE = """\b
 Examples:

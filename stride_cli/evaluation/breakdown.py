@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import rankdata
@@ -10,7 +11,9 @@ from scipy.stats import rankdata
 from stride_cli.evaluation.metrics import row_pearson
 from stride_cli.evaluation.resampling import DRAWS, interval
 from stride_cli.randomness import stream
-from stride_cli.schema.evaluation_records import GroupMean, TrackingRecord
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import GroupMean, TrackingRecord
 
 _MOST_GROUPS = 12
 

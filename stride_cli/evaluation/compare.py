@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,17 +20,19 @@ from stride_cli.evaluation.breakdown import (
 from stride_cli.evaluation.distribution import FIELDS, Distribution
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run
-from stride_cli.schema.evaluation_records import (
-    ComparisonRecord,
-    DistributionRecord,
-    EstimateRecord,
-    GroupRecord,
-    LdsRecord,
-    PartialRecord,
-    ScoredRecord,
-    SpreadRecord,
-)
 from stride_cli.training.truth import seeds_in_words
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import (
+        ComparisonRecord,
+        DistributionRecord,
+        EstimateRecord,
+        GroupRecord,
+        LdsRecord,
+        PartialRecord,
+        ScoredRecord,
+        SpreadRecord,
+    )
 
 KINDS = ("spearman", "pearson", "kendall")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.errors import NumericalError
 from stride_cli.evaluation.metrics import active_set, gini, top_coverage, zero_share
-from stride_cli.schema.evaluation_records import CurvePoint
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import CurvePoint
 
 CURVE_POINTS = 33
 FIELDS = (
