@@ -98,7 +98,7 @@ class Entry:
         called : what the option is called where the value comes from; default: its flag
         remedy : default: to try the flag with another value
         """
-        if value is None or not self.expected or self._allowed(value):
+        if value is None or self._allowed(value):
             return
         shown = f"'{value}'" if isinstance(value, str) else value
         raise UsageError(
@@ -110,7 +110,7 @@ class Entry:
         about = self.about
         if about.choices:
             return value in about.choices
-        return (
+        return not self.expected or (
             math.isfinite(value)
             and (about.low is None or value >= about.low)
             and (about.above is None or value > about.above)

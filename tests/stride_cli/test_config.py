@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stride_cli.config import SECTIONS, resolve, settings, write_settings
 from stride_cli.errors import UsageError
@@ -43,6 +44,23 @@ def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatc
         expected = chosen.get(setting.key)
         assert setting.value in ([expected] if expected else [3, 0.5, True, ["x", "y"], "x"])
         assert setting.source.startswith("STRIDE_")
+
+
+def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
+    values = {"train.fit": "sgd", "query.measure": "exact", "train.checkpoints": ["x", "y"]}
+    samples = {bool: True, int: 3, float: 0.5, str: "x"}
+    for setting in settings():
+        section, name = setting.key.split(".")
+        hint = str(SECTIONS[section].__dataclass_fields__[name].type)
+        kind = next((kind for kind in samples if kind.__name__ in hint), str)
+        values.setdefault(setting.key, samples[kind])
+    by_section: dict[str, dict] = {section: {} for section in SECTIONS}
+    for key, value in values.items():
+        section, name = key.split(".")
+        by_section[section][name] = value
+    (elsewhere / "stride.yaml").write_text(yaml.safe_dump(by_section))
+    assert {setting.key: setting.value for setting in settings()} == values
+    assert {setting.source for setting in settings()} == {"stride.yaml"}
 
 
 @pytest.mark.parametrize(
