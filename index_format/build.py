@@ -5,7 +5,6 @@ TARGET.partial/
   journal.jsonl    header, commits, publication
   data/            what becomes TARGET, by one rename
   scratch/         files of the builder's own (training checkpoints); never published
-  excluded/        arrays that the publication leaves out
   replaced/        the old TARGET, where the filesystem cannot exchange two directories
 """
 
@@ -35,7 +34,7 @@ from index_format.metadata import ZARR_JSON, array_json, chunk_file, group_json,
 from index_format.shards import ShardedArray, ShardWriter
 
 _T = TypeVar("_T")
-_OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "excluded", "replaced"}
+_OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "replaced"}
 
 
 class Build:
@@ -249,7 +248,7 @@ class Build:
     def _discard(self) -> None:
         assert self._journal is not None
         self._journal.close()
-        for name in ("data", "scratch", "excluded"):
+        for name in ("data", "scratch"):
             shutil.rmtree(self._partial / name, ignore_errors=True)
         (self._partial / Journal.NAME).unlink()
         self._open_journal()
@@ -267,7 +266,6 @@ class Build:
         for entry in self._journal.entries:
             for name, sealed in entry.get("sealed", {}).items():
                 digests.setdefault(name, {}).update({int(file): value for file, value in sealed.items()})
-        self._bring_back_excluded()
         sizes: dict[Path, int] = {}
         for name, (dtype, tail, length) in lengths.items():
             array = ShardWriter(
@@ -299,14 +297,6 @@ class Build:
                 )
             if actual > size:
                 os.truncate(path, size)
-
-    def _bring_back_excluded(self) -> None:
-        excluded = self._partial / "excluded"
-        if excluded.is_dir():
-            for array in list(excluded.iterdir()):
-                target = self._data / array.name
-                if not target.exists():
-                    array.rename(target)
 
     def _populate(self) -> None:
         """Fill data/ with what an extension starts from."""
@@ -377,12 +367,9 @@ class Build:
     def _prepare(self) -> None:
         """Add to data/ what is published but is not under its manifest."""
 
-    def _publish(self, attributes: Mapping[str, Any], exclude: Iterable[str] = ()) -> None:
+    def _publish(self, attributes: Mapping[str, Any]) -> None:
         self._check_usable()
-        unknown = set(exclude) - self._arrays.keys()
-        if unknown:
-            raise ValueError(f"cannot exclude what was not appended: {', '.join(sorted(unknown))}")
-        names = [name for name in self._arrays if name not in set(exclude)]
+        names = list(self._arrays)
         if "stride" in attributes:
             raise ValueError('publish() takes what is under the key "stride", not the key itself')
         attributes = {**attributes, "build_key": self._key}
@@ -392,11 +379,6 @@ class Build:
     def _finish(self, attributes: Mapping[str, Any], names: list[str]) -> None:
         assert self._journal is not None
         self._usable = False  # whatever happens now, what was appended is complete or lost
-        for name in self._arrays.keys() - set(names):
-            self._arrays[name].close()
-            durable.make_directory(self._partial / "excluded")
-            if self._directory(name).exists():  # not so when it has no rows
-                self._directory(name).rename(self._partial / "excluded" / self._directory(name).name)
         files: dict[str, tuple[int, str]] = {}
         for name in names:
             array = self._arrays[name]
@@ -428,7 +410,7 @@ class Build:
 
     def _remove(self) -> None:
         """Delete the partial directory; the journal after the data, the lock last."""
-        for name in ("data", "scratch", "excluded", "replaced"):
+        for name in ("data", "scratch", "replaced"):
             shutil.rmtree(self._partial / name, ignore_errors=True)
         if self._journal is not None:
             self._journal.close()

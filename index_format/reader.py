@@ -147,14 +147,6 @@ class Index:
         """What the stage recorded with its group; StageMissing when it has not been run."""
         return json.loads(json.dumps(self._stage(group).attributes))
 
-    def group_digest(self, group: str) -> str:
-        """The digest of a stage's manifest: changes with any content of the group."""
-        return self._stage(group).digest
-
-    def operator_attributes(self) -> dict[str, Any]:
-        """`group_attributes("operators")`."""
-        return self.group_attributes("operators")
-
     def chunk_tokens(self, chunk: int) -> np.ndarray:
         """Token ids of a chunk: (its length,) uint16 or uint32."""
         self._check_number("chunk", chunk, self.n_chunks)

@@ -303,14 +303,11 @@ class GroupWriter(Build):
         durable.make_directory(self._partial / "scratch")
         return self._partial / "scratch" / name
 
-    def publish(self, attributes: Mapping[str, Any], *, exclude: Iterable[str] = ()) -> None:
+    def publish(self, attributes: Mapping[str, Any]) -> None:
         """Complete the group and put it in its place; the writer is closed afterwards.
 
         Parameters
         ----------
         attributes : mapping      what `Index.group_attributes` will return, with "build_key" and "arrays"
-        exclude : names           arrays needed only while building
         """
-        exclude = tuple(exclude)
-        arrays = sorted(name for name in self.names() if name not in exclude)
-        self._publish({**attributes, "arrays": arrays}, exclude)
+        self._publish({**attributes, "arrays": sorted(self.names())})

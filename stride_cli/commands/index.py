@@ -279,7 +279,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
         "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
         "texts": opened.has("corpus/text_bytes"),
-        "operators": opened.operator_attributes() if opened.has("operators") else None,
+        "operators": opened.group_attributes("operators") if opened.has("operators") else None,
         "truth": _truth_summary(opened) if opened.has("truth") else None,
         "fingerprints": opened.attributes["fingerprints"],
         "model_path": stated("model_path"),

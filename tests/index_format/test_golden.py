@@ -9,6 +9,7 @@ import pytest
 
 from index_format.design import build_columns
 from index_format.layout import FORMAT_VERSION
+from index_format.manifest import read_manifest
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter
@@ -72,7 +73,7 @@ def tiny(tmp_path: Path) -> Path:
 def test_the_bytes_are_those_of_this_version(tiny):
     found = {
         "root": Index.open(tiny).digest,
-        "operators": Index.open(tiny).group_digest("operators"),
+        "operators": read_manifest(tiny / "operators")[1],
         "files": sorted(file.relative_to(tiny).as_posix() for file in tiny.rglob("c/**/*") if file.is_file()),
         "row_members": (tiny / "design/row_members/c/0").read_bytes().hex(),
     }

@@ -50,8 +50,8 @@ def test_nothing_read_can_be_written(index_path):
         index.array("corpus/tokens")[0:1][0] = 1
     with pytest.raises(TypeError):
         index.attributes["seed"] = 3
-    index.operator_attributes()["layer"] = 99
-    assert index.operator_attributes()["layer"] == 2
+    index.group_attributes("operators")["layer"] = 99
+    assert index.group_attributes("operators")["layer"] == 2
 
 
 def test_numbers_out_of_range(index_path):
@@ -77,7 +77,7 @@ def test_optional_arrays_and_stages(tmp_path, sample):
     with pytest.raises(ValueError, match="no array 'corpus/txet'"):
         index.array("corpus/txet")
     for ask in (
-        index.operator_attributes,
+        lambda: index.group_attributes("operators"),
         lambda: index.array("operators/gates"),
         lambda: index.names("operators"),
     ):
@@ -192,7 +192,7 @@ def test_every_missing_or_cut_file_is_noticed_at_opening(index_path):
 
     def read_all():
         index = Index.open(index_path)
-        index.operator_attributes()
+        index.group_attributes("operators")
 
     read_all()
     files = [file for file in index_path.rglob("*") if file.is_file()]
@@ -219,7 +219,7 @@ def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample):
         index.array("operators/gates")
     assert "stride train" in caught.value.fix
     sample.add_operators(index_path)
-    assert Index.open(index_path).operator_attributes()["layer"] == 2
+    assert Index.open(index_path).group_attributes("operators")["layer"] == 2
 
 
 def test_an_index_can_be_moved_and_its_array_kept(index_path, tmp_path):

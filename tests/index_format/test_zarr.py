@@ -18,7 +18,7 @@ def test_zarr_reads_every_array_as_we_do(index_path):
     index = Index.open(index_path)
     group = zarr.open_group(str(index_path), mode="r")
     assert group.attrs["stride"] == index.attributes
-    assert group["operators"].attrs["stride"] == index.operator_attributes()
+    assert group["operators"].attrs["stride"] == index.group_attributes("operators")
     count = 0
     for name in [name for part in ("corpus", "design", "operators") for name in index.names(part)]:
         expected = index.array(name)

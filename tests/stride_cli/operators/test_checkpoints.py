@@ -191,7 +191,7 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
     from jsonschema import Draft202012Validator
 
     Draft202012Validator(json_schema("stride.train/1")).validate(json.loads(json.dumps(record)))
-    stored = Index.open(bare).operator_attributes()["checkpoints"]
+    stored = Index.open(bare).group_attributes("operators")["checkpoints"]
     assert [entry["path"] for entry in stored] == [str(chosen[2]), str(chosen[0])]
     assert [entry["model_fingerprint"] for entry in stored] == [
         entry["fingerprint"] for entry in record["checkpoints"]
@@ -350,7 +350,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
 ) -> None:
     place = Path(shutil.copytree(kept(run_folder)[0], tmp_path / "kept"))
     api.train(bare, api.ClosedOptions(**QUICK, checkpoints=[place]))
-    stored = Index.open(bare).operator_attributes()["checkpoints"][0]["model_fingerprint"]
+    stored = Index.open(bare).group_attributes("operators")["checkpoints"][0]["model_fingerprint"]
     shutil.rmtree(place)
     if what == "changed":
         shutil.copytree(kept(run_folder)[1], place)
