@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
-from stride_cli.operators.gradients import Signals, assemble, label_signals, signals
+from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments
+from stride_cli.operators.signals import Signals
 from stride_cli.operators.spaces import reads_input, space_classes
 from stride_cli.randomness import stream
 

@@ -39,7 +39,7 @@ from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions, OperatorSpace
 from stride_cli.operators.saving import save_atomically
-from stride_cli.operators.sketches import fit_sketches
+from stride_cli.operators.sketch_fit import fit_sketches
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators

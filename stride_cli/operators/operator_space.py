@@ -18,8 +18,8 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.gradients import Signals
     from stride_cli.operators.second_moments import Moments
+    from stride_cli.operators.signals import Signals
 
 
 @dataclass(frozen=True)

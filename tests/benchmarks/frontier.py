@@ -37,7 +37,7 @@ from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import ClosedOptions, resolve_settings
-from stride_cli.operators.sketches import fit_sketches
+from stride_cli.operators.sketch_fit import fit_sketches
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note

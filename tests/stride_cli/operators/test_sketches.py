@@ -17,12 +17,13 @@ from stride_cli.corpus.gate_budget import sketch_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.operators import sketches as module
+from stride_cli.operators import sketch_fit as module
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gates import PackedGates, gate_rows
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.sketches import Folding, Sketches, encode, fit_sketches, principal_directions
+from stride_cli.operators.sketch_fit import fit_sketches, principal_directions
+from stride_cli.operators.sketches import Folding, Sketches, encode
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 

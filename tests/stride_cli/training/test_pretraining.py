@@ -217,7 +217,7 @@ def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepared) -> None:
-    options = dataclasses.replace(TINY, epochs=40)
+    options = dataclasses.replace(TINY, epochs=80)
     train_model([corpus], tmp_path / "whole", options)
     program = (
         "import sys; from stride_cli.training.pretraining import *\n"
@@ -235,7 +235,7 @@ def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepare
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == begun):
             time.sleep(0.01)
         if kills < 6:
-            time.sleep(chooser.random() * 0.3)
+            time.sleep(chooser.random() * 0.1)
             process.send_signal(signal.SIGKILL)
         if process.wait() == 0:
             break
