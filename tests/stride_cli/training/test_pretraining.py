@@ -217,7 +217,7 @@ def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepared) -> None:
-    options = dataclasses.replace(TINY, epochs=80)
+    options = dataclasses.replace(TINY, epochs=50)
     train_model([corpus], tmp_path / "whole", options)
     program = (
         "import sys; from stride_cli.training.pretraining import *\n"
