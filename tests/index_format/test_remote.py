@@ -178,7 +178,6 @@ def test_everything_is_read_as_from_the_directory(remote, index_path, read_tree)
     here, there = Index.open(index_path), Index.open(remote)
     assert there.attributes == here.attributes and there.digest == here.digest
     assert there.group_attributes("operators") == here.group_attributes("operators")
-    assert there.group_digest("operators") == here.group_digest("operators")
     assert there.has("operators/gates") and not there.has("operators/U") and not there.has("truth")
     for document in (29, 0, 13):  # single rows before anything has been read whole
         assert there.document_id(document) == here.document_id(document)
