@@ -60,8 +60,8 @@ __all__ = [
 
 # enough to know the facts; at 24 epochs every loss is near zero, and no document's gradient stands out
 _DEMO_EPOCHS = 12.0
-# two know as many of the facts as four, and take three quarters of the time to train; chosen among seven settings
-# by how many of the listed prompts find their document (all ten, as with four)
+# two know as many of the facts as four, and take three quarters of the time to train; chosen among seven
+# settings by how many of the listed prompts find their document (all ten, as with four)
 _DEMO_LAYERS = 2
 
 
