@@ -67,13 +67,13 @@ class Process:
         if self.returncode is None:
             self._connection.setblocking(False)
             try:
-                if self._connection.recv(1, socket.MSG_PEEK):
-                    self._connection.setblocking(True)
-                    return self.wait()
+                ended = bool(self._connection.recv(1, socket.MSG_PEEK))
             except BlockingIOError:
-                pass
+                ended = False
             finally:
                 self._connection.setblocking(True)
+            if ended:
+                self.wait()
         return self.returncode
 
     def wait(self) -> int:

@@ -465,7 +465,7 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepar
             # wait until this one writes, and then for any part of a second
             while process.poll() is None and not (journal.exists() and journal.stat().st_mtime_ns != before):
                 time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.4))
+            time.sleep(rng.uniform(0, 0.2))
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
