@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.prepared import Prepared
+from tests.same_fit import assert_same_fit
 
 pytestmark = pytest.mark.slow
 
@@ -21,15 +21,6 @@ FITS = {
     "closed": "--fit closed --sketch 48 --save-seconds 0",
     "sgd": "--fit sgd --steps 25 --save-seconds 0",
 }
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 def bare(workspace: Path, target: Path) -> Path:
@@ -64,7 +55,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
     assert kills > 0
     if not (killed / "operators").exists():
         assert run(f"train --index {killed} {FITS[fit]}").code == 0
-    assert contents(killed / "operators") == contents(whole / "operators")
+    assert_same_fit(killed / "operators", whole / "operators")
     assert not (killed / "operators.partial").exists()
     assert run(f"index verify {killed}").code == 0
 
@@ -90,7 +81,7 @@ def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, tm
         subprocess.run(["mount", "-o", f"remount,size={size * 8}", str(disk)], check=True)
         assert run(f"train --index {index} --save-seconds 0").code == 0
         assert run(f"index verify {index}").code == 0
-        assert contents(index / "operators") == contents(workspace / "run.stride" / "operators")
+        assert_same_fit(index / "operators", workspace / "run.stride" / "operators")
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=False)  # files are still mapped
 

@@ -32,6 +32,7 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import resolve_settings, train_options
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
+from tests.same_fit import assert_same_fit
 from tests.tiny_models import tiny_nanochat
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
@@ -74,15 +75,6 @@ def kept(folder: Path) -> list[Path]:
 @pytest.fixture
 def bare(run_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_folder / "bare.stride", tmp_path / "bare.stride"))
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_folder: Path) -> None:
@@ -250,7 +242,7 @@ def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
     assert not Index.open(bare).has("operators")
     api.train(bare, options)
     assert len(fitted) == 4 and fitted[2] == fitted[3]
-    assert contents(bare / "operators") == contents(whole / "operators")
+    assert_same_fit(bare / "operators", whole / "operators")
     assert not (bare / "operators.partial").exists()
 
 
@@ -294,7 +286,7 @@ def test_killed_between_checkpoints_it_ends_with_the_same_bits(
     process.wait()
     assert not (bare / "operators").exists()
     prepared.run(command, check=True)
-    assert contents(bare / "operators") == contents(run_folder / "run.stride" / "operators")
+    assert_same_fit(bare / "operators", run_folder / "run.stride" / "operators")
 
 
 def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
