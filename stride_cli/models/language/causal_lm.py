@@ -9,6 +9,7 @@ wrongly.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -376,10 +377,12 @@ class CausalLM:
             )
         ends = self.end_tokens
         ids = torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        # transformers 5.24 renamed it, and warns of the old name
+        kept = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
         cache: Any = None
         generated: list[int] = []
         for _ in range(min(max_new_tokens, room)):
-            output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{kept: cache})
             last = output.logits[0, -1]
             if not bool(torch.isfinite(last).all()):
                 raise NumericalError(
@@ -390,7 +393,7 @@ class CausalLM:
             if token in ends:
                 break
             generated.append(token)
-            cache = output.past_key_values
+            cache = output[kept]
             ids = torch.tensor([[token]], dtype=torch.int64, device=self.device)
         return generated
 
