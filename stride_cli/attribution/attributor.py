@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,17 +23,11 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
+    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import Solution
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
-
-
-class SteeredModel(NamedTuple):
-    """A model with the operators that steer it."""
-
-    model: AttributableModel
-    operators: Operators
 
 
 @dataclass(frozen=True)
@@ -100,9 +94,11 @@ class Attributor:
 
     def steered(self, *, sketched: bool = False) -> Iterator[SteeredModel]:
         """Every model (or those with sketches) with its operators, loaded as it is asked for."""
+        from stride_cli.operators.steered_model import SteeredModel
+
         for number, operators in enumerate(self.operators):
             if operators.sketches is not None or not sketched:
-                yield SteeredModel(self.load(number), operators)
+                yield SteeredModel.of(self.load(number), operators)
 
     @property
     def intercept(self) -> bool:
@@ -152,12 +148,11 @@ class Attributor:
         found: list[np.ndarray] = []
         losses: list[np.ndarray] = []
         agreements: list[float] = []
-        for place, (model, operators) in enumerate(self.steered()):
+        for place, steered in enumerate(self.steered()):
             own = []
             for number, batch in enumerate(batches):
                 responses, loss, agreement = measure_batch(
-                    model,
-                    operators,
+                    steered,
                     batch,
                     method=method,
                     batch_size=self.options.batch_size,

@@ -21,18 +21,15 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-    from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.operator_space import OperatorSpace
+    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
 
-def query_gradients(
-    model: AttributableModel, spaces: Sequence[OperatorSpace], layer: int, batches: Sequence[Batch]
-) -> list[torch.Tensor]:
+def query_gradients(steered: SteeredModel, batches: Sequence[Batch]) -> list[torch.Tensor]:
     """Gate gradients of queries, one (Q, p) float32 on the CPU a space; batches are taken as they come."""
-    kept: list[list[torch.Tensor]] = [[] for _ in spaces]
+    kept: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
     for batch in batches:
-        for part, gradient in zip(kept, gate_gradients(model, spaces, layer, batch)[0], strict=True):
+        for part, gradient in zip(kept, gate_gradients(steered, batch)[0], strict=True):
             part.append(gradient.cpu())
     return [torch.cat(parts) for parts in kept]
 
@@ -54,13 +51,13 @@ def direct_scale(operators: Operators) -> float:
 
 
 def sketched_influences(
-    pairs: Iterable[tuple[AttributableModel, Operators]], batches: Sequence[Batch], n_chunks: int
+    models: Iterable[SteeredModel], batches: Sequence[Batch], n_chunks: int
 ) -> np.ndarray | None:
     """Estimates of every chunk's influence from its sketch, of each query at mean 0 and variance 1.
 
     Parameters
     ----------
-    pairs : models with their operators
+    models : with their operators
     batches : the Q queries, in order
     n_chunks : n                    chunks appended after the fit have no sketch: 0, the mean
 
@@ -69,12 +66,11 @@ def sketched_influences(
     ndarray (Q, n) float64          the mean over the models that have sketches; None where none has
     """
     total: np.ndarray | None = None
-    for model, operators in pairs:
-        if operators.sketches is None:
+    for steered in models:
+        sketches = steered.operators.sketches
+        if sketches is None:
             continue
-        spaces = [space.to(model.device) for space in operators.spaces]
-        asked = query_gradients(model, spaces, operators.layer, batches)
-        found = operators.sketches.products(asked).astype(np.float64)
+        found = sketches.products(query_gradients(steered, batches)).astype(np.float64)
         if total is None:
             total = np.zeros((len(found), n_chunks))
         total[:, : found.shape[1]] += _standardised(found)
@@ -84,7 +80,7 @@ def sketched_influences(
 
 
 def second_estimates(
-    pairs: Iterable[tuple[AttributableModel, Operators]],
+    models: Iterable[SteeredModel],
     queries: QuerySet,
     batches: Sequence[Batch],
     workspace: Workspace,
@@ -94,7 +90,7 @@ def second_estimates(
 
     Parameters
     ----------
-    pairs : models with their operators
+    models : with their operators
     queries : Q queries
     batches : the same, in order
     workspace : the n chunks, in the model's vocabulary
@@ -107,7 +103,7 @@ def second_estimates(
 
     shared = shared_pairs(queries, workspace.chunks, workspace.model.vocab_size)
     found = _standardised(shared.astype(np.float64))
-    sketched = sketched_influences(pairs, batches, workspace.n_chunks)
+    sketched = sketched_influences(models, batches, workspace.n_chunks)
     return found if sketched is None else _standardised(found + sketched)
 
 
@@ -120,7 +116,7 @@ def _standardised(values: np.ndarray) -> np.ndarray:
 
 
 def chunk_influences(
-    pairs: Iterable[tuple[AttributableModel, Operators]],
+    models: Iterable[SteeredModel],
     batches: Sequence[Batch],
     chunks: ChunkReader,
     rows: np.ndarray,
@@ -138,7 +134,7 @@ def chunk_influences(
 
     Parameters
     ----------
-    pairs : models with their operators, the index's own first
+    models : with their operators, the index's own first
     batches : the Q queries, in order
     rows : (t,) int64               distinct chunks
     responses : (Q, C K) float64    of `stack_checkpoints`
@@ -155,15 +151,13 @@ def chunk_influences(
     """
     total = np.zeros((len(responses), len(rows)))
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
-    for number, (model, operators) in enumerate(pairs):
+    for number, steered in enumerate(models):
+        operators = steered.operators
         scale = direct_scale(operators)
-        spaces = [space.to(model.device) for space in operators.spaces]
-        asked = query_gradients(model, spaces, operators.layer, batches)
+        asked = query_gradients(steered, batches)
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
         with progress("reading chunks", len(rows), unit="chunks") as bar:
-            products = gradient_products(
-                model, spaces, operators.layer, asked, chunks, rows, advance=bar.advance
-            )
+            products = gradient_products(steered, asked, chunks, rows, advance=bar.advance)
         single = scale * products.sum(axis=0)
         if number:  # the others' responses were put on the scale of the first model's
             raw = sum(

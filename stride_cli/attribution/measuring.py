@@ -11,8 +11,7 @@ from stride_cli.attribution.additive import additive_measurement
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.store import Operators
+    from stride_cli.operators.steered_model import SteeredModel
 
 
 def stack_checkpoints(responses: Sequence[np.ndarray], row_sizes: np.ndarray | None) -> np.ndarray:
@@ -56,8 +55,7 @@ def _spread(responses: np.ndarray, row_sizes: np.ndarray | None) -> np.ndarray:
 
 
 def measure_batch(
-    model: AttributableModel,
-    operators: Operators,
+    steered: SteeredModel,
     batch: Batch,
     *,
     method: str,
@@ -87,11 +85,11 @@ def measure_batch(
     from stride_cli.operators.exact_response import measure_exact, pearson
     from stride_cli.operators.linear_response import measure_linear_with_loss
 
-    responses, losses = measure_linear_with_loss(model, operators, batch)
+    responses, losses = measure_linear_with_loss(steered, batch)
     if method == "exact":
-        exact = measure_exact(model, operators, batch, batch_size=batch_size)
+        exact = measure_exact(steered, batch, batch_size=batch_size)
         return exact, losses, pearson(exact[0], responses[0])
     if check is None:
         return responses, losses, None
-    exact = measure_exact(model, operators, batch, subsets=check, batch_size=batch_size)
+    exact = measure_exact(steered, batch, subsets=check, batch_size=batch_size)
     return responses, losses, pearson(exact[0], responses[0, check])

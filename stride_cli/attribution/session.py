@@ -14,11 +14,12 @@ from stride_cli.startup import without_collection
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attribution, Attributor, SteeredModel
+    from stride_cli.attribution.attributor import Attribution, Attributor
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
+    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
@@ -170,7 +171,6 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
-        from stride_cli.attribution.attributor import SteeredModel
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.data.workspace import Workspace
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
@@ -189,7 +189,7 @@ class Session:
             designs=stored_designs(index),
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
             defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
-            checkpoints=[SteeredModel(*each) for each in open_checkpoints(index, workspace.model)],
+            checkpoints=open_checkpoints(index, workspace.model),
         )
 
     @property
@@ -204,9 +204,9 @@ class Session:
     @property
     def steered(self) -> list[SteeredModel]:
         """All models that measure, each with its operators; the index's own first."""
-        from stride_cli.attribution.attributor import SteeredModel
+        from stride_cli.operators.steered_model import SteeredModel
 
-        return [SteeredModel(self.model, self.operators), *self.checkpoints]
+        return [SteeredModel.of(self.model, self.operators), *self.checkpoints]
 
     def query(
         self,

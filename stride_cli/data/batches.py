@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,6 +113,18 @@ class ChunkReader:
             else:
                 self._scored = int(np.maximum(0, self.lengths - np.maximum(1, self.loss_start)).sum())
         return self._scored
+
+    @cached_property
+    def typical(self) -> float:
+        """Scored tokens of the mean chunk, 1 at least."""
+        return max(1.0, self.scored_tokens() / self.n_chunks)
+
+    def share(self, batch: Batch) -> torch.Tensor:
+        """How much each chunk weighs in a fit, (B, 1) float32: its scored tokens, by those of the mean chunk.
+
+        L_fid sums over a chunk's tokens: a tail of three tokens weighs three tokens, not a chunk.
+        """
+        return (batch.scored / self.typical)[:, None]
 
     def batch(self, rows: np.ndarray) -> Batch:
         """The given chunks as one batch."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
+    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
@@ -249,17 +250,18 @@ class DirectReadout:
         """
         from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
         from stride_cli.operators.options import like_own, resolve_settings
+        from stride_cli.operators.steered_model import SteeredModel
 
         self._task = workspace
-        self._parts: list[tuple[Any, Any, Any]] = []  # model, settings, spaces or operators
+        self._parts: list[tuple[Any, SteeredModel]] = []  # settings, and the model, fitted or with bases only
         options = like_own(self._options, workspace.model, workspace.index)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
-            spaces = fit_spaces(model, workspace.chunks, settings)
+            steered = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
-                self._parts.append((model, settings, spaces))
+                self._parts.append((settings, steered))
                 continue
-            gate_size = sum(space.gate_size for space in spaces)
+            gate_size = sum(space.gate_size for space in steered.spaces)
             if gate_size * workspace.n_chunks * 4 > _DIRECT_BYTES:
                 raise UsageError(
                     f"gradients of {workspace.n_chunks} chunks in {gate_size} gates do not fit in memory",
@@ -267,23 +269,22 @@ class DirectReadout:
                 )
             alone = np.arange(workspace.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
             operators = fit_closed(model, workspace.chunks, alone, workspace.n_chunks, settings)
-            self._parts.append((model, settings, operators))
+            self._parts.append((settings, SteeredModel.of(model, operators)))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`; all queries share one pass over the corpus."""
         from stride_cli.attribution.defaults import recovery_defaults
-        from stride_cli.operators.store import Operators
         from stride_cli.recovery.shrinkage import shrink
 
         total = np.zeros((len(queries), self._task.n_chunks))
-        for model, settings, fitted in self._parts:
-            if isinstance(fitted, Operators):
+        for settings, steered in self._parts:
+            if steered.fitted is not None:
                 from stride_cli.operators.linear_response import measure_linear
 
                 groups = queries.groups(_QUERY_TOKENS)
-                scores = np.concatenate([measure_linear(model, fitted, queries.batch(g)) for g in groups])
+                scores = np.concatenate([measure_linear(steered, queries.batch(g)) for g in groups])
             else:
-                scores = self._pass(model, settings, fitted, queries)
+                scores = self._pass(settings, steered, queries)
             if len(self._parts) > 1:
                 scores = scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(float).tiny)
             total += scores
@@ -293,20 +294,24 @@ class DirectReadout:
         for start in range(0, len(total), QUERY_BLOCK):
             yield total[start : start + QUERY_BLOCK].astype(np.float32)
 
-    def _pass(self, model: AttributableModel, settings: Any, spaces: list, queries: QuerySet) -> np.ndarray:
+    def _pass(self, settings: Any, steered: SteeredModel, queries: QuerySet) -> np.ndarray:
         """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
         from stride_cli.attribution.direct_readout import query_gradients
         from stride_cli.operators.closed import on_one_scale
         from stride_cli.operators.gradients import gradient_products
 
         batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
-        asked = query_gradients(model, spaces, settings.layer, batches)
+        asked = query_gradients(steered, batches)
         with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
             scores = gradient_products(
-                model, spaces, settings.layer, asked, self._task.chunks,
-                batch_tokens=settings.batch_tokens, advance=bar.advance,
-            )  # fmt: skip
-        if len(spaces) > 1 and not on_one_scale(settings):  # as `closed._equalise` does with responses
+                steered,
+                asked,
+                self._task.chunks,
+                batch_tokens=settings.batch_tokens,
+                advance=bar.advance,
+            )
+        # as `closed._equalise` does with responses
+        if len(steered.spaces) > 1 and not on_one_scale(settings):
             middle = np.median(scores, axis=2, keepdims=True)
             deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
             spread = np.median(deviation, axis=1)[:, None, None]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.losses import fidelity_loss
-from stride_cli.operators.operator_space import OperatorSpace
-from stride_cli.operators.spaces import entry_states, reads_input
-
-if TYPE_CHECKING:
-    from stride_cli.models.protocol import AttributableModel
+from stride_cli.operators.spaces import reads_input
+from stride_cli.operators.steered_model import SteeredModel
 
 _KEPT_BYTES = 512 << 20  # of states and highest logits; a larger corpus's are made anew at every visit
 _BATCH_TOKENS = 4096
@@ -49,8 +44,7 @@ class BaseStates:
 
     Parameters
     ----------
-    model : AttributableModel
-    spaces : sequence of OperatorSpace, layer : int      where steering begins
+    steered : SteeredModel      whose layer and spaces say where steering begins
     chunks : ChunkReader
     top : int           how many of the highest logits at each position are wanted (0: none)
     visits : int        how many chunks will be asked for, repetitions counted: with two a chunk or more, and
@@ -62,31 +56,22 @@ class BaseStates:
     kept : bool                whether that pass was made
     """
 
-    def __init__(
-        self,
-        model: AttributableModel,
-        spaces: Sequence[OperatorSpace],
-        layer: int,
-        chunks: ChunkReader,
-        *,
-        top: int,
-        visits: int,
-    ) -> None:
-        self._model, self._spaces, self._layer, self._chunks = model, list(spaces), layer, chunks
-        self._top = min(top, model.vocab_size)
+    def __init__(self, steered: SteeredModel, chunks: ChunkReader, *, top: int, visits: int) -> None:
+        self._steered, self._model = steered, steered.model
+        self._top = min(top, self._model.vocab_size)
         self.losses = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
         probe = self._compute(chunks.batch(np.arange(1))).hidden
         tokens = int(chunks.lengths.sum())
         each = probe.shape[-1] * probe.element_size() + self._top * (4 + 8)
         self.kept = (
-            visits >= 2 * chunks.n_chunks and tokens * each <= _KEPT_BYTES and not reads_input(self._spaces)
+            visits >= 2 * chunks.n_chunks and tokens * each <= _KEPT_BYTES and not reads_input(steered.spaces)
         )
         if not self.kept:
             return
         self._starts = np.concatenate([[0], np.cumsum(chunks.lengths)])
         self._hidden = probe.new_zeros(tokens, probe.shape[-1])
-        self._values = torch.zeros(tokens, self._top, device=model.device)
-        self._tokens = torch.zeros(tokens, self._top, dtype=torch.int64, device=model.device)
+        self._values = torch.zeros(tokens, self._top, device=self._model.device)
+        self._tokens = torch.zeros(tokens, self._top, dtype=torch.int64, device=self._model.device)
         for batch in chunks.batches(_BATCH_TOKENS):
             entered = self._compute(batch)
             final = self._final(entered)
@@ -133,14 +118,14 @@ class BaseStates:
 
     def _compute(self, batch: Batch) -> Entered:
         ids = batch.ids.to(self._model.device)
-        hidden, inputs = entry_states(self._model, self._spaces, self._layer, ids)
+        hidden, inputs = self._steered.entry_states(ids)
         inputs = None if inputs is None else inputs[:, :-1]
         return Entered(hidden, inputs, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     @torch.no_grad()
     def _final(self, entered: Entered) -> torch.Tensor:
         """What the output head reads without steering, (B, T − 1, d)."""
-        return self._model.continue_from(entered.hidden, self._layer)[:, :-1]
+        return self._model.continue_from(entered.hidden, self._steered.layer)[:, :-1]
 
     @torch.no_grad()
     def _losses_of(self, entered: Entered, final: torch.Tensor) -> np.ndarray:

@@ -19,10 +19,11 @@ import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.gradients import assemble, label_signals, signals
-from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
+from stride_cli.operators.operator_space import BasisOptions, Observation, Sample
 from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.signals import Signals
 from stride_cli.operators.spaces import reads_input, space_classes
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.n
 
 def fit_bases(
     model: AttributableModel, chunks: ChunkReader, names: Sequence[str], options: BasisOptions
-) -> list[OperatorSpace]:
-    """Spaces whose bases are the leading principal directions on a random sample of the corpus.
+) -> SteeredModel:
+    """The model with spaces whose bases are leading principal directions on a random sample of the corpus.
 
     Activations enter as LN(h), uncentred; gradients are those of labels drawn from the model, so that the
     directions are the ones in which the model's own distribution is most sensitive.
@@ -53,21 +54,19 @@ def fit_bases(
 
     Returns
     -------
-    list of OperatorSpace, in the order of ``names``
+    SteeredModel, its spaces in the order of ``names``
     """
     classes = space_classes(names)
     # 1. one pass over the sample. Probes mark the sites whose gradients are wanted, one for each site
     probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
-    watched = list(probes.values())
+    watched = SteeredModel(model, list(probes.values()), options.layer)
     moments = [Moments() for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
     sample = _sample(chunks, options.seed, model.d_model)
     for batch in chunks.batches(options.batch_tokens, sample):
         # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
         _, drawn = signals(
-            model,
             watched,
-            options.layer,
             batch,
             sampled=label_uniforms(options.seed, batch),
             with_inputs=reads_input(classes),
@@ -83,7 +82,7 @@ def fit_bases(
 
     def each_label() -> Iterator[tuple[Signals, torch.Tensor]]:
         for batch in chunks.batches(options.batch_tokens, sample):
-            yield from label_signals(model, watched, options.layer, batch)
+            yield from label_signals(watched, batch)
 
     # 2. every space makes its basis of what it has collected
     spaces = [
@@ -91,17 +90,17 @@ def fit_bases(
         for cls, own in zip(classes, moments, strict=True)
     ]
     spaces = [space.to(model.device).requires_grad_(False) for space in spaces]
+    steered = SteeredModel(model, spaces, options.layer)
     # 3. where all of them are whitened, their gates are put in one unit, that of F itself
     if options.damping is not None and all(cls.whitens for cls in classes):
-        _to_unit_curvature(model, spaces, chunks, options)
-    return spaces
+        _to_unit_curvature(steered, chunks, options)
+    return steered
 
 
-def _to_unit_curvature(
-    model: AttributableModel, spaces: Sequence[OperatorSpace], chunks: ChunkReader, options: BasisOptions
-) -> None:
+def _to_unit_curvature(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> None:
     """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is 1: of
     every layer inside the blocks by itself, and of every other space."""
+    spaces = steered.spaces
     totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
     tokens = 0.0
     sample = _sample(chunks, options.seed, 0, "curvature sample")
@@ -109,7 +108,7 @@ def _to_unit_curvature(
     for batch in (batch for part in parts for batch in chunks.batches(options.batch_tokens, part)):
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
-        _, drawn = signals(model, spaces, options.layer, batch, sampled=uniforms)
+        _, drawn = signals(steered, batch, sampled=uniforms)
         assert drawn is not None
         # rows are means over tokens, and Σ_t g_t g_tᵀ has the square of their sum as its expectation
         weight = batch.scored.double()[:, None] ** 2  # (B, 1)

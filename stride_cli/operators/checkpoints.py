@@ -24,6 +24,7 @@ from stride_cli.errors import ModelError
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.fitting import fit_operators, set_step
 from stride_cli.operators.opener import Opener
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
 
@@ -195,7 +196,7 @@ def _fit_into(
         scratch=scratch,
         save_seconds=save_seconds,
     )
-    agreement = set_step(model, operators, chunks, settings.seed)
+    agreement = set_step(SteeredModel.of(model, operators), chunks, settings.seed)
     fitted = time.perf_counter()
     arrays, attributes = operators.to_arrays()
     attributes["settings"] = asdict(settings)
@@ -230,7 +231,7 @@ def stored_designs(index: Index) -> Designs:
     return Designs.stacked([Designs.of(index, seed) for seed in (None, *seeds)])
 
 
-def open_checkpoints(index: Index, own: AttributableModel) -> list[tuple[AttributableModel, Operators]]:
+def open_checkpoints(index: Index, own: AttributableModel) -> list[SteeredModel]:
     """The further checkpoints of an index, loaded like its own model, with their operators.
 
     Raises
@@ -239,7 +240,7 @@ def open_checkpoints(index: Index, own: AttributableModel) -> list[tuple[Attribu
     IndexMismatch      its weights are not those that the operators were fitted on
     """
     return [
-        (open_stored(index, own, number), Operators.from_index(index, number))
+        SteeredModel.of(open_stored(index, own, number), Operators.from_index(index, number))
         for number in range(1, 1 + len(stored_checkpoints(index)))
     ]
 

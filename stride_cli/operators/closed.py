@@ -23,8 +23,7 @@ The diagonal gate (``residual``) has too few gates for a Kronecker product and a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ from stride_cli.operators.bases import fit_bases, label_uniforms
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
-from stride_cli.operators.operator_space import BasisOptions, OperatorSpace
+from stride_cli.operators.operator_space import BasisOptions
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.sketch_fit import fit_sketches
 from stride_cli.operators.spaces import space_classes
@@ -90,10 +89,8 @@ class ClosedSettings:
     seed: int = 0
 
 
-def fit_spaces(
-    model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings
-) -> list[OperatorSpace]:
-    """The operator spaces that these settings ask for, with bases of this model and corpus."""
+def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
+    """The model with the operator spaces that these settings ask for: bases of this model and corpus."""
     options = BasisOptions(
         layer=settings.layer,
         ranks=settings.ranks,
@@ -137,15 +134,15 @@ def fit_closed(
     NumericalError   a loss, gradient or Fisher matrix is not finite
     """
     # 1. The bases, shared by all subsets, from a sample
-    spaces = fit_spaces(model, chunks, settings)
+    steered = fit_spaces(model, chunks, settings)
     # 2. One pass over the corpus: M G, and what F is estimated from where the bases do not hold it
     sums, fisher, probes, loss = _accumulate(
-        model, spaces, chunks, columns, n_subsets, settings, scratch, save_seconds
+        steered, chunks, columns, n_subsets, settings, scratch, save_seconds
     )
-    curvature = _label_fisher(model, spaces, chunks, settings) if settings.curvature == "exact" else None
+    curvature = _label_fisher(steered, chunks, settings) if settings.curvature == "exact" else None
     if settings.trajectory:
         assert curvature is not None
-        _average_over_trajectory(model, spaces, chunks, columns, settings, sums, curvature)
+        _average_over_trajectory(steered, chunks, columns, settings, sums, curvature)
     # 3. A = (λ_stab F + γI)⁻¹ D⁻¹ M G, space by space; D holds the sizes of the subsets
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)  # (K,) |A_k|
     gates = []
@@ -172,7 +169,7 @@ def fit_closed(
     sketches = None
     if settings.sketch:
         sketches = fit_sketches(
-            SteeredModel(model, spaces, settings.layer),
+            steered,
             chunks,
             settings.sketch,
             seed=settings.seed,
@@ -181,7 +178,7 @@ def fit_closed(
             save_seconds=save_seconds,
         )
     return Operators(
-        spaces=[space.cpu() for space in spaces],
+        spaces=[space.cpu() for space in steered.spaces],
         gates=[gate.numpy() for gate in gates],
         layer=settings.layer,
         fit="closed",
@@ -192,17 +189,12 @@ def fit_closed(
     )
 
 
-def _label_fisher(
-    model: AttributableModel, spaces: Sequence[OperatorSpace], chunks: ChunkReader, settings: ClosedSettings
-) -> list[torch.Tensor]:
-    return label_fisher(
-        model, spaces, settings.layer, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed
-    )
+def _label_fisher(steered: SteeredModel, chunks: ChunkReader, settings: ClosedSettings) -> list[torch.Tensor]:
+    return label_fisher(steered, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed)
 
 
 def _average_over_trajectory(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
+    steered: SteeredModel,
     chunks: ChunkReader,
     columns: np.ndarray,
     settings: ClosedSettings,
@@ -211,17 +203,17 @@ def _average_over_trajectory(
 ) -> None:
     """Make M G and F means over the checkpoints of the training, in place: the bases are the final model's,
     so that a gate is the same direction in weights throughout."""
-    opener = Opener.like(model)
+    opener = Opener.like(steered.model)
     own = 1.0 - sum(share for _, share in settings.trajectory)
     for total in (*sums, *curvature):
         total.mul_(own)
     for path, share in settings.trajectory:
-        earlier = opener.load(path)
+        earlier = replace(steered, model=opener.load(path))
         n_subsets = len(sums[0])
-        found = _accumulate(earlier, spaces, chunks, columns, n_subsets, settings, None, 0.0)[0]
+        found = _accumulate(earlier, chunks, columns, n_subsets, settings, None, 0.0)[0]
         for total, part in zip(sums, found, strict=True):
             total.add_(part, alpha=share)
-        for total, part in zip(curvature, _label_fisher(earlier, spaces, chunks, settings), strict=True):
+        for total, part in zip(curvature, _label_fisher(earlier, chunks, settings), strict=True):
             total.add_(part, alpha=share)
 
 
@@ -271,8 +263,7 @@ def solve_gates(
 
 
 def _accumulate(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
+    steered: SteeredModel,
     chunks: ChunkReader,
     columns: np.ndarray,
     n_subsets: int,
@@ -284,6 +275,7 @@ def _accumulate(
     (none where `_equalise` has no use for them); mean loss."""
     # F is estimated from drawn labels where no basis holds it: as many rows as fit in memory, of chunks that
     # are drawn once; the first of them are probes of how far each space moves the corpus
+    spaces = steered.spaces
     sizes = [space.gate_size for space in spaces]
     dense = [settings.curvature == "fisher" or not space.whitens for space in spaces]
     limit = _FISHER_ROWS
@@ -310,7 +302,6 @@ def _accumulate(
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
         sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
     last_saved, pause = time.monotonic(), save_seconds
-    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
     total = int(chunks.lengths.sum())
     with progress("fitting operators", total, unit="tokens") as bar:
         bar.advance(sum(int(chunks.lengths[group].sum()) for group in plan[:first]))
@@ -320,12 +311,11 @@ def _accumulate(
                 wanted = slot[rows] >= 0
                 draws = any(dense) and wanted.any()
                 uniforms = label_uniforms(settings.seed, batch) if draws else None
-                true, drawn, loss = gate_gradients(model, spaces, settings.layer, batch, sampled=uniforms)
+                true, drawn, loss = gate_gradients(steered, batch, sampled=uniforms)
                 membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))  # (B, d)
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]
-                # L_fid sums over a chunk's tokens: a tail of three tokens weighs three tokens, not a chunk
-                share = (batch.scored / typical)[:, None]
+                share = chunks.share(batch)
                 for position, gradient in enumerate(true):
                     gradient = gradient.cpu()
                     weighted = gradient * share

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,14 +13,9 @@ from stride_cli.data.batches import Batch
 from stride_cli.errors import QueryError
 from stride_cli.operators.gates import gate_rows
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.spaces import entry_states, first_block, layer_space
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
-
-if TYPE_CHECKING:
-    from stride_cli.models.protocol import AttributableModel
 
 _LOGIT_BYTES = 256 << 20
 _FEW_CLASSES = 1024
@@ -31,8 +25,7 @@ _STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6,
 
 
 def measure_exact(
-    model: AttributableModel,
-    operators: Operators,
+    steered: SteeredModel,
     batch: Batch,
     *,
     subsets: np.ndarray | None = None,
@@ -48,8 +41,7 @@ def measure_exact(
 
     Parameters
     ----------
-    model : AttributableModel
-    operators : Operators        K subsets
+    steered : SteeredModel       with operators of K subsets
     batch : Batch                Q queries
     subsets : (S,) int64         measure only these; all K by default
     batch_size : int             steered continuations at once; the result does not depend on it
@@ -62,8 +54,8 @@ def measure_exact(
     ------
     QueryError                   a query has no scored token
     """
+    model, operators = steered.model, steered.operators
     chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
-    steered = SteeredModel.of(model, operators)
     central = operators.fit == "closed"
     responses = np.zeros((len(batch.ids), len(chosen)))
     with torch.no_grad(), progress("measuring", len(batch.ids) * len(chosen), unit="continuations") as bar:
@@ -104,9 +96,7 @@ def measure_exact(
     return responses
 
 
-def choose_step(
-    model: AttributableModel, operators: Operators, batch: Batch, *, seed: int
-) -> tuple[float, float]:
+def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[float, float]:
     """The largest ε at which central differences agree with the first-order response.
 
     Parameters
@@ -117,14 +107,15 @@ def choose_step(
     -------
     step : float, agreement : float      Pearson correlation over 24 random subsets at that step, worst probe
     """
+    operators = steered.operators
     chosen = np.sort(stream(seed, "step probes").permutation(operators.n_subsets)[:24])
-    linear = measure_linear(model, operators, batch)[:, chosen]
+    linear = measure_linear(steered, batch)[:, chosen]
     best = (_STEPS[-1], -1.0)
     before = operators.step
     try:
         for step in _STEPS:
             operators.step = step
-            exact = measure_exact(model, operators, batch, subsets=chosen)
+            exact = measure_exact(steered, batch, subsets=chosen)
             agreement = min(pearson(a, b) for a, b in zip(linear, exact, strict=True))
             if agreement >= _AGREEMENT:
                 return step, agreement
@@ -148,7 +139,7 @@ class Entrance:
 
     Attributes
     ----------
-    hidden : (1, T, d)          state of the sequence after the `first_block` blocks
+    hidden : (1, T, d)          state of the sequence after `SteeredModel.first_block` blocks
     inputs : (1, S, d) or None  embeddings at the scored positions, for spaces that read them
     tokens : (1, S) int64       tokens at the scored positions
     scored, targets : (S,)      positions that predict, and the tokens they should predict
@@ -169,7 +160,7 @@ class Entrance:
         cls, steered: SteeredModel, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor
     ) -> Entrance:
         """Of a sequence ids (1, T)."""
-        hidden, inputs = entry_states(steered.model, steered.spaces, steered.layer, ids)
+        hidden, inputs = steered.entry_states(ids)
         return cls(hidden, None if inputs is None else inputs[:, scored], ids[:, scored], scored, targets)
 
     def run_through(self, steered: SteeredModel) -> Entrance:
@@ -198,7 +189,7 @@ def token_losses(steered: SteeredModel, entrance: Entrance, gates: list[torch.Te
     count = 1 if gates is None else len(gates[0])
     state = hidden.expand(count, -1, -1)
     pairs = [] if gates is None else list(zip(spaces, gates, strict=True))
-    layers = None if gates is None else layer_space(spaces)
+    layers = None if gates is None else steered.layer_space
 
     def steer(number: int, read: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         assert layers is not None and gates is not None
@@ -206,7 +197,7 @@ def token_losses(steered: SteeredModel, entrance: Entrance, gates: list[torch.Te
 
     if entrance.unsteered is None:
         with model.at_layers(layers.which, hidden.shape[1], steer) if layers else nullcontext():
-            if (start := first_block(spaces, layer)) < layer:
+            if (start := steered.first_block) < layer:
                 state = model.advance(state, start, layer)
             shift = sum(space(state, gate) for space, gate in pairs if space.site == "residual")
             if not isinstance(shift, int):

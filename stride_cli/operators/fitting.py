@@ -13,6 +13,7 @@ from stride_cli.operators.gates import PackedGates
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
 
@@ -58,13 +59,14 @@ def fit_operators(
     return operators
 
 
-def set_step(model: AttributableModel, operators: Operators, chunks: ChunkReader, seed: int) -> float | None:
+def set_step(steered: SteeredModel, chunks: ChunkReader, seed: int) -> float | None:
     """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
     from stride_cli.operators.exact_response import choose_step
 
+    operators = steered.operators
     if operators.fit != "closed":
         return None
-    operators.step, agreement = choose_step(model, operators, _probe_batch(chunks, seed), seed=seed)
+    operators.step, agreement = choose_step(steered, _probe_batch(chunks, seed), seed=seed)
     return agreement
 
 

@@ -17,31 +17,22 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
-from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.signals import Signals
-from stride_cli.operators.spaces import entry_states, first_block, layer_space
+from stride_cli.operators.steered_model import SteeredModel
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.models.protocol import AttributableModel
 
 
 def gate_gradients(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
-    batch: Batch,
-    *,
-    sampled: np.ndarray | None = None,
+    steered: SteeredModel, batch: Batch, *, sampled: np.ndarray | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
     """Gate gradients ``g_i = −∂loss(z_i)/∂a |_{a=0}`` of every row, in every space.
 
     Parameters
     ----------
-    model : AttributableModel
-    spaces : sequence of OperatorSpace
-    layer : int                     where residual spaces act: after this many blocks
+    steered : SteeredModel          its spaces say which gates; fitted ones are not looked at
     batch : Batch                   B rows; a row without a scored token gets a zero gradient
     sampled : (B, T) float64, optional
         Uniform numbers in [0, 1). When given, the same gradients are also taken for labels drawn from the
@@ -58,15 +49,13 @@ def gate_gradients(
     NumericalError
         An activation or loss is not finite; names the first such row.
     """
-    true, drawn = signals(model, spaces, layer, batch, sampled=sampled)
-    gradients = assemble(spaces, true)
-    return gradients, (None if drawn is None else assemble(spaces, drawn)), true.loss
+    true, drawn = signals(steered, batch, sampled=sampled)
+    gradients = assemble(steered.spaces, true)
+    return gradients, (None if drawn is None else assemble(steered.spaces, drawn)), true.loss
 
 
 def signals(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
+    steered: SteeredModel,
     batch: Batch,
     *,
     sampled: np.ndarray | None = None,
@@ -87,6 +76,7 @@ def signals(
     with_inputs : bool           keep the first block's input although no space reads it
     with_prediction : bool       add up Σ_t p_t over scored positions
     """
+    model, spaces, layer = steered.model, steered.spaces, steered.layer
     # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens
     ids = batch.ids.to(model.device)
     scored = batch.scored.to(model.device)  # (B,)
@@ -96,13 +86,13 @@ def signals(
     # layers are in all of them), or nowhere, where only logits are shifted
     residual = any(space.site == "residual" for space in spaces)
     logit_spaces = [space for space in spaces if space.site == "logit"]
-    layers = layer_space(spaces)
+    layers = steered.layer_space
     tracked = residual or layers is not None
-    start = first_block(spaces, layer)
+    start = steered.first_block
 
     # 3. Forward: without a graph up to the first block that is steered, (B, T, d); with one from there on.
     # Of linear layers inside, what they read is kept as it is, what they give with its graph
-    begin, inputs = entry_states(model, spaces, layer, ids, with_inputs=with_inputs)
+    begin, inputs = steered.entry_states(ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
@@ -195,17 +185,15 @@ def signals(
     )
 
 
-def label_signals(
-    model: AttributableModel, spaces: Sequence[OperatorSpace], layer: int, batch: Batch
-) -> Iterator[tuple[Signals, torch.Tensor]]:
+def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals, torch.Tensor]]:
     """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64.
 
     Instead of a label drawn from p, all of them, weighted: E_{c~p}[g gᵀ] = Σ_c p_c g_c g_cᵀ exactly.
     """
-    for label in range(model.vocab_size):
+    for label in range(steered.model.vocab_size):
         ids = batch.ids.clone()
         ids[:, 1] = label
-        found, _ = signals(model, spaces, layer, Batch(batch.rows, ids, batch.weights))
+        found, _ = signals(steered, Batch(batch.rows, ids, batch.weights))
         yield found, torch.exp(-found.loss)[:, None]  # p_c = exp(−loss) of one scored token
 
 
@@ -217,9 +205,7 @@ def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tens
 
 
 def gradient_products(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
+    steered: SteeredModel,
     queries: Sequence[torch.Tensor],
     chunks: ChunkReader,
     rows: np.ndarray | None = None,
@@ -239,8 +225,8 @@ def gradient_products(
 
     Returns
     -------
-    ndarray (spaces, Q, t) float64      share_i g_x · g_i, with share_i the chunk's scored tokens by the
-                                        corpus's mean, as the fit weighs it
+    ndarray (spaces, Q, t) float64      share_i g_x · g_i, each chunk as the fit weighs it: see
+                                        `ChunkReader.share`
 
     Raises
     ------
@@ -249,13 +235,11 @@ def gradient_products(
     rows = np.arange(chunks.n_chunks) if rows is None else np.asarray(rows, np.int64)
     place = np.full(chunks.n_chunks, -1, np.int64)
     place[rows] = np.arange(len(rows))
-    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
-    tokens = batch_tokens or tokens_at_once(model, spaces, layer)
-    found = np.zeros((len(spaces), len(queries[0]), len(rows)))
+    tokens = batch_tokens or steered.tokens_at_once
+    found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
     groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
     for batch in map(chunks.batch, groups):
-        gradients = gate_gradients(model, spaces, layer, batch)[0]
-        share = (batch.scored / typical)[:, None]
+        gradients, share = gate_gradients(steered, batch)[0], chunks.share(batch)
         for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):
             products = query @ (gradient.cpu() * share).T
             found[number][:, place[batch.rows]] = products.numpy()

@@ -7,21 +7,15 @@ exact. (MNIST MLP, n = 2,000: LDS .34 with drawn labels, .41 with all.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.operators.gradients import assemble, label_signals
-from stride_cli.operators.operator_space import OperatorSpace
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import progress
 from stride_cli.randomness import stream
-
-if TYPE_CHECKING:
-    from stride_cli.models.protocol import AttributableModel
 
 MAX_GATES = 10_000  # p × p float64 is 800 MB
 _FLOATS = 1 << 25  # of gate gradients held at once
@@ -29,13 +23,7 @@ _MAX_GRADIENTS = 1 << 17  # more chunks than this over the number of classes are
 
 
 def label_fisher(
-    model: AttributableModel,
-    spaces: Sequence[OperatorSpace],
-    layer: int,
-    chunks: ChunkReader,
-    *,
-    batch_tokens: int,
-    seed: int,
+    steered: SteeredModel, chunks: ChunkReader, *, batch_tokens: int, seed: int
 ) -> list[torch.Tensor]:
     """``F = mean_i Σ_c p_c(z_i) g_ic g_icᵀ`` of every space, g_ic the gate gradient of label c.
 
@@ -44,9 +32,7 @@ def label_fisher(
 
     Parameters
     ----------
-    model : a classifier, in which each chunk is (input, label) and the label is not read
-    spaces : sequence of OperatorSpace
-    layer : int
+    steered : a classifier, in which each chunk is (input, label) and the label is not read
     chunks : ChunkReader
     batch_tokens : int
     seed : int             draws the chunks, where all would take too long
@@ -60,6 +46,7 @@ def label_fisher(
     UsageError             chunks of more than one label, or a space of more than MAX_GATES gates
     NumericalError         F is not finite
     """
+    spaces = steered.spaces
     whole = [space for space in spaces if not space.diagonal_fisher]
     largest = max((space.gate_size for space in whole), default=0)
     if largest > MAX_GATES:
@@ -69,7 +56,7 @@ def label_fisher(
         )
     if not (chunks.lengths == 2).all():
         raise UsageError("--curvature exact is for classifiers", fix="use --curvature kronecker or fisher")
-    count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // model.vocab_size))
+    count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // steered.model.vocab_size))
     rows = np.sort(stream(seed, "label fisher").permutation(chunks.n_chunks)[:count])
     found = [
         torch.zeros((space.gate_size,) * (2 if space in whole else 1), dtype=torch.float64)
@@ -78,7 +65,7 @@ def label_fisher(
     at_once = max(1, _FLOATS // max(1, sum(space.gate_size for space in whole)))
     with progress("Fisher matrix", count, unit="chunks") as bar:
         for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
-            for seen, probability in label_signals(model, spaces, layer, batch):
+            for seen, probability in label_signals(steered, batch):
                 gradients = iter(assemble(whole, seen))
                 for total, space in zip(found, spaces, strict=True):
                     if space.diagonal_fisher:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from stride_cli.data.batches import Batch
-from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.store import Operators
-
-if TYPE_CHECKING:
-    from stride_cli.models.protocol import AttributableModel
+from stride_cli.operators.steered_model import SteeredModel
 
 
-def measure_linear(model: AttributableModel, operators: Operators, batch: Batch) -> np.ndarray:
+def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
     """Loss change that steering towards each subset causes, to first order in the gates.
 
         y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
@@ -26,29 +20,25 @@ def measure_linear(model: AttributableModel, operators: Operators, batch: Batch)
 
     Parameters
     ----------
-    model : AttributableModel
-    operators : Operators      K subsets
+    steered : SteeredModel     with operators of K subsets
     batch : Batch              Q queries
 
     Returns
     -------
     ndarray (Q, K) float64     mean nats per scored token; positive where subset k lowers the loss on q
     """
-    return measure_linear_with_loss(model, operators, batch)[0]
+    return measure_linear_with_loss(steered, batch)[0]
 
 
-def measure_linear_with_loss(
-    model: AttributableModel, operators: Operators, batch: Batch
-) -> tuple[np.ndarray, np.ndarray]:
+def measure_linear_with_loss(steered: SteeredModel, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
-    spaces = [space.to(model.device) for space in operators.spaces]
-    tokens = tokens_at_once(model, spaces, operators.layer)
-    rows = max(1, tokens // batch.ids.shape[1])
-    gradients: list[list[np.ndarray]] = [[] for _ in spaces]
+    operators = steered.operators
+    rows = max(1, steered.tokens_at_once // batch.ids.shape[1])
+    gradients: list[list[np.ndarray]] = [[] for _ in steered.spaces]
     losses: list[np.ndarray] = []
     for start in range(0, len(batch.ids), rows):
         part = batch.take(slice(start, start + rows))
-        found, _, loss = gate_gradients(model, spaces, operators.layer, part)
+        found, _, loss = gate_gradients(steered, part)
         for kept, gradient in zip(gradients, found, strict=True):
             kept.append(gradient.cpu().numpy())
         losses.append(loss.cpu().numpy())

@@ -20,6 +20,7 @@ from stride_cli.operators.losses import fidelity_loss, linearity_residual, stabi
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import initial_space, space_classes
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -128,6 +129,7 @@ def fit_sgd(
         ).to(model.device)
         for kind in space_classes(settings.spaces)
     ]
+    steered = SteeredModel(model, spaces, settings.layer)
     gates = [
         torch.zeros(n_subsets, space.gate_size, device=model.device, requires_grad=True) for space in spaces
     ]
@@ -139,9 +141,7 @@ def fit_sgd(
     curves = {name: np.zeros(settings.steps) for name in CURVES}
     each = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch) + 1
     base = BaseStates(
-        model,
-        spaces,
-        settings.layer,
+        steered,
         chunks,
         top=0 if settings.variant == "norm" else settings.top,
         visits=settings.steps * each,
@@ -168,7 +168,7 @@ def fit_sgd(
             draw = _draw(step, row_offsets, row_members, chunks.n_chunks, settings)
             muon.zero_grad(set_to_none=True)
             adamw.zero_grad(set_to_none=True)
-            values = _step_losses(model, spaces, gates, chunks, draw, sketches, base, settings)
+            values = _step_losses(steered, gates, chunks, draw, sketches, base, settings)
             if not np.isfinite(values["loss"]):
                 raise NumericalError(
                     f"the operator loss at step {step} is {values['loss']} (expected a finite number)",
@@ -253,8 +253,7 @@ def _sketch(
 
 
 def _step_losses(
-    model: AttributableModel,
-    spaces: list[OperatorSpace],
+    steered: SteeredModel,
     gates: list[torch.Tensor],
     chunks: ChunkReader,
     draw: _Draw,
@@ -263,7 +262,7 @@ def _step_losses(
     settings: SgdSettings,
 ) -> dict[str, float]:
     """Accumulate one iteration's gradient, micro-batch by micro-batch; returns the loss and its parts."""
-    device = model.device
+    model, device = steered.model, steered.model.device
     values = dict.fromkeys(CURVES, 0.0)
 
     def run(rows: np.ndarray, owners: np.ndarray, part: Callable[..., torch.Tensor]) -> None:
@@ -282,7 +281,7 @@ def _step_losses(
 
     def fidelity(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
         entered = base.enter(piece)
-        losses = _losses(model, spaces, settings.layer, entered, gate) / settings.fidelity_batch
+        losses = _losses(steered, entered, gate) / settings.fidelity_batch
         values["fidelity"] += float(losses.detach().sum())
         before = float(base.losses_of(piece, entered).sum()) / settings.fidelity_batch
         values["gain"] += before - float(losses.detach().sum())
@@ -290,13 +289,13 @@ def _step_losses(
 
     def stability(piece: Batch, gate: list[torch.Tensor], where: slice) -> torch.Tensor:
         entered = base.enter(piece)
-        final, logit, shift = _steer(model, spaces, settings.layer, entered, gate)
-        top, steered = None, shift
+        final, logit, shift = _steer(steered, entered, gate)
+        top, moved = None, shift
         if settings.variant != "norm":
             top, tokens = base.highest(piece, entered)
-            steered = model.uncapped_logits(final, tokens).float()
-            steered = model.soft_cap(sum((moved.gather(-1, tokens) for moved in logit), steered))
-        losses = stability_loss(settings.variant, top, steered, shift, entered.weights)
+            moved = model.uncapped_logits(final, tokens).float()
+            moved = model.soft_cap(sum((added.gather(-1, tokens) for added in logit), moved))
+        losses = stability_loss(settings.variant, top, moved, shift, entered.weights)
         losses = losses / settings.stability_batch
         values["stability"] += float(losses.detach().sum())
         return settings.stability * losses.sum()
@@ -316,7 +315,7 @@ def _step_losses(
 
         def respond(start: int) -> torch.Tensor:
             gate = [value[owners[start : start + size]] for value in gates]
-            return before - _losses(model, spaces, settings.layer, probe.repeated(len(gate[0])), gate)
+            return before - _losses(steered, probe.repeated(len(gate[0])), gate)
 
         # L_LDS couples the subsets: its gradient 2 QᵀQ y in y, then backward through each response. Graphs
         # that do not fit together in memory are built a second time.
@@ -337,37 +336,28 @@ def _step_losses(
     return {name: value / (1 if name == "linearity" else count) for name, value in values.items()}
 
 
-def _losses(
-    model: AttributableModel,
-    spaces: list[OperatorSpace],
-    layer: int,
-    entered: Entered,
-    gates: list[torch.Tensor],
-) -> torch.Tensor:
+def _losses(steered: SteeredModel, entered: Entered, gates: list[torch.Tensor]) -> torch.Tensor:
     """Loss (B,) of each row under its operator."""
-    final, logit, _ = _steer(model, spaces, layer, entered, gates)
+    model = steered.model
+    final, logit, _ = _steer(steered, entered, gates)
     if not logit:  # nothing acts behind the head: its logits need not be held
         losses = model.token_losses(final, entered.targets)
     else:
-        steered = model.soft_cap(sum(logit, model.uncapped_logits(final).float()))
-        flat = F.cross_entropy(steered.flatten(0, 1), entered.targets.flatten(), reduction="none")
+        logits = model.soft_cap(sum(logit, model.uncapped_logits(final).float()))
+        flat = F.cross_entropy(logits.flatten(0, 1), entered.targets.flatten(), reduction="none")
         losses = flat.reshape(entered.targets.shape)
     return fidelity_loss(losses, entered.weights)
 
 
 def _steer(
-    model: AttributableModel,
-    spaces: list[OperatorSpace],
-    layer: int,
-    entered: Entered,
-    gates: list[torch.Tensor],
+    steered: SteeredModel, entered: Entered, gates: list[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
     """Steered input of the head (B, T − 1, d), what is added to the logits, and the first shift of all."""
     hidden = entered.hidden
-    pairs = list(zip(spaces, gates, strict=True))
+    pairs = list(zip(steered.spaces, gates, strict=True))
     shifts = [space(hidden, gate) for space, gate in pairs if space.site == "residual"]
     state = hidden if not shifts else hidden + sum(shifts[1:], shifts[0]).to(hidden.dtype)
-    final = model.continue_from(state, layer)[:, :-1]
+    final = steered.model.continue_from(state, steered.layer)[:, :-1]
     logit = [
         space(space.reads(final, entered.inputs, entered.tokens), gate)
         for space, gate in pairs

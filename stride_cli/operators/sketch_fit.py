@@ -60,15 +60,13 @@ def fit_sketches(
     ------
     NumericalError      a loss is not finite
     """
-    # h, and chunks' gradients as the fit weighs them: share_i = scored tokens over the corpus's mean
     folding = Folding([space.gate_size for space in steered.spaces], seed)
-    typical = max(1.0, chunks.scored_tokens() / chunks.n_chunks)
 
     def folded(group: np.ndarray) -> torch.Tensor:
+        # h(share_i g_i), (B, 8192): chunks' gradients as the fit weighs them
         parts = []
         for batch in map(chunks.batch, chunks.small_groups(group)):
-            gradients = gate_gradients(steered.model, steered.spaces, steered.layer, batch)[0]
-            parts.append(folding(gradients) * (batch.scored / typical)[:, None])
+            parts.append(folding(gate_gradients(steered, batch)[0]) * chunks.share(batch))
         return torch.cat(parts)
 
     saved = scratch / "sketches.pt" if scratch is not None else None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,9 +21,6 @@ import torch
 from stride_cli.corpus.gate_budget import FOLDED
 from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.randomness import stream
-
-if TYPE_CHECKING:
-    pass
 
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1, -1).astype(np.float32)
 

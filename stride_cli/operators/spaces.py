@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from stride_cli.corpus.gate_budget import logit_gates
 from stride_cli.errors import UsageError
-from stride_cli.operators.layer_spaces import LayerMatrixSpace, LinearMatrixSpace, MlpMatrixSpace
+from stride_cli.operators.layer_spaces import LinearMatrixSpace, MlpMatrixSpace
 from stride_cli.operators.logit_spaces import HeadMatrixSpace, LogitSpace, TokenLogitSpace
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.pair_space import PairLogitSpace
@@ -92,35 +92,6 @@ def space_classes(names: Iterable[str]) -> list[type[OperatorSpace]]:
 def acts_at_layer(text: str) -> bool:
     """Whether a sum of spaces acts at a layer of one's choice."""
     return any(cls.site == "residual" for cls in space_classes(parse_space(text)))
-
-
-def first_block(spaces: Iterable[OperatorSpace], layer: int) -> int:
-    """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
-    return 0 if layer_space(spaces) else layer
-
-
-def layer_space(spaces: Iterable[OperatorSpace]) -> LayerMatrixSpace | None:
-    """The one of the spaces that acts at linear layers inside the blocks, if there is one."""
-    return next((cast("LayerMatrixSpace", space) for space in spaces if space.site == "layers"), None)
-
-
-def entry_states(
-    model: AttributableModel,
-    spaces: Iterable[OperatorSpace],
-    layer: int,
-    ids: torch.Tensor,
-    *,
-    with_inputs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a steered continuation starts from: the residual stream (B, T, d) after the `first_block` blocks,
-    and the input of the first block, where a space reads it (or `with_inputs`). Without gradients."""
-    spaces = list(spaces)
-    start = first_block(spaces, layer)
-    with torch.no_grad():
-        hidden = model.hidden(ids, start)
-        if not (with_inputs or reads_input(spaces)):
-            return hidden, None
-        return hidden, hidden.detach() if start == 0 else model.hidden(ids, 0)
 
 
 def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:

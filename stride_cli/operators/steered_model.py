@@ -1,21 +1,26 @@
-"""A model with the spaces that it is steered in."""
+"""A model with the spaces that it is steered in and, once these have gates, its operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import torch
+
+from stride_cli.operators.budget import tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
+from stride_cli.operators.spaces import reads_input
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.layer_spaces import LayerMatrixSpace
     from stride_cli.operators.store import Operators
 
 
 @dataclass(frozen=True)
 class SteeredModel:
-    """A frozen model, and where and by what bases it is steered.
+    """A frozen model, and where and by what it is steered.
 
     It stands here and not with what attributes by it, because fits and measurements need it too.
 
@@ -24,13 +29,52 @@ class SteeredModel:
     model : AttributableModel
     spaces : sequence of OperatorSpace      on the model's device
     layer : int                             residual spaces act after this many blocks
+    fitted : Operators or None              gates of K subsets in these spaces; None while they are fitted
     """
 
     model: AttributableModel
     spaces: Sequence[OperatorSpace]
     layer: int
+    fitted: Operators | None = None
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
         """By fitted operators, whose bases go to the model's device."""
-        return cls(model, [space.to(model.device) for space in operators.spaces], operators.layer)
+        spaces = [space.to(model.device) for space in operators.spaces]
+        return cls(model, spaces, operators.layer, operators)
+
+    @property
+    def operators(self) -> Operators:
+        """The fitted operators; only asked of a model that has some."""
+        assert self.fitted is not None
+        return self.fitted
+
+    @property
+    def layer_space(self) -> LayerMatrixSpace | None:
+        """The one of the spaces that acts at linear layers inside the blocks, if there is one."""
+        return next(
+            (cast("LayerMatrixSpace", space) for space in self.spaces if space.site == "layers"), None
+        )
+
+    @property
+    def first_block(self) -> int:
+        """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
+        return 0 if self.layer_space else self.layer
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Padded tokens of a batch whose gate gradients are taken."""
+        return tokens_at_once(self.model, self.spaces, self.layer)
+
+    def entry_states(
+        self, ids: torch.Tensor, *, with_inputs: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What a steered continuation starts from: the residual stream (B, T, d) after the `first_block`
+        blocks, and the input of the first block, where a space reads it (or `with_inputs`). Without
+        gradients."""
+        start = self.first_block
+        with torch.no_grad():
+            hidden = self.model.hidden(ids, start)
+            if not (with_inputs or reads_input(self.spaces)):
+                return hidden, None
+            return hidden, hidden.detach() if start == 0 else self.model.hidden(ids, 0)

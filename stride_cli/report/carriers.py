@@ -15,21 +15,17 @@ import numpy as np
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
-    from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.store import Operators
+    from stride_cli.operators.steered_model import SteeredModel
 
 _REPLACEMENT = "\ufffd"
 
 
-def token_influence(
-    model: AttributableModel, operators: Operators, responses: np.ndarray, batch: Batch
-) -> list[np.ndarray]:
+def token_influence(steered: SteeredModel, responses: np.ndarray, batch: Batch) -> list[np.ndarray]:
     """How much every token of some chunks has in common with a query, as far as the operators can tell.
 
     Parameters
     ----------
-    model : AttributableModel
-    operators : Operators      K subsets
+    steered : SteeredModel     with operators of K subsets
     responses : (K,) float64   the query's, as measured
     batch : Batch              the chunks
 
@@ -42,15 +38,14 @@ def token_influence(
 
     from stride_cli.operators.exact_response import Entrance, token_losses
     from stride_cli.operators.gates import combined_gates, mean_square_length
-    from stride_cli.operators.steered_model import SteeredModel
 
+    model, operators = steered.model, steered.operators
     centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
     direction = [combined_gates(gate, centred) for gate in operators.gates]
     length = np.sqrt(sum(float(part @ part) for part in direction))
     usual = np.sqrt(sum(mean_square_length(gate) for gate in operators.gates))
     # as far as exact measurement goes: small enough for differences to be first order
     step = float(operators.step) * usual / length if length > 0 else 0.0
-    steered = SteeredModel.of(model, operators)
     both_ways = [
         torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device) for part in direction
     ]

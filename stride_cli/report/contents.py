@@ -208,7 +208,7 @@ def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:
     for start in range(0, len(hits), _TOGETHER):
         group = hits[start : start + _TOGETHER]
         batch = reader.batch(np.array([hit.chunk for hit in group]))
-        found = token_influence(session.model, session.operators, own, batch)
+        found = token_influence(session.steered[0], own, batch)
         for hit, record, values in zip(group, records[start:], found, strict=False):
             shown.append(_carried(session, answer, hit, record, values))
     return tuple(shown)

@@ -44,6 +44,7 @@ from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fitting import set_step
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, note
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
@@ -84,7 +85,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     settings = resolve_settings(ClosedOptions(), task.model, task.index)
     operators = fit_closed(task.model, task.chunks, columns_of(truth.masks), 1 + truth.n_subsets, settings)
     operators.gates = [gates[: truth.n_subsets] for gates in operators.gates]
-    set_step(task.model, operators, task.chunks, settings.seed)
+    set_step(SteeredModel.of(task.model, operators), task.chunks, settings.seed)
     measured = measured_response(truth.losses)
     resampler = Resampler(measured, seed=task.index.seed)
     responses = {}

@@ -121,24 +121,24 @@ def readouts(
     task: Any, queries: Any, settings: Any
 ) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray | None], int]:
     """Direct readout (Q, n), second estimates by kind and bits, and p."""
-    spaces = fit_spaces(task.model, task.chunks, settings)
+    steered = fit_spaces(task.model, task.chunks, settings)
     batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS)]
-    asked = query_gradients(task.model, spaces, settings.layer, batches)
+    asked = query_gradients(steered, batches)
     tokens = settings.batch_tokens
-    products = gradient_products(task.model, spaces, settings.layer, asked, task.chunks, batch_tokens=tokens)
+    products = gradient_products(steered, asked, task.chunks, batch_tokens=tokens)
     pairs = second_estimates([], queries, batches, task)
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for bits in BITS:
-        steered = SteeredModel(task.model, spaces, settings.layer)
         sketches = fit_sketches(steered, task.chunks, bits, seed=settings.seed, batch_tokens=tokens)
         seen = np.ones(task.n_chunks, np.uint8)
-        kept = Operators(spaces, [], settings.layer, "closed", seen, sketches=sketches)
-        found = sketched_influences([(task.model, kept)], batches, task.n_chunks)
+        kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, sketches=sketches)
+        sketched = SteeredModel.of(task.model, kept)
+        found = sketched_influences([sketched], batches, task.n_chunks)
         assert found is not None
         seconds["sketches", bits] = found
-        both = second_estimates([(task.model, kept)], queries, batches, task)
+        both = second_estimates([sketched], queries, batches, task)
         seconds["pairs and sketches", bits] = both
-    return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in spaces)
+    return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in steered.spaces)
 
 
 def columns_of(task: Any, n_subsets: int, degree: int, design: str) -> np.ndarray:

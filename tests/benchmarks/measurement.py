@@ -27,7 +27,6 @@ from stride_cli.operators.exact_response import measure_exact, pearson
 from stride_cli.operators.gates import PackedGates, gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.spaces import first_block
 from stride_cli.output import emit
 from tests.benchmarks._machine import interleave, machine
 
@@ -61,12 +60,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     about = machine("torch", "transformers", "numpy")
     batches = list(queries.batches(1))
+    steered = session.steered[0]
     exact, seconds = [], []
     for batch in batches:
         began = time.process_time()
-        exact.append(measure_exact(model, operators, batch, batch_size=given.batch_size)[0])
+        exact.append(measure_exact(steered, batch, batch_size=given.batch_size)[0])
         seconds.append(time.process_time() - began)
-    linear = [measure_linear(model, operators, batch)[0] for batch in batches]
+    linear = [measure_linear(steered, batch)[0] for batch in batches]
     yield _agreement(session, exact, linear) | size | about
     yield _cost_of_linear(session, batches[0], given.repeats) | size | about
     work = [_flops(session, batch) for batch in batches]
@@ -115,7 +115,7 @@ def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarra
 
 
 def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any]:
-    model, operators = session.model, session.operators
+    model, operators, steered = session.model, session.operators, session.steered[0]
     vectors = [np.ones((1, gate.shape[1]), np.float32) for gate in operators.gates]
     stored = [_words(gate.values if isinstance(gate, PackedGates) else gate) for gate in operators.gates]
 
@@ -125,8 +125,8 @@ def _cost_of_linear(session: Session, batch: Any, repeats: int) -> dict[str, Any
 
     tasks = {
         "forward": forward,
-        "linear": lambda: measure_linear(model, operators, batch),
-        "gradient": lambda: gate_gradients(model, operators.spaces, operators.layer, batch),
+        "linear": lambda: measure_linear(steered, batch),
+        "gradient": lambda: gate_gradients(steered, batch),
         "product": lambda: [
             gate_responses(gate, vector) for gate, vector in zip(operators.gates, vectors, strict=True)
         ],
@@ -164,7 +164,7 @@ def _flops(session: Session, batch: Any) -> float:
         basis = sum(p.numel() for p in space.parameters())
         flops += 2 * positions * (basis + space.gate_size)
     if any(space.site != "logit" for space in operators.spaces):
-        above = model.blocks[first_block(operators.spaces, operators.layer) :]
+        above = model.blocks[session.steered[0].first_block :]
         flops += 2 * length * sum(p.numel() for p in above.parameters())
         flops += 4 * length * length * model.d_model * len(above)
         flops += 2 * heads * model.d_model * model.vocab_size

@@ -340,7 +340,7 @@ def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
     chunks = ChunkReader(session.index)
     chosen = np.linspace(0, session.index.n_chunks - 1, 4).astype(np.int64)
     rows = [
-        measure_linear_with_loss(session.model, session.operators, chunks.batch(np.array([chunk])))[0][0]
+        measure_linear_with_loss(session.steered[0], chunks.batch(np.array([chunk])))[0][0]
         for chunk in chosen
     ]
     stored = session.index.array("design/columns")

@@ -95,7 +95,7 @@ def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> No
     assert answer.measured is not None and np.corrcoef(answer.responses, answer.measured)[0, 1] > 0.9
     reader = ChunkReader(session.index)
     batch = reader.batch(np.arange(session.index.n_chunks))
-    found = token_influence(session.model, session.operators, answer.responses, batch)
+    found = token_influence(session.steered[0], answer.responses, batch)
     sums = np.array([values.sum() for values in found])
     weights = np.zeros(session.index.n_chunks)
     weights[answer.solution.indices] = answer.solution.values
@@ -104,8 +104,7 @@ def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> No
     # to first order the steered difference is the inner product of gate gradients
     from stride_cli.operators.gradients import gate_gradients
 
-    spaces = session.operators.spaces
-    gradients, _, _ = gate_gradients(session.model, spaces, session.operators.layer, batch)
+    gradients, _, _ = gate_gradients(session.steered[0], batch)
     centred = answer.responses - answer.responses.mean()
     linear = sum(
         gradient.numpy() @ (centred @ gates)

@@ -17,6 +17,7 @@ from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.designs import Designs
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.recovery.refinement import candidates
 
 K, DEGREE = 12, 3
@@ -44,11 +45,10 @@ def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_querie
     task, queries = task_and_queries
     design, operators = fitted(task, 1, **options)
     batch = queries.batch(range(len(queries)))
-    responses = measure_linear(task.model, operators, batch)
+    steered = SteeredModel.of(task.model, operators)
+    responses = measure_linear(steered, batch)
     rows = np.arange(task.n_chunks)
-    found = chunk_influences(
-        [(task.model, operators)], [batch], task.chunks, rows, responses, design.row_sizes
-    )
+    found = chunk_influences([steered], [batch], task.chunks, rows, responses, design.row_sizes)
     expected = additive_measurement(responses, design.row_sizes)
     np.testing.assert_allclose(
         found @ matrix(design, task.n_chunks).T, expected, atol=2e-5 * np.abs(expected).max()
@@ -56,7 +56,7 @@ def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_querie
     assert np.abs(found.mean(axis=1)).max() < 1e-5 * np.abs(found).max()
     some = np.array([7, 2, 11])
     part = chunk_influences(
-        [(task.model, operators)], [batch], task.chunks, some, responses, design.row_sizes, intercept=False
+        [steered], [batch], task.chunks, some, responses, design.row_sizes, intercept=False
     )
     shift = found[:, some] - part  # without an intercept no mean is taken off: the same for all chunks
     np.testing.assert_allclose(shift, shift[:, :1].repeat(3, 1), atol=1e-5 * np.abs(found).max())
@@ -68,18 +68,16 @@ def test_models_are_put_on_the_scale_of_the_first(task_and_queries) -> None:
     loud = replace(second, gates=[5.0 * gate for gate in second.gates], direct_scale=5.0)
     batch = queries.batch(range(len(queries)))
     sizes = np.stack([one.row_sizes, two.row_sizes])
-    raw = [measure_linear(task.model, operators, batch) for operators in (first, loud)]
+    models = [SteeredModel.of(task.model, operators) for operators in (first, loud)]
+    raw = [measure_linear(steered, batch) for steered in models]
     stacked = stack_checkpoints(raw, sizes)
     rows = np.arange(task.n_chunks)
-    found = chunk_influences(
-        [(task.model, first), (task.model, loud)], [batch], task.chunks, rows, stacked, sizes
-    )
+    found = chunk_influences(models, [batch], task.chunks, rows, stacked, sizes)
     each = []
     for number, (design, operators) in enumerate(((one, first), (two, second))):
         y = additive_measurement(stacked[:, number * K : (number + 1) * K], design.row_sizes)
-        own = chunk_influences(
-            [(task.model, operators)], [batch], task.chunks, rows, raw[0], design.row_sizes
-        )
+        steered = SteeredModel.of(task.model, operators)
+        own = chunk_influences([steered], [batch], task.chunks, rows, raw[0], design.row_sizes)
         own -= own.mean(axis=1, keepdims=True)
         predicted = own @ matrix(design, task.n_chunks).T
         each.append(own * (y.std(axis=1) / predicted.std(axis=1))[:, None])

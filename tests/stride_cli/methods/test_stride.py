@@ -52,15 +52,15 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     )
     options = ClosedOptions(space="residual-matrix", rank=6, curvature="fisher")
     settings = resolve_settings(options, task.model, task.index)
-    spaces = fit_spaces(task.model, task.chunks, settings)
+    steered = fit_spaces(task.model, task.chunks, settings)
     rows, gradients = [], []
     for chunk in range(task.n_chunks):
         batch = task.chunks.batch(np.asarray([chunk]))
         uniforms = label_uniforms(settings.seed, batch)
-        true, drawn, _ = gate_gradients(task.model, spaces, settings.layer, batch, sampled=uniforms)
+        true, drawn, _ = gate_gradients(steered, batch, sampled=uniforms)
         rows.append(drawn[0][0] * batch.scored[0].sqrt())
         gradients.append(true[0][0] * batch.scored[0] * task.n_chunks / task.chunks.scored_tokens())
-    asked = gate_gradients(task.model, spaces, settings.layer, queries.batch(range(len(queries))))[0][0]
+    asked = gate_gradients(steered, queries.batch(range(len(queries))))[0][0]
     solved = solve_gates(torch.stack(gradients), torch.stack(rows), damping=settings.damping)
     expected = (asked @ solved.T).numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-3 * np.abs(expected).max())

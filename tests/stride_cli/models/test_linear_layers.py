@@ -16,6 +16,7 @@ from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LinearMatrixSpace, layer_widths
 from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 
 Maker = Callable[..., Any]
@@ -47,8 +48,8 @@ def test_first_order_and_steered_responses_agree(name: str, make_model: Maker) -
     operators = Operators(
         [space.requires_grad_(False)], [gates], 2, "closed", np.ones(1, np.uint8), step=3e-3
     )
-    linear = measure_linear(model, operators, a_batch())
-    exact = measure_exact(model, operators, a_batch())
+    steered = SteeredModel.of(model, operators)
+    linear, exact = measure_linear(steered, a_batch()), measure_exact(steered, a_batch())
     np.testing.assert_allclose(exact, linear, rtol=0.05, atol=0.02 * np.abs(linear).max())
 
 
@@ -92,7 +93,7 @@ def test_layers_whose_output_is_unused_or_that_do_not_run(make_model: Maker) -> 
     layers = [names[layer] for layer in model.linear_layers("all")]
     assert not any("idle" in name for name in layers) and sum("spare" in name for name in layers) == 3
     space = a_space(model)
-    (gradient,), _, _ = gate_gradients(model, [space], 2, a_batch())
+    (gradient,), _, _ = gate_gradients(SteeredModel(model, [space], 2), a_batch())
     sizes = [6] * len(layers)
     for name, part in zip(layers, gradient.split(sizes, dim=1), strict=True):
         assert bool((part == 0).all()) == ("spare" in name)

@@ -30,6 +30,7 @@ from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import resolve_settings, train_options
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
@@ -99,7 +100,9 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
         matrix[np.asarray(design.columns).T.astype(int), np.arange(n_chunks)] = 1
         np.testing.assert_array_equal(matrix.sum(1), design.row_sizes)
         rows.append(matrix)
-        y = additive_measurement(measure_linear(model, alone, query.batch())[0], matrix.sum(1))
+        y = additive_measurement(
+            measure_linear(SteeredModel.of(model, alone), query.batch())[0], matrix.sum(1)
+        )
         parts.append(y * (parts[0].std() / y.std() if parts else 1))
     expected = np.concatenate(parts)
     assert len({matrix.tobytes() for matrix in rows}) == 3
@@ -167,7 +170,7 @@ def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
     assert len(shown.responses.measured) == 3 * 40
     # what carries the influence is read off the index's own model
     chunk = ChunkReader(session.index).batch(np.asarray([answer.supporters[0].chunk]))
-    found = token_influence(session.model, session.operators, answer.responses[:40], chunk)
+    found = token_influence(session.steered[0], answer.responses[:40], chunk)
     assert np.isfinite(found[0]).all() and np.abs(found[0]).max() > 0
 
 
@@ -457,5 +460,5 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
     answer = session.query(str(held_out))
     assert np.isfinite(answer.responses).all() and len(session.steered) == 2
     fresh = register(session.model, images[:1], labels[:1])  # an input that only this process has
-    rows = [model.predict(fresh.batch([0]).ids) for model, _ in session.steered]
+    rows = [steered.model.predict(fresh.batch([0]).ids) for steered in session.steered]
     assert rows[0].shape == rows[1].shape and not np.allclose(rows[0].cpu(), rows[1].cpu())

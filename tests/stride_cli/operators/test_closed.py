@@ -24,6 +24,7 @@ from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.pair_space import PairLogitSpace, token_pairs
 from stride_cli.operators.residual_spaces import ResidualSpace
 from stride_cli.operators.spaces import SPACES
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 
 K, DEGREE = 12, 3
@@ -108,7 +109,7 @@ def test_the_pass_equals_a_plain_loop(model, chunks: ChunkReader, columns: np.nd
     for chunk in range(chunks.n_chunks):
         batch = chunks.batch(np.asarray([chunk]))
         true, drawn, _ = gate_gradients(
-            model, operators.spaces, 2, batch, sampled=label_uniforms(chosen.seed, batch)
+            SteeredModel(model, operators.spaces, 2), batch, sampled=label_uniforms(chosen.seed, batch)
         )
         gradients.append(true[0][0] * batch.scored[0] * chunks.n_chunks / chunks.scored_tokens())
         rows.append(drawn[0][0] * batch.scored[0].sqrt())
@@ -137,9 +138,7 @@ def test_the_kronecker_form_solves_with_the_product_of_second_moments(
     for chunk in range(chunks.n_chunks):
         batch = chunks.batch(np.asarray([chunk]))
         true, drawn = signals(
-            model,
-            [ResidualSpace(torch.zeros(1, 24), torch.zeros(24, 1))],
-            layer,
+            SteeredModel(model, [ResidualSpace(torch.zeros(1, 24), torch.zeros(24, 1))], layer),
             batch,
             sampled=label_uniforms(chosen.seed, batch),
             with_inputs=True,
@@ -205,7 +204,7 @@ def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunk
     random = np.random.default_rng(0)
     copies = chunks.batch(np.full(2000, chunk))
     uniforms = random.random(tuple(copies.ids.shape))
-    _, drawn, _ = gate_gradients(model, [space], 2, copies, sampled=uniforms)
+    _, drawn, _ = gate_gradients(SteeredModel(model, [space], 2), copies, sampled=uniforms)
     squares = ((drawn[0] @ direction[0]) * copies.scored.sqrt()).numpy() ** 2
     error = squares.std() / 2000**0.5
     assert error < 0.05 * curvature
@@ -218,7 +217,7 @@ def test_spaces_of_a_sum_are_put_on_one_scale(model, chunks: ChunkReader, column
     operators = fit_closed(model, chunks, columns, K, chosen)
     spreads = []
     for space, gates in zip(operators.spaces, operators.gates, strict=True):
-        (gradient,), _, _ = gate_gradients(model, [space], 2, chunks.batch(np.arange(40)))
+        (gradient,), _, _ = gate_gradients(SteeredModel(model, [space], 2), chunks.batch(np.arange(40)))
         responses = torch.from_numpy(gates) @ gradient.T
         deviation = (responses - responses.median(0).values).abs().median(0).values
         spreads.append(float(deviation.median()))
@@ -237,15 +236,15 @@ def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, co
 @pytest.mark.parametrize("names", ["residual-matrix+logit", "linear-matrix+token-logit"])
 def test_whitened_bases_have_a_fisher_matrix_of_mean_eigenvalue_one(model, chunks, names: str) -> None:
     """Of every layer and logit space, under labels that were drawn for neither the bases nor their scale."""
-    spaces = closed.fit_spaces(model, chunks, settings_for(names))
+    steered = closed.fit_spaces(model, chunks, settings_for(names))
     batch = chunks.batch(np.arange(chunks.n_chunks))
     generator = np.random.default_rng(8)
     draws = []
     for _ in range(12):
-        _, drawn, _ = gate_gradients(model, spaces, 2, batch, sampled=generator.random(batch.ids.shape))
+        _, drawn, _ = gate_gradients(steered, batch, sampled=generator.random(batch.ids.shape))
         assert drawn is not None
-        squares = [gradient[:, part].square().mean(1) for s, gradient in zip(spaces, drawn, strict=True)
-                   for part in s.parts()]  # fmt: skip
+        pairs = zip(steered.spaces, drawn, strict=True)
+        squares = [gradient[:, part].square().mean(1) for s, gradient in pairs for part in s.parts()]
         draws.append(torch.stack([(s * batch.scored**2).sum() / batch.scored.sum() for s in squares]))
     found = torch.stack(draws)
     assert found.shape[1] == (2 if names.startswith("residual") else 6 * model.n_layers + 1)

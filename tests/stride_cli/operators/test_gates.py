@@ -17,6 +17,7 @@ from stride_cli.operators.gates import (
     gate_rows,
     mean_square_length,
 )
+from stride_cli.operators.steered_model import SteeredModel
 
 K = 40
 
@@ -86,6 +87,6 @@ def test_rounding_hardly_moves_what_subsets_measure(
     assert sum(g.nbytes for g in packed.gates) < 0.27 * sum(g.nbytes for g in operators.gates)
     batch = chunks.batch(np.arange(6))
     for measure in (measure_linear, measure_exact):
-        before, after = measure(model, operators, batch), measure(model, packed, batch)
+        before, after = (measure(SteeredModel.of(model, each), batch) for each in (operators, packed))
         assert (np.abs(after - before).max(axis=1) < 0.08 * before.std(axis=1)).all()
         assert (np.sqrt(np.square(after - before).mean(axis=1)) < 0.02 * before.std(axis=1)).all()

@@ -13,6 +13,7 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_widths
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.spaces import SPACES, initial_space
+from stride_cli.operators.steered_model import SteeredModel
 
 NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
 LAYER = 2
@@ -76,7 +77,7 @@ def test_gate_gradient_matches_finite_differences(
 ) -> None:
     space = make_space(model, name, buckets)
     batch = chunks.batch(np.arange(3))
-    (gradient,), _, _ = gate_gradients(model, [space], LAYER, batch)
+    (gradient,), _, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):
         direction = torch.randn(3, space.gate_size, generator=generator)
@@ -97,7 +98,7 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(
 ) -> None:
     space = make_space(model, name)
     batch = chunks.batch(np.arange(4))
-    (gradient,), _, loss = gate_gradients(model, [space], LAYER, batch)
+    (gradient,), _, loss = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     gates = torch.zeros(4, space.gate_size, requires_grad=True)
     losses = steered_loss(model, space, batch, gates)
     losses.sum().backward()
@@ -110,12 +111,12 @@ def test_pairs_are_looked_up_in_parts_of_any_size(
 ) -> None:
     space = make_space(model, "pair-logit")
     batch = chunks.batch(np.arange(4))
-    (whole,), _, _ = gate_gradients(model, [space], LAYER, batch)
+    (whole,), _, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     gates = torch.randn(4, space.gate_size, generator=torch.Generator().manual_seed(1))
     shift = space(batch.ids, gates)
     for entries in (1, 37, 1000):
         monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
-        (parts,), _, _ = gate_gradients(model, [space], LAYER, batch)
+        (parts,), _, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
         torch.testing.assert_close(parts, whole)
         torch.testing.assert_close(space(batch.ids, gates), shift)
     row, position = 2, 1
@@ -130,16 +131,15 @@ def test_pairs_are_looked_up_in_parts_of_any_size(
 @pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
 def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other: str) -> None:
     spaces = [make_space(model, name) for name in NAMES if name != other]
+    steered = SteeredModel(model, spaces, LAYER)
     together, drawn, _ = gate_gradients(
-        model,
-        spaces,
-        LAYER,
+        steered,
         chunks.batch(np.arange(6)),
         sampled=label_uniforms(0, chunks.batch(np.arange(6))),
     )
     for row in range(6):
         batch = chunks.batch(np.asarray([row]))
-        alone, alone_drawn, _ = gate_gradients(model, spaces, LAYER, batch, sampled=label_uniforms(0, batch))
+        alone, alone_drawn, _ = gate_gradients(steered, batch, sampled=label_uniforms(0, batch))
         for position in range(len(spaces)):
             torch.testing.assert_close(alone[position][0], together[position][row], rtol=1e-4, atol=1e-6)
             torch.testing.assert_close(alone_drawn[position][0], drawn[position][row], rtol=1e-4, atol=1e-6)
@@ -151,7 +151,7 @@ def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReade
     draws = 1000
     batch = chunks.batch(np.zeros(draws, dtype=np.int64))
     uniforms = np.random.default_rng(0).random(tuple(batch.ids.shape))
-    _, drawn, _ = gate_gradients(model, [space], LAYER, batch, sampled=uniforms)
+    _, drawn, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch, sampled=uniforms)
     z = drawn[0].mean(0) / (drawn[0].std(0) / draws**0.5)
     assert float(z.abs().mean()) < 1.0  # |z| of a standard normal has mean 0.80
     assert float(z.abs().max()) < 4.5
@@ -161,7 +161,7 @@ def test_a_row_without_scored_tokens_has_no_gradient(model, chunks: ChunkReader)
     batch = chunks.batch(np.arange(2))
     batch.weights[1] = 0
     spaces = [make_space(model, name) for name in NAMES if name != "mlp-matrix"]
-    gradients, _, loss = gate_gradients(model, spaces, LAYER, batch)
+    gradients, _, loss = gate_gradients(SteeredModel(model, spaces, LAYER), batch)
     assert all(float(gradient[1].abs().max()) == 0 for gradient in gradients)
     assert all(float(gradient[0].abs().max()) > 0 for gradient in gradients)
     assert float(loss[1]) == 0
@@ -174,13 +174,13 @@ def test_activations_that_are_not_finite_are_named(fresh_model, chunks: ChunkRea
     with torch.no_grad():
         broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
     with pytest.raises(NumericalError, match="row 7 is not finite"):
-        gate_gradients(broken, [make_space(broken, "residual")], LAYER, batch)
+        gate_gradients(SteeredModel(broken, [make_space(broken, "residual")], LAYER), batch)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_single_tokens_has_no_gradient(model, name: str) -> None:
     batch = pad_batch(np.arange(2), [np.asarray([5]), np.asarray([7])], [np.zeros(1), np.zeros(1)])
-    (gradient,), _, loss = gate_gradients(model, [make_space(model, name)], LAYER, batch)
+    (gradient,), _, loss = gate_gradients(SteeredModel(model, [make_space(model, name)], LAYER), batch)
     assert not gradient.any() and not loss.any()
 
 
@@ -199,8 +199,8 @@ def test_gradients_survive_a_model_that_is_sure(fresh_model, name: str) -> None:
     answer = int(logits[0, -1].argmax())
     batch = pad_batch(np.zeros(1, int), [np.asarray([*prompt, answer])], [np.asarray([0] * 5 + [1])])
     space = make_space(model, name)
-    (found,), _, loss = gate_gradients(model, [space], LAYER, batch)
-    (wanted,), _, _ = gate_gradients(precise, [space], LAYER, batch)
+    (found,), _, loss = gate_gradients(SteeredModel(model, [space], LAYER), batch)
+    (wanted,), _, _ = gate_gradients(SteeredModel(precise, [space], LAYER), batch)
     probability = logits[0, -1].double().softmax(-1)
     true = float(probability.sum() - probability[answer])
     assert 0 < true < 1e-6
@@ -216,7 +216,7 @@ def test_logit_spaces_of_a_model_without_a_soft_cap(fresh_model, chunks: ChunkRe
     model.model.config.final_logit_softcapping = None
     space = make_space(model, name)
     batch = chunks.batch(np.arange(4))
-    (gradient,), _, loss = gate_gradients(model, [space], LAYER, batch)
+    (gradient,), _, loss = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     gates = torch.zeros(4, space.gate_size, requires_grad=True)
     final = model.continue_from(model.hidden(batch.ids, LAYER), LAYER)
     shift = space(space.reads(final, model.hidden(batch.ids, 0), batch.ids), gates)

@@ -20,6 +20,7 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import BasisOptions, OperatorSpace, Sample, layer_norm
 from stride_cli.operators.options import resolve_settings
 from stride_cli.operators.spaces import SPACES
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.randomness import torch_seed
 
@@ -79,7 +80,7 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
     session = api.Session.open(index_path, device="cpu", dtype="fp32")
     model, chunks = session.model, ChunkReader(index)
     settings = resolve_settings(api.ClosedOptions(space="random-projection"), model, index)
-    (space,) = fit_spaces(model, chunks, settings)
+    (space,) = fit_spaces(model, chunks, settings).spaces
     torch.testing.assert_close(space.P, operators.spaces[0].P)
 
     def gradient(ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,7 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
         beginning, end = document["text"][:40], document["text"][40:120]
         query = api.as_query(model, beginning, response=end)
         answer = session.query(query)
-        responses = measure_linear(model, operators, query.batch())[0]
+        responses = measure_linear(SteeredModel.of(model, operators), query.batch())[0]
         np.testing.assert_allclose(
             answer.responses, responses, rtol=1e-4, atol=1e-6 * np.abs(responses).max()
         )

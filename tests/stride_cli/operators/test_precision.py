@@ -10,6 +10,7 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact, pearson
 from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.steered_model import SteeredModel
 
 K = 12
 SETTINGS = ClosedSettings(
@@ -26,14 +27,14 @@ def columns() -> np.ndarray:
 @pytest.fixture(scope="module")
 def reference(model, chunks: ChunkReader, columns: np.ndarray) -> np.ndarray:
     operators = fit_closed(model, chunks, columns, K, SETTINGS)
-    return measure_linear(model, operators, chunks.batch(np.arange(6)))
+    return measure_linear(SteeredModel.of(model, operators), chunks.batch(np.arange(6)))
 
 
 def test_bf16_gives_the_same_responses(fresh_model, chunks: ChunkReader, columns, reference) -> None:
     half = fresh_model()
     half.model.to(torch.bfloat16)
     operators = fit_closed(half, chunks, columns, K, SETTINGS)
-    found = measure_linear(half, operators, chunks.batch(np.arange(6)))
+    found = measure_linear(SteeredModel.of(half, operators), chunks.batch(np.arange(6)))
     assert found.dtype == np.float64
     assert np.mean([pearson(a, b) for a, b in zip(found, reference, strict=True)]) > 0.97
 
@@ -45,8 +46,9 @@ def test_cuda_and_cpu_agree(fresh_model, chunks: ChunkReader, columns, reference
     moved.model.to("cuda")
     operators = fit_closed(moved, chunks, columns, K, SETTINGS)
     batch = chunks.batch(np.arange(6))
-    found = measure_linear(moved, operators, batch)
+    steered = SteeredModel.of(moved, operators)
+    found = measure_linear(steered, batch)
     assert min(pearson(a, b) for a, b in zip(found, reference, strict=True)) > 0.999
     operators.step = 1e-2
-    exact = measure_exact(moved, operators, batch)
+    exact = measure_exact(steered, batch)
     assert min(pearson(a, b) for a, b in zip(exact, reference, strict=True)) > 0.99

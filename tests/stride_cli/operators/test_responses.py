@@ -10,18 +10,20 @@ from stride_cli.attribution.additive import additive_measurement
 from stride_cli.data.batches import pad_batch
 from stride_cli.errors import QueryError
 from stride_cli.operators import linear_response as linear
+from stride_cli.operators import steered_model
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import choose_step, measure_exact, pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 
 K = 12
 
 
-def random_operators(
+def randomly_steered(
     model, names=("residual", "residual-matrix", "logit"), *, fit="sgd", scale=0.1
-) -> Operators:
+) -> SteeredModel:
     spaces = [
         initial_space(n, d_model=model.d_model, vocab_size=model.vocab_size, rank=4, n_buckets=32, seed=1)
         for n in names
@@ -29,21 +31,22 @@ def random_operators(
     random = np.random.default_rng(0)
     gates = [(scale * random.standard_normal((K, space.gate_size))).astype(np.float32) for space in spaces]
     spaces = [space.requires_grad_(False) for space in spaces]
-    return Operators(spaces=spaces, gates=gates, layer=2, fit=fit, seen=np.ones(40, dtype=np.uint8))
+    seen = np.ones(40, dtype=np.uint8)
+    return SteeredModel.of(model, Operators(spaces=spaces, gates=gates, layer=2, fit=fit, seen=seen))
 
 
 def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
-    operators = random_operators(model)
+    steered = randomly_steered(model)
     batch = chunks.batch(np.arange(3))
-    found = measure_exact(model, operators, batch)
+    found = measure_exact(steered, batch)
     for row in range(3):
         for subset in range(K):
             hidden = model.hidden(batch.ids, 2)[row : row + 1]
-            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in operators.gates]
-            state = hidden + operators.spaces[0](hidden, gates[0]) + operators.spaces[1](hidden, gates[1])
+            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in steered.operators.gates]
+            state = hidden + steered.spaces[0](hidden, gates[0]) + steered.spaces[1](hidden, gates[1])
             final = model.continue_from(state, 2)
-            steered = model.head(final) + operators.spaces[2](final, gates[2])
-            both = [model.logits(model.continue_from(hidden, 2)), 15 * torch.tanh(steered / 15)]  # soft cap
+            logits = model.head(final) + steered.spaces[2](final, gates[2])
+            both = [model.logits(model.continue_from(hidden, 2)), 15 * torch.tanh(logits / 15)]  # soft cap
             weights = batch.weights[row, 1:]
             losses = [
                 -(
@@ -58,7 +61,7 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
 
 @pytest.mark.parametrize("fit", ["sgd", "closed"])
 def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, monkeypatch, fit: str) -> None:
-    operators = random_operators(model, ("logit", "token-logit"), fit=fit)
+    steered = randomly_steered(model, ("logit", "token-logit"), fit=fit)
     batch = chunks.batch(np.arange(3))
     runs = {"hidden": 0, "continue_from": 0, "uncapped_logits": 0}
     for name in runs:
@@ -69,7 +72,7 @@ def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, m
             return plain(*args)
 
         monkeypatch.setattr(model, name, counted)
-    found = measure_exact(model, operators, batch, batch_size=4)
+    found = measure_exact(steered, batch, batch_size=4)
     assert runs == {"hidden": 2 * 3, "continue_from": 3, "uncapped_logits": 3}  # state, embeddings
     monkeypatch.undo()
     for row in range(3):
@@ -78,17 +81,17 @@ def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, m
         weights = batch.weights[row, 1:].double()
 
         def loss(gates, final=final, inputs=inputs, weights=weights, row=row):
-            shifts = operators.spaces[0](final, gates[0]) + operators.spaces[1](inputs, gates[1])
+            shifts = steered.spaces[0](final, gates[0]) + steered.spaces[1](inputs, gates[1])
             logits = 15 * torch.tanh((model.head(final) + shifts) / 15)
             chosen = logits[0, :-1].double().log_softmax(-1)
             return float(-(chosen.gather(-1, batch.ids[row, 1:, None])[:, 0] * weights).sum() / weights.sum())
 
         for subset in range(K):
-            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in operators.gates]
+            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in steered.operators.gates]
             still = [0 * gate for gate in gates]
             expected = loss(still) - loss(gates)
             if fit == "closed":
-                step = operators.step
+                step = steered.operators.step
                 moved = [loss([sign * step * gate for gate in gates]) for sign in (-1, 1)]
                 expected = (moved[0] - moved[1]) / (2 * step)
             assert found[row, subset] == pytest.approx(expected, rel=1e-3, abs=2e-6)
@@ -96,7 +99,7 @@ def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, m
 
 def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
     """Blocks below the layer run once; those above once a batch of subsets; the head at scored positions."""
-    operators = random_operators(model)
+    steered = randomly_steered(model)
     batch = chunks.batch(np.arange(2))
     seen: dict[str, list[int]] = {"hidden": [], "continue_from": [], "uncapped_logits": []}
     for name in seen:
@@ -107,7 +110,7 @@ def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
             return plain(values, *args)
 
         monkeypatch.setattr(model, name, counted)
-    measure_exact(model, operators, batch, batch_size=4)
+    measure_exact(steered, batch, batch_size=4)
     assert len(seen["hidden"]) == 2
     assert len(seen["continue_from"]) == 2 * (1 + K // 4)  # one unsteered
     scored = [int(count) for count in batch.scored]
@@ -125,65 +128,62 @@ def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks,
     )
     operators = fit_closed(model, chunks, columns.astype(np.uint16), K, settings)
     batch = chunks.batch(np.arange(4))
-    operators.step, agreement = choose_step(model, operators, batch, seed=0)
+    steered = SteeredModel.of(model, operators)
+    operators.step, agreement = choose_step(steered, batch, seed=0)
     assert agreement > 0.999
-    linear, exact = measure_linear(model, operators, batch), measure_exact(model, operators, batch)
+    linear, exact = measure_linear(steered, batch), measure_exact(steered, batch)
     for a, b in zip(linear, exact, strict=True):
         assert pearson(a, b) > 0.999
         assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
 
 
 def test_zero_gates_change_nothing(model, chunks) -> None:
-    operators = random_operators(model, scale=0.0)
-    assert np.abs(measure_exact(model, operators, chunks.batch(np.arange(2)))).max() < 1e-6
+    steered = randomly_steered(model, scale=0.0)
+    assert np.abs(measure_exact(steered, chunks.batch(np.arange(2)))).max() < 1e-6
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 def test_y_does_not_depend_on_the_batch_size(model, chunks, batch_size: int) -> None:
-    operators = random_operators(model)
+    steered = randomly_steered(model)
     batch = chunks.batch(np.arange(2))
-    reference = measure_exact(model, operators, batch, batch_size=8)
-    found = measure_exact(model, operators, batch, batch_size=batch_size)
+    reference = measure_exact(steered, batch, batch_size=8)
+    found = measure_exact(steered, batch, batch_size=batch_size)
     np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-6)
 
 
 def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
-    operators = random_operators(model, ("residual-matrix", "logit"), fit="closed")
+    steered = randomly_steered(model, ("residual-matrix", "logit"), fit="closed")
     batch = chunks.batch(np.arange(5))
-    whole = measure_linear(model, operators, batch)
+    whole = measure_linear(steered, batch)
     rows = []
     plain = linear.gate_gradients
 
     def counted(*given):
-        rows.append(len(given[3].ids))
+        rows.append(len(given[1].ids))
         return plain(*given)
 
     monkeypatch.setattr(linear, "gate_gradients", counted)
-    monkeypatch.setattr(linear, "tokens_at_once", lambda *given: 2 * batch.ids.shape[1] + 1)
-    np.testing.assert_allclose(measure_linear(model, operators, batch), whole, rtol=1e-5, atol=1e-9)
+    monkeypatch.setattr(steered_model, "tokens_at_once", lambda *given: 2 * batch.ids.shape[1] + 1)
+    np.testing.assert_allclose(measure_linear(steered, batch), whole, rtol=1e-5, atol=1e-9)
     assert rows == [2, 2, 1]
 
 
 def test_padding_and_other_queries_do_not_matter(model, chunks) -> None:
-    operators = random_operators(model)
-    together = measure_exact(model, operators, chunks.batch(np.arange(4)))
-    linear = measure_linear(model, operators, chunks.batch(np.arange(4)))
+    steered = randomly_steered(model)
+    together = measure_exact(steered, chunks.batch(np.arange(4)))
+    linear = measure_linear(steered, chunks.batch(np.arange(4)))
     for row in range(4):
         batch = chunks.batch(np.asarray([row]))
-        np.testing.assert_allclose(
-            measure_exact(model, operators, batch)[0], together[row], rtol=1e-4, atol=1e-6
-        )
-        np.testing.assert_allclose(
-            measure_linear(model, operators, batch)[0], linear[row], rtol=1e-4, atol=1e-6
-        )
+        np.testing.assert_allclose(measure_exact(steered, batch)[0], together[row], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(measure_linear(steered, batch)[0], linear[row], rtol=1e-4, atol=1e-6)
 
 
 def test_chosen_subsets_are_columns_of_the_whole(model, chunks) -> None:
-    operators = random_operators(model)
+    steered = randomly_steered(model)
     batch = chunks.batch(np.arange(2))
     chosen = np.asarray([7, 2, 11])
-    found = measure_exact(model, operators, batch, subsets=chosen)
-    np.testing.assert_allclose(found, measure_exact(model, operators, batch)[:, chosen], rtol=1e-4, atol=1e-6)
+    found = measure_exact(steered, batch, subsets=chosen)
+    np.testing.assert_allclose(found, measure_exact(steered, batch)[:, chosen], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -199,17 +199,18 @@ def test_central_differences_agree_with_the_first_order_response(model, chunks, 
     )
     longest = np.argsort(-chunks.lengths)  # a chunk of two tokens may have none that is scored
     batch = chunks.batch(longest[:2])
-    operators.step, agreement = choose_step(model, operators, batch, seed=0)
+    steered = SteeredModel.of(model, operators)
+    operators.step, agreement = choose_step(steered, batch, seed=0)
     assert agreement >= 0.999
     other = chunks.batch(longest[2:5])
-    exact, linear = measure_exact(model, operators, other), measure_linear(model, operators, other)
+    exact, linear = measure_exact(steered, other), measure_linear(steered, other)
     assert min(pearson(a, b) for a, b in zip(exact, linear, strict=True)) > 0.99
 
 
 def test_a_query_without_scored_tokens_is_refused(model) -> None:
     batch = pad_batch(np.asarray([3]), [np.asarray([1, 2, 3])], [np.zeros(3)])
     with pytest.raises(QueryError, match="query 3 has no scored token"):
-        measure_exact(model, random_operators(model), batch)
+        measure_exact(randomly_steered(model), batch)
 
 
 def test_additive_measurement_makes_means_into_sums() -> None:

@@ -16,6 +16,7 @@ from stride_cli.operators import sgd
 from stride_cli.operators.base_states import BaseStates
 from stride_cli.operators.losses import fidelity_loss, linearity_residual, stability_loss
 from stride_cli.operators.sgd import CURVES, SgdSettings, fit_sgd
+from stride_cli.operators.steered_model import SteeredModel
 
 K = 10
 SETTINGS = SgdSettings(
@@ -95,9 +96,10 @@ def test_one_step_has_the_gradient_of_the_written_out_objective(
     sketches = sgd._sketch(*rows, chunks.n_chunks, settings)
     start = torch.randn(K, 6, generator=torch.Generator().manual_seed(0)) * 0.3
     gates = start.clone().requires_grad_(True)
-    base = BaseStates(model, [space], 2, chunks, top=20, visits=visits)
+    steered = SteeredModel(model, [space], 2)
+    base = BaseStates(steered, chunks, top=20, visits=visits)
     assert base.kept == (visits > 0)
-    values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, base, settings)
+    values = sgd._step_losses(steered, [gates], chunks, draw, sketches, base, settings)
     if not base.kept:
         assert set(np.flatnonzero(~np.isnan(base.losses))) == {*draw.fidelity.reshape(-1), draw.probe}
     expected = start.clone().requires_grad_(True)
@@ -146,8 +148,9 @@ def test_graphs_that_do_not_fit_at_once_give_the_same_gradient(
         monkeypatch.setattr(sgd, "_LOGIT_BYTES", limit)
         space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=0)
         gates = (torch.ones(K, 6) * 0.3).requires_grad_(True)
-        base = BaseStates(model, [space], 2, chunks, top=20, visits=0)
-        values = sgd._step_losses(model, [space], [gates], chunks, draw, sketches, base, settings)
+        steered = SteeredModel(model, [space], 2)
+        base = BaseStates(steered, chunks, top=20, visits=0)
+        values = sgd._step_losses(steered, [gates], chunks, draw, sketches, base, settings)
         found.append((gates.grad, values))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-7)
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5, abs=1e-6)

@@ -111,11 +111,12 @@ def test_what_is_kept_is_signs_and_their_mean_size(bits: int, count: int, seed: 
 
 def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fitted, asked) -> None:
     """Nearly as many bits as chunks: correlated with what the chunks' own gradients say."""
-    responses = measure_linear(model, fitted, asked)
+    steered = SteeredModel.of(model, fitted)
+    responses = measure_linear(steered, asked)
     sizes = np.bincount(columns.reshape(-1), minlength=K)
     rows = np.arange(chunks.n_chunks)
-    exact = chunk_influences([(model, fitted)], [asked], chunks, rows, responses, sizes)
-    found = sketched_influences([(model, fitted)], [asked], chunks.n_chunks)
+    exact = chunk_influences([steered], [asked], chunks, rows, responses, sizes)
+    found = sketched_influences([steered], [asked], chunks.n_chunks)
     assert found is not None
     for a, b in zip(exact, found, strict=True):
         assert np.corrcoef(a, b)[0, 1] > 0.3
@@ -125,10 +126,11 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
 
 
 def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted, asked) -> None:
-    bare = replace(fitted, sketches=None)
-    assert sketched_influences([(model, bare)], [asked], 40) is None
-    one = sketched_influences([(model, fitted)], [asked], 43)
-    mixed = sketched_influences([(model, fitted), (model, bare), (model, fitted)], [asked], 43)
+    steered = SteeredModel.of(model, fitted)
+    bare = SteeredModel.of(model, replace(fitted, sketches=None))
+    assert sketched_influences([bare], [asked], 40) is None
+    one = sketched_influences([steered], [asked], 43)
+    mixed = sketched_influences([steered, bare, steered], [asked], 43)
     assert one is not None and mixed is not None
     assert not one[:, 40:].any() and one[:, :40].any()
     np.testing.assert_allclose(mixed, one, atol=1e-9)
@@ -140,11 +142,12 @@ def test_shared_pairs_say_what_to_read_and_sketches_too(model, chunks, fitted, a
     queries = QuerySet(ids, weights, [str(row) for row in rows])
 
     def estimates(operators: Operators) -> np.ndarray:
-        return second_estimates([(model, operators)], queries, [asked], Workspace(None, model, chunks, 0))
+        steered = SteeredModel.of(model, operators)
+        return second_estimates([steered], queries, [asked], Workspace(None, model, chunks, 0))
 
     pairs, both = estimates(replace(fitted, sketches=None)), estimates(fitted)
     counted = shared_pairs(queries, chunks, model.vocab_size)
-    sketched = sketched_influences([(model, fitted)], [asked], chunks.n_chunks)
+    sketched = sketched_influences([SteeredModel.of(model, fitted)], [asked], chunks.n_chunks)
     for number, row in enumerate(rows):
         assert np.corrcoef(pairs[number], counted[number])[0, 1] == pytest.approx(1.0)
         assert np.corrcoef(both[number], pairs[number] + sketched[number])[0, 1] == pytest.approx(1.0)
@@ -228,7 +231,7 @@ def test_a_chunk_is_sketched_by_its_length_as_the_fit_weighs_it(model, chunks: C
     z = []
     for row in range(chunks.n_chunks):
         batch = chunks.batch(np.array([row]))
-        gradients = gate_gradients(model, fitted.spaces, fitted.layer, batch)[0]
+        gradients = gate_gradients(SteeredModel.of(model, fitted), batch)[0]
         z.append(folding(gradients).numpy()[0] @ directions.T * float(batch.scored[0]) / typical)
     codes, step = encode(np.stack(z))
     np.testing.assert_allclose(sketches.step, step, rtol=1e-3)

@@ -21,6 +21,7 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.sgd import SgdSettings, fit_sgd
 from stride_cli.operators.spaces import initial_space
+from stride_cli.operators.steered_model import SteeredModel
 
 CLASSES = ["a", "b", "c"]
 N = 24
@@ -98,7 +99,7 @@ def test_gate_gradients_equal_finite_differences(name: str, shape: tuple[int, ..
         width = model.hidden(batch.ids, layer).shape[-1] if space_name != "logit" else model.d_model
         space = initial_space(space_name, d_model=width, vocab_size=3, rank=4, n_buckets=99, seed=3)
         space.requires_grad_(False)
-        (gradient,), _, losses = gate_gradients(model, [space], layer, batch)
+        (gradient,), _, losses = gate_gradients(SteeredModel(model, [space], layer), batch)
 
         def loss(gates: torch.Tensor, layer: int = layer, space=space) -> torch.Tensor:  # type: ignore[no-untyped-def]
             hidden = model.hidden(batch.ids, layer)
@@ -136,8 +137,8 @@ def test_linear_response_equals_exact_central_differences(
     operators = fit_closed(model, chunks, columns, 8, settings)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)
     queries = queries_of_rows(model, np.arange(N, N + 6)).batch(np.arange(6))
-    linear = measure_linear(model, operators, queries)  # type: ignore[arg-type]
-    exact = measure_exact(model, operators, queries)  # type: ignore[arg-type]
+    steered = SteeredModel.of(model, operators)  # type: ignore[arg-type]
+    linear, exact = measure_linear(steered, queries), measure_exact(steered, queries)
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())
 
 
@@ -147,7 +148,7 @@ def test_the_exact_fisher_matrix_is_the_gauss_newton_matrix(name: str, shape: tu
     chunks = reader(model)
     space = initial_space("logit", d_model=model.d_model, vocab_size=3, rank=4, n_buckets=9, seed=0)
     space.requires_grad_(False)
-    (found,) = label_fisher(model, [space], 0, chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
+    (found,) = label_fisher(SteeredModel(model, [space], 0), chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
     batch = chunks.batch(np.arange(N))
     final = model.continue_from(model.hidden(batch.ids, 0), 0)
     features = (layer_norm(final)[:, 0] @ space.B.T).double()
@@ -161,12 +162,12 @@ def test_the_exact_fisher_matrix_has_limits() -> None:
     model = make("mlp", (5,))
     large = initial_space("residual-matrix", d_model=101, vocab_size=3, rank=101, n_buckets=9, seed=0)
     with pytest.raises(UsageError, match="10,201 gates is too large"):
-        label_fisher(model, [large], 0, reader(model), batch_tokens=16, seed=0)  # type: ignore[arg-type]
+        label_fisher(SteeredModel(model, [large], 0), reader(model), batch_tokens=16, seed=0)  # type: ignore[arg-type]
     chunks = reader(model)
     chunks.lengths = chunks.lengths + 1
     space = initial_space("logit", d_model=8, vocab_size=3, rank=4, n_buckets=9, seed=0)
     with pytest.raises(UsageError, match="for classifiers"):
-        label_fisher(model, [space], 0, chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
+        label_fisher(SteeredModel(model, [space], 0), chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
 
 
 def test_raw_inputs_can_be_steered_too() -> None:

@@ -24,6 +24,7 @@ from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 from tests.stride_cli.models.classifier.test_classifier_model import N, make, reader
 
@@ -52,9 +53,10 @@ def weight_gradients(model, batch) -> list[tuple[torch.Tensor, torch.Tensor, tor
 def test_gates_are_changes_of_the_weights() -> None:
     model = make("mlp", (5,))
     chunks = reader(model)
-    head, inside = fit_spaces(model, chunks, SETTINGS)  # type: ignore[arg-type]
+    steered = fit_spaces(model, chunks, SETTINGS)  # type: ignore[arg-type]
+    head, inside = steered.spaces
     batch = chunks.batch(np.arange(6))
-    (of_head, of_inside), _, _ = gate_gradients(model, [head, inside], 1, batch)  # type: ignore[arg-type]
+    (of_head, of_inside), _, _ = gate_gradients(steered, batch)
     V, U = inside.bases(0)  # type: ignore[attr-defined]
     for row, (hidden, weight, bias) in enumerate(weight_gradients(model, batch)):
         expected = -torch.cat([weight, bias[:, None]], dim=1).float() @ head.B.T  # type: ignore[operator]
@@ -68,19 +70,19 @@ def test_gates_are_changes_of_the_weights() -> None:
 def test_the_diagonal_inside_the_blocks_is_that_of_all_labels() -> None:
     model = make("mlp", (5,))
     chunks = reader(model)
-    spaces = fit_spaces(model, chunks, SETTINGS)  # type: ignore[arg-type]
-    full, diagonal = label_fisher(model, spaces, 1, chunks, batch_tokens=7, seed=0)  # type: ignore[arg-type]
+    steered = fit_spaces(model, chunks, SETTINGS)  # type: ignore[arg-type]
+    full, diagonal = label_fisher(steered, chunks, batch_tokens=7, seed=0)
     assert full.shape == (27, 27) and diagonal.shape == (40,)
     batch = chunks.batch(np.arange(N))
     p = model.predict(batch.ids).double().softmax(-1)
     expected = torch.zeros(40, dtype=torch.float64)
     for label in range(3):
         batch.ids[:, 1] = label
-        gradient = gate_gradients(model, spaces, 1, batch)[0][1]  # type: ignore[arg-type]
+        gradient = gate_gradients(steered, batch)[0][1]
         expected += (p[:, label, None] * gradient.double().square()).mean(0)
     torch.testing.assert_close(diagonal, expected, rtol=1e-3, atol=1e-9)
     # eigenvectors: A and S are diagonal in the bases
-    V, _ = spaces[1].bases(0)  # type: ignore[attr-defined]
+    V, _ = steered.spaces[1].bases(0)  # type: ignore[attr-defined]
     torch.testing.assert_close(V @ V.T, torch.eye(5), atol=1e-5, rtol=0)
     read = V.double() @ model.inputs(batch.ids).double().T
     moment = read @ read.T / N
@@ -123,7 +125,7 @@ def test_damping_solves_the_damped_system() -> None:
 def test_of_wide_layers_some_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stride_cli.operators.layer_spaces._MOST_UNITS", 6)
     model = make("mlp", (5,))
-    _, inside = fit_spaces(model, reader(model), SETTINGS)  # type: ignore[arg-type]
+    _, inside = fit_spaces(model, reader(model), SETTINGS).spaces  # type: ignore[arg-type]
     V, U = inside.bases(0)  # type: ignore[attr-defined]
     assert V.shape == (5, 5) and U.shape == (8, 6)
     assert int((U.abs().sum(dim=1) > 0).sum()) == 6
@@ -141,8 +143,8 @@ def test_linear_and_exact_responses_agree(curvature: str) -> None:
     operators = fit_closed(model, reader(model), columns, 8, chosen)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)
     queries = queries_of_rows(model, np.arange(N, N + 6)).batch(np.arange(6))
-    linear = measure_linear(model, operators, queries)  # type: ignore[arg-type]
-    exact = measure_exact(model, operators, queries)  # type: ignore[arg-type]
+    steered = SteeredModel.of(model, operators)  # type: ignore[arg-type]
+    linear, exact = measure_linear(steered, queries), measure_exact(steered, queries)
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())
 
 
@@ -222,13 +224,13 @@ def test_gradients_and_curvature_are_means_over_the_training(trained: Path) -> N
     checkpoint = str(trained / "model" / "checkpoints" / "step-000012")
     chosen = replace(SETTINGS, time=0.5)
     found = fit_closed(model, chunks, columns, 6, replace(chosen, trajectory=((checkpoint, 0.25),)))  # type: ignore[arg-type]
-    spaces = fit_spaces(model, chunks, chosen)  # type: ignore[arg-type]
+    own = fit_spaces(model, chunks, chosen)  # type: ignore[arg-type]
     earlier = load_classifier(checkpoint, dtype="fp64")
     earlier.table = model.table
     mean = curvature = None
-    for weight, network in ((0.75, model), (0.25, earlier)):
-        gradient = gate_gradients(network, spaces, 1, chunks.batch(np.arange(24)))[0]  # type: ignore[arg-type]
-        fisher = label_fisher(network, spaces, 1, chunks, batch_tokens=64, seed=0)  # type: ignore[arg-type]
+    for weight, steered in ((0.75, own), (0.25, replace(own, model=earlier))):  # type: ignore[arg-type]
+        gradient = gate_gradients(steered, chunks.batch(np.arange(24)))[0]
+        fisher = label_fisher(steered, chunks, batch_tokens=64, seed=0)
         mean = [weight * g + (0 if mean is None else mean[i]) for i, g in enumerate(gradient)]
         curvature = [weight * f + (0 if curvature is None else curvature[i]) for i, f in enumerate(fisher)]
     assert mean is not None and curvature is not None
