@@ -30,7 +30,11 @@ from index_format.metadata import (
 )
 from index_format.places import RESTORE, Directory, Files, Place
 
-STAGE_COMMANDS = {"operators": "stride train", "truth": "stride evaluate truth"}
+STAGE_COMMANDS = {
+    "operators": "stride train",
+    "truth": "stride evaluate truth",
+    "calibration": "stride calibrate",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ FORMAT_VERSION = 1
 SHARD_BYTES = 256 << 20
 ROOT_GROUPS = ("corpus", "design")  # under the root's manifest, written once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-STAGE_GROUPS = ("operators", "truth")  # each with its own manifest, replaced as a whole
+STAGE_GROUPS = ("operators", "truth", "calibration")  # each with its own manifest, replaced as a whole
 NUMBERS = (
     "bool",
     "int8",
@@ -160,6 +160,27 @@ _SPECS = (
         "what the operator space consists of (W, U, gates, …), named by the space",
     ),
     ArraySpec("truth/*", NUMBERS, ("...",), False, "retrained-subset masks and losses"),
+    ArraySpec(
+        "calibration/null_scored",
+        ("int64",),
+        ("...",),
+        False,
+        "scored tokens that unrelated prompts' responses were cut to, ascending",
+    ),
+    ArraySpec(
+        "calibration/null_losses",
+        ("float64",),
+        ("...",),
+        False,
+        "row i: the model's losses on them at null_scored[i]; NaN where a response is shorter",
+    ),
+    ArraySpec(
+        "calibration/null_strengths",
+        ("float64",),
+        ("...",),
+        False,
+        "and the influence of each one's strongest document, as a multiple of that loss",
+    ),
 )
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 

@@ -153,6 +153,11 @@ class Index:
         first, last = self._pair("corpus/chunk_offsets", chunk)
         return np.asarray(self._view("corpus/tokens")[first:last])
 
+    def group_digest(self, group: str) -> str:
+        """Digest of a stage's manifest: changes with any content of it; StageMissing when it has not been
+        run."""
+        return self._stage(group).digest
+
     def document_id(self, document: int) -> str:
         """The id that the corpus gave document number `document`."""
         self._check_number("document", document, self.n_documents)
@@ -197,7 +202,7 @@ class Index:
 
     def _stage(self, group: str) -> Group:
         if group not in STAGE_GROUPS:
-            raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
+            raise ValueError(f"stages keep {', '.join(STAGE_GROUPS)}, found {group!r}")
         if group not in self._stages:
             if not self._place.has_group(group):
                 raise StageMissing(

@@ -257,7 +257,7 @@ class GroupWriter(Build):
     Parameters
     ----------
     index_path : path
-    group : "operators" or "truth"
+    group : one of `layout.STAGE_GROUPS`
     build_key : str       digest of all that determines the result; an unfinished build is resumed where it is
                           the same
     overwrite : bool      discard an unfinished build with another key
@@ -272,14 +272,14 @@ class GroupWriter(Build):
     def __init__(
         self,
         index_path: str | os.PathLike[str] | RemotePath,
-        group: Literal["operators", "truth"],
+        group: Literal["operators", "truth", "calibration"],
         build_key: str,
         *,
         overwrite: bool = False,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         if group not in STAGE_GROUPS:
-            raise ValueError(f"stages keep {' and '.join(STAGE_GROUPS)}, found {group!r}")
+            raise ValueError(f"stages keep {', '.join(STAGE_GROUPS)}, found {group!r}")
         directory = local_directory(index_path)
         if not (directory / MANIFEST).is_file():
             raise IndexNotFound(f"{index_path} is no index", fix="stride index build makes one")

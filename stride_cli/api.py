@@ -24,6 +24,7 @@ from stride_cli.operators.options import (
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
+    from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.audit.judge import Finding
     from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.readers import ReadOptions
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.schema.evaluation_records import LdsRecord
-    from stride_cli.schema.train_records import TrainRecord, TrainSeconds
+    from stride_cli.schema.train_records import CalibrationRecord, TrainRecord, TrainSeconds
     from stride_cli.schema.tuning_records import TrialRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
     from stride_cli.selection.select import Selection
@@ -48,6 +49,7 @@ __all__ = [
     "as_query",
     "audit",
     "build_index",
+    "calibrate",
     "demo_corpus",
     "evaluate",
     "open_model",
@@ -255,6 +257,33 @@ def train(
             for entry, report in zip(listed, reports[1:], strict=True)
         ],
         "seconds": seconds,
+    }
+
+
+def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
+    """Ask an index prompts about which no corpus says anything; from then on its answers have verdicts.
+
+    What was there is replaced. The session's answers have verdicts too.
+
+    Raises
+    ------
+    UsageError         the index is of a classifier
+    IndexReadOnly      it is a URL or a zip file
+    """
+    import numpy as np
+
+    from stride_cli.attribution.calibration import calibrate as ask
+    from stride_cli.attribution.options import CalibrationOptions
+
+    begun = time.perf_counter()
+    session.calibration = ask(session, (options or CalibrationOptions()).nulls)
+    losses = session.calibration.losses
+    return {
+        "schema": "stride.calibration/1",
+        "index": str(session.index.path),
+        "nulls": losses.shape[1],
+        "median_loss": float(np.nanmedian(losses[-1])),
+        "seconds": time.perf_counter() - begun,
     }
 
 
@@ -496,5 +525,8 @@ def prepare_demo(
     if not Index.open(index_path).has("operators"):
         say("3/4 fitting one steering operator per subset")
         train(index_path)
+    session = Session.open(index_path)
+    if session.calibration is None:
+        calibrate(session)
     say("4/4 asking")
-    return Session.open(index_path), prompts
+    return session, prompts

@@ -9,7 +9,7 @@ loaded one after the other, what is made of the influences.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +60,13 @@ class Attribution:
 
     solution: Solution
     influences: Solution
+
+    def strongest(self, chunk_document: np.ndarray) -> float:
+        """Influence of the document that supports most; 0 where none does."""
+        from stride_cli.recovery.ranking import document_influences
+
+        influence = document_influences(self.influences, chunk_document)[1]
+        return float(influence.max(initial=0.0))
 
 
 def dense(found: Sequence[Attribution], dtype: type = np.float64) -> np.ndarray:
@@ -121,6 +128,12 @@ class Attributor:
             "intercept": self.intercept,
             "nonneg": self.options.nonneg,
         }
+
+    @property
+    def like_default(self) -> bool:
+        """Whether influences are what they are by default, up to how exactly they are measured and read."""
+        own, default = self, replace(self, options=RecoveryOptions())
+        return own.settings == default.settings and self.options.shrink
 
     def measure(
         self,

@@ -97,3 +97,20 @@ class QueryOptions(RecoveryOptions):
         "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
         choices=("tfidf", "pairs"),
     )
+
+
+@dataclass(frozen=True)
+class CalibrationOptions(Options):
+    """What answers are held against.
+
+    Attributes
+    ----------
+    nulls : prompts about which no corpus says anything
+    """
+
+    nulls: int = option(
+        100,
+        "Unrelated prompts to ask, which verdicts of answers are held against. [100]",
+        low=20,
+        high=10_000,
+    )

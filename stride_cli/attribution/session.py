@@ -14,7 +14,8 @@ from stride_cli.startup import without_collection
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attribution, Attributor
+    from stride_cli.attribution.attributor import Attribution, Attributor, Measured
+    from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
@@ -55,6 +56,8 @@ class Answer:
     prior : str or None                what the supporters are ranked by, beside their influence
     refined : int                      chunks whose influence was read from their own gradients
     shrinkage : Shrinkage or None      how small influences were made smaller
+    verdict : Verdict or None          what may be concluded; None where the index is not calibrated
+    line : float or None               the verdict's, where influences are what null prompts' were
     """
 
     query: Query
@@ -77,10 +80,12 @@ class Answer:
     prior: str | None = None
     refined: int = 0
     shrinkage: Shrinkage | None = None
+    verdict: Verdict | None = None
+    line: float | None = None
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
-        solution = self.solution
+        solution, verdict = self.solution, self.verdict
 
         def hit(found: Hit) -> HitRecord:
             record: HitRecord = {
@@ -88,6 +93,7 @@ class Answer:
                 "document": self.document_ids[found.document],
                 "influence": found.influence,
                 "share": found.share,
+                "above_line": None if self.line is None else found.influence > self.line,
                 "sign": found.sign,
                 "chunk": found.chunk,
                 "passage": self.passages.get(found.chunk, ""),
@@ -103,11 +109,14 @@ class Answer:
 
         return {
             "schema": "stride.answer/1",
+            "verdict": None if verdict is None else verdict.word,
+            "judged": None if verdict is None else {**verdict.to_record(), "line": self.line},
             "prompt": self.query.prompt,
             "response": self.query.response,
             "generated": self.query.generated,
             "scored_tokens": int(self.query.weights.sum()),
             "loss": self.loss,
+            "unit": "relative",
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
             "reliability": self.reliability,
@@ -147,6 +156,7 @@ class Session:
     # beside the index's own model
     checkpoints: list[SteeredModel] = field(default_factory=list)
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
+    calibration: NullAnswers | None = None
 
     @classmethod
     @without_collection()  # most of it is importing
@@ -171,6 +181,7 @@ class Session:
         import numpy as np
 
         from index_format.reader import Index
+        from stride_cli.attribution.calibration import stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.data.workspace import Workspace
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
@@ -190,6 +201,7 @@ class Session:
             chunk_document=np.asarray(index.array("corpus/chunk_document")),
             defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
             checkpoints=open_checkpoints(index, workspace.model),
+            calibration=stored_calibration(index),
         )
 
     @property
@@ -288,6 +300,7 @@ class Session:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
             passages = self._passages(query, chunks)
+        verdict = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
             query=query,
@@ -317,6 +330,8 @@ class Session:
             prior=options.prior,
             refined=min(options.refine, self.index.n_chunks),
             shrinkage=attributor.shrinkage,
+            verdict=verdict,
+            line=None if verdict is None or not attributor.like_default else verdict.line,
         )
 
     def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
@@ -332,6 +347,17 @@ class Session:
             defaults=self.defaults,
             options=options or RecoveryOptions(),
         )
+
+    def _verdict(
+        self, attributor: Attributor, query: Query, measured: Measured, found: Attribution
+    ) -> Verdict | None:
+        """What may be concluded, by the default's influences, which null prompts were asked for."""
+        if self.calibration is None:
+            return None
+        if not attributor.like_default or attributor.options.refine:
+            (found,) = self.attributor().influences(None, [], measured.responses)
+        strongest, scored = found.strongest(self.chunk_document), int(query.weights.sum())
+        return self.calibration.judge(float(measured.losses[0]), strongest, scored)
 
     def _spot_check(self) -> Any:
         import numpy as np

@@ -13,6 +13,7 @@ from stride_cli import __version__, errors
 from stride_cli.commands import (
     audit,
     baseline,
+    calibrate,
     completion,
     config,
     demo,
@@ -42,6 +43,7 @@ app.add_typer(index.app, name="index")
 app.add_typer(model.app, name="model")
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=train.EXAMPLE)(train.train)
+app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=tune.EXAMPLE)(tune.tune)
 app.command(epilog=query.EXAMPLE)(query.query)
 app.command(epilog=report.EXAMPLE)(report.report)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _BAR = 10
 _SIDE_BY_SIDE = 140  # columns from which supporters and opposers stand beside each other
 _COLOURS = {"supports": "green", "opposes": "magenta"}
+_VERDICTS = {"clear": "green", "weak": "yellow", "guessing": "bold yellow"}
+_LINE = "below: no stronger than what unrelated prompts get"
 
 
 def render_answer(
@@ -33,7 +35,7 @@ def render_answer(
     from rich.text import Text
 
     from stride_cli.report.characters import printable
-    from stride_cli.report.explanation import explain
+    from stride_cli.report.explanation import explain, verdict
 
     console = console or Console()
     record = answer.to_record()
@@ -46,6 +48,8 @@ def render_answer(
     )
     if explained:
         console.print(Text(printable(explain(record)), style="italic"))
+    elif record["verdict"] is not None:
+        console.print(Text(verdict(record), style=_VERDICTS[record["verdict"]]))
     query = f"{record['prompt']} {record['response']}"
     largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
     lists = [
@@ -65,24 +69,35 @@ def render_answer(
     else:
         for each in lists:
             console.print(each)
-    solution = answer.solution
-    certificate = (
-        f"λ = {solution.lambda_ratio:g} λ_max, "
-        f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
-        f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}, "
-        f"coverage {answer.coverage:.0%}"
-        + (f", {answer.refined} chunks read directly" if answer.refined else "")
-    )
-    console.print(Text(certificate, style="dim"))
-    if record["reliability"] is not None:
-        reliable = f"reliability {record['reliability']:.2f}: how well half of the subsets predict the others"
-        console.print(Text(reliable, style="dim"))
+    console.print(Text(_how(answer), style="dim"))
     if verbose:
+        solution = answer.solution
+        certificate = (
+            f"of the recovery: λ = {solution.lambda_ratio:g} λ_max, "
+            f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
+            f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}"
+        )
+        if answer.reliability is not None:
+            certificate += f", halves of the subsets predict each other at r = {answer.reliability:.2f}"
+        console.print(Text(certificate, style="dim"))
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
         console.print(Text(stages, style="dim"))
         if answer.agreement is not None:
             check = f"linear and exact measurement agree at r = {answer.agreement:.4f}"
             console.print(Text(check, style="dim"))
+
+
+def _how(answer: Answer) -> str:
+    """Where the numbers come from, and what they are not."""
+    subsets = len(answer.solution.residual)
+    found = f"influences: relative to each other, no unit; recovered from {subsets:,} subsets"
+    if answer.refined:
+        found += f", those of {answer.refined:,} chunks read from their own gradients"
+    if answer.shrinkage is not None:
+        found += ", small ones shrunk"
+    if answer.coverage < 1:
+        found += f"; {answer.coverage:.1%} of the chunks seen"
+    return found
 
 
 def _supporting(record: AnswerRecord) -> str:
@@ -97,7 +112,10 @@ def _list(title: str, hits: Sequence[HitRecord], query: str, largest: float) -> 
 
     number = max(len(f"{hit['rank']:g}") for hit in hits)
     lines: list[RenderableType] = [Text(f"\n{title}", style="italic")]
-    for hit in hits:
+    above = [hit["above_line"] for hit in hits]
+    for place, hit in enumerate(hits):
+        if hit["sign"] == "supports" and above[place] is False and (place == 0 or above[place - 1]):
+            lines.append(Text(f"{'─' * (number + 1)} {_LINE} ───", style="dim"))
         lines.append(_heading(hit, largest, number))
         lines.append(Padding(_passage(hit, query), (0, 0, 0, number + 1)))
     return lines

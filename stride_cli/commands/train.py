@@ -45,6 +45,10 @@ def train(
     save_seconds: Annotated[
         float, typer.Option("--save-seconds", help="How often an unfinished fit is saved.")
     ] = 60.0,
+    no_calibration: Annotated[
+        bool,
+        typer.Option("--no-calibration", help="Ask no unrelated prompts: answers will have no verdict."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fit one light steering operator per subset of the index, on the frozen model's activations.
@@ -74,6 +78,10 @@ def train(
         overwrite=overwrite,
         save_seconds=save_seconds,
     )
+    if not no_calibration and result["fit"] == "closed":
+        session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+        if not session.model.classes:
+            api.calibrate(session)
     if wants_json(json):
         emit(result)
         return

@@ -24,13 +24,41 @@ _LISTED = 3
 
 
 def explain(record: Mapping[str, Any]) -> str:
-    """Two sentences: what an answer's numbers say, and how far to trust them.
+    """Two sentences: what to conclude from an answer, and which documents it names.
+
+    Of an index that is not calibrated, which says less: what the numbers say, and how far to trust them.
 
     Parameters
     ----------
     record : a ``stride.answer/1`` record
     """
-    return f"{_finding(record)} {_with_opinion(record, _trust(record))}"
+    if record.get("verdict") is None:
+        return f"{_finding(record)} {_with_opinion(record, _trust(record))}"
+    return f"{verdict(record)} {_finding(record)}"
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """One sentence: clear, weak or guessing, and what that means; "" where the index is not calibrated."""
+    word = record.get("verdict")
+    if word is None:
+        return ""
+    if word == "guessing":
+        return (
+            "Guessing: the model is no surer of this response than of what it says after unrelated prompts, "
+            "so that what is listed shaped its words, and is no source."
+        )
+    if word == "weak":
+        return (
+            "Weak: the model is sure of this response, but no document is stronger than those that unrelated "
+            "prompts get: single none of them out."
+        )
+    beyond = _percent(record["judged"]["beyond"])
+    above = sum(bool(hit.get("above_line")) for hit in record["hits"])
+    which = f"{_count(above, 'document')} shown" if above else "its strongest document"
+    return (
+        f"Clear: the model is sure of this response, and {which} moved it more than any document does what "
+        f"it says after all but {beyond} of unrelated prompts."
+    )
 
 
 def caveats(record: Mapping[str, Any]) -> list[str]:
@@ -174,7 +202,7 @@ def _trust(record: Mapping[str, Any]) -> str:
     if not stands_out(record):
         return f"The numbers hold together, but as hints only, so even is the spread: {reason}."
     return (
-        f"Trust the strongest, within the limits of a linear picture of training: {reason}, and the sparse "
+        f"The numbers hold together, but so do those of answers to nonsense: {reason}, and the sparse "
         f"solution is the best one to within {_gap(recovery['relative_gap'])}."
     )
 

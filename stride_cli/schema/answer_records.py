@@ -5,14 +5,32 @@ from __future__ import annotations
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 
+class JudgedRecord(TypedDict):
+    line: Annotated[
+        float | None,
+        "influence above which a document is stronger than nearly any of an unrelated prompt; null where "
+        "options make influences something else than unrelated prompts' were",
+    ]
+    beyond: Annotated[float, "… that few: share of unrelated prompts that have a document above their line"]
+    surer: Annotated[float, "share of unrelated prompts whose response the model is as sure of"]
+    stronger: Annotated[
+        float, "share of unrelated prompts with a document as strong, relative to the loss, as the strongest"
+    ]
+    nulls: Annotated[int, "unrelated prompts that were asked"]
+
+
 class HitRecord(TypedDict):
     rank: Annotated[float, "position, 1 = most influential; ties share their mid-rank"]
     document: Annotated[str, "the document's id"]
     influence: Annotated[
         float,
-        "nats per scored token, summed over the document's chunks; > 0 supports, < 0 opposes",
+        "how much training on the document moves the response's loss, in the answer's unit, summed over its "
+        "chunks; > 0 supports (lowers it), < 0 opposes",
     ]
     share: Annotated[float, "|influence| / Σ|influence of every chunk|, 0 … 1"]
+    above_line: NotRequired[
+        Annotated[bool | None, "whether it is above the line of `judged`; null without one"]
+    ]
     sign: Annotated[str, '"supports" or "opposes"']
     chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
     passage: Annotated[str, "the sentence of that chunk most like the query"]
@@ -43,11 +61,13 @@ _Penalty = TypedDict("_Penalty", {"lambda": Annotated[float, "ℓ1 penalty, nats
 
 
 class RecoveryRecord(_Penalty):
+    """Of the Lasso, whose weights come before any is read from a chunk, made smaller or added to."""
+
     lambda_ratio: Annotated[float, "λ / λ_max"]
-    nonzeros: Annotated[int, "chunks with non-zero influence"]
+    nonzeros: Annotated[int, "chunks with a weight that is not zero"]
     duality_gap: Annotated[float, "upper bound on how far the objective is from its minimum, nats²"]
     relative_gap: Annotated[float, "the gap / ½‖y − ȳ‖²"]
-    r_squared: Annotated[float, "share of the responses' variance that the influences explain"]
+    r_squared: Annotated[float, "share of the responses' variance that the Lasso's weights explain"]
     passes: Annotated[int, "passes over the design matrix"]
     refined: NotRequired[
         Annotated[
@@ -91,11 +111,26 @@ class AnswerSeconds(TypedDict):
 class AnswerRecord(TypedDict):
     schema: Literal["stride.answer/1"]
     id: NotRequired[Annotated[str, "the query's id, where its file gave one"]]
+    verdict: NotRequired[
+        Annotated[
+            str | None,
+            '"clear": the model knows this, and a document above the line taught it; "weak": it knows this, '
+            'and no document stands out; "guessing": it is no surer than after unrelated prompts; null: the '
+            "index is not calibrated",
+        ]
+    ]
+    judged: NotRequired[Annotated[JudgedRecord | None, "what the verdict goes by"]]
     prompt: Annotated[str, "the prompt"]
     response: Annotated[str, "the continuation that is attributed"]
     generated: Annotated[bool, "whether the model wrote the response"]
     scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
     loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
+    unit: NotRequired[
+        Annotated[
+            str,
+            'of influences: "relative": comparable within this answer, and no number of nats',
+        ]
+    ]
     hits: list[HitRecord]
     opposers: list[HitRecord]
     reliability: NotRequired[

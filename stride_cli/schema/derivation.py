@@ -50,11 +50,12 @@ def _value(hint: Any, told: str | None) -> dict[str, Any]:
     about: Any = None
     if get_origin(hint) is Annotated:
         hint, about = get_args(hint)
-    if is_typeddict(hint):
-        return object_schema(hint, about)
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for part in filter(is_typeddict, parts):
+        found = object_schema(part, None if isinstance(about, str) else about)
+        return found if len(parts) == 1 else {**found, "type": ["object", "null"], "description": about}
     if about is None:
         return {"type": "array", "items": _value(get_args(hint)[0], told)}
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     kinds = [_KINDS.get(part) or ("array" if get_origin(part) is list else "object") for part in parts]
     if kinds == ["number"]:
         kinds.append("null")  # not finite

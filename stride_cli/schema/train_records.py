@@ -48,6 +48,16 @@ class TrainRecord(TypedDict):
     seconds: TrainSeconds
 
 
+class CalibrationRecord(TypedDict):
+    schema: Literal["stride.calibration/1"]
+    index: Annotated[str, "path of the index"]
+    nulls: Annotated[int, "unrelated prompts that were asked"]
+    median_loss: Annotated[
+        float, "the model's loss on its own responses to them, median, nats per scored token"
+    ]
+    seconds: Annotated[float, "seconds"]
+
+
 class TruthRecord(TypedDict):
     schema: Literal["stride.truth/1"]
     index: Annotated[str, "path of the index"]

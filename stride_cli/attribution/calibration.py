@@ -1,0 +1,110 @@
+"""Asking null prompts, and keeping what they came to in the index's ``calibration/`` group."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.attribution.null_prompts import null_queries
+from stride_cli.attribution.verdict import LENGTHS, NullAnswers
+from stride_cli.errors import UsageError
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.attribution.attributor import Attributor
+    from stride_cli.attribution.session import Session
+    from stride_cli.data.queries import Query
+
+_QUERY_TOKENS = 4096  # padded tokens of queries measured at once
+_TOGETHER = 32  # queries whose influences of all chunks are held at once
+
+
+def calibrate(session: Session, nulls: int) -> NullAnswers:
+    """Ask null prompts as `Session.query` would by default, and publish the index's ``calibration/`` group.
+
+    Parameters
+    ----------
+    session : of a language model; the calibration is of its operators and chunks
+    nulls : how many prompts
+
+    Raises
+    ------
+    UsageError          the index is of a classifier
+    IndexReadOnly       it is a URL or a zip file
+    NumericalError      see `Attributor`
+    """
+    from index_format.writer import GroupWriter
+
+    index = session.index
+    if session.model.table is not None:
+        raise UsageError(
+            f"index '{index.path}' is of a classifier, of which there are no null prompts",
+            fix="compare rows of known cause instead (stride evaluate --help)",
+        )
+    with progress("asking unrelated prompts", nulls, unit="prompts") as bar:
+        queries = null_queries(session.workspace, nulls, bar.advance)
+    answers = ask(session.attributor(), queries, session.chunk_document)
+    about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    # all that is in it is made at once: an unfinished write is not worth keeping
+    with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:
+        writer.append("calibration/null_scored", answers.scored)
+        writer.append("calibration/null_losses", answers.losses)
+        writer.append("calibration/null_strengths", answers.strengths)
+        writer.publish(about)
+    return answers
+
+
+def stored_calibration(index: Index) -> NullAnswers | None:
+    """The calibration of an index; None where there is none, or it is of other operators or chunks."""
+    if not index.has("calibration"):
+        return None
+    attributes = index.group_attributes("calibration")
+    if any(attributes.get(name) != value for name, value in _about(index).items()):
+        return None
+    arrays = (np.asarray(index.array(f"calibration/null_{n}")) for n in ("scored", "losses", "strengths"))
+    return NullAnswers(*arrays)
+
+
+def ask(attributor: Attributor, queries: list[Query], chunk_document: np.ndarray) -> NullAnswers:
+    """Losses and strengths of queries, at every length that their responses are cut to."""
+    from stride_cli.data.query_set import QuerySet
+
+    shape = (len(LENGTHS), len(queries))
+    losses, strengths = np.full(shape, np.nan), np.full(shape, np.nan)
+    cut = [
+        (row, column, _first_tokens(query, length))
+        for row, length in enumerate(LENGTHS)
+        for column, query in enumerate(queries)
+        if query.weights.sum() >= length
+    ]
+    asked = QuerySet.from_queries([query for _, _, query in cut])
+    with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
+        for start in range(0, len(cut), _TOGETHER):
+            some = cut[start : start + _TOGETHER]
+            rows = asked.groups(_QUERY_TOKENS, np.arange(start, start + len(some)))
+            batches = [asked.batch(group) for group in rows]
+            measured = attributor.measure(batches)
+            found = attributor.influences(asked.take(np.concatenate(rows)), batches, measured.responses)
+            for (row, column, _), loss, each in zip(some, measured.losses, found, strict=True):
+                losses[row, column] = loss
+                strengths[row, column] = each.strongest(chunk_document) / loss
+            bar.advance(len(some))
+    return NullAnswers(np.asarray(LENGTHS, np.int64), losses, strengths)
+
+
+def _first_tokens(query: Query, count: int) -> Query:
+    """The query with no more than its first `count` scored tokens."""
+    weights = np.zeros_like(query.weights)
+    weights[np.flatnonzero(query.weights)[:count]] = 1.0
+    return replace(query, weights=weights)
+
+
+def _about(index: Index) -> dict[str, str]:
+    """What a calibration holds for."""
+    return {"operators": index.group_digest("operators"), "index": index.digest}

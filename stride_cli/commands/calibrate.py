@@ -1,0 +1,59 @@
+"""`stride calibrate`: ask an index what answers look like where the right answer is "nothing"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from stride_cli.attribution.options import CalibrationOptions
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
+
+if TYPE_CHECKING:
+    from stride_cli.schema.train_records import CalibrationRecord
+
+EXAMPLE = """\b
+Examples:
+  stride calibrate --index run.stride
+  stride calibrate --index run.stride --nulls 400
+"""
+
+
+@with_flags
+def calibrate(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    *,
+    given: Annotated[dict[str, Any], Flags(CalibrationOptions)],
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Ask prompts about which no corpus says anything, so that answers can be told from theirs.
+
+    stride train does this by itself; after stride index append it is to be done again.
+    """
+    from stride_cli import api
+    from stride_cli.config import resolve
+    from stride_cli.output import emit, note, wants_json
+
+    options = CalibrationOptions(**given)
+    path = find_index(index)
+    general = resolve("general", {"model": model})
+    chosen = resolve("query", {"device": device, "dtype": dtype})
+    session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+    record: CalibrationRecord = api.calibrate(session, options)
+    if wants_json(json):
+        emit(record)
+        return
+    note(
+        f"asked {record['nulls']:,} unrelated prompts, of whose responses the model's median loss is "
+        f"{record['median_loss']:.2f} nats a token; answers now say whether they are clear, weak or guesses"
+    )
