@@ -2,10 +2,10 @@
 
 An answer is held against those to prompts about which the corpus says nothing (`null_prompts`). Two things
 are compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
-influence as a multiple of that loss). An answer is *clear* where both are beyond what all but a few null
-prompts reach, *weak* where only the first is, and else the model is *guessing*. The two limits are one level
-of both, the largest at which at most 5 % of null prompts would be called clear; so would at most 5 % of others
-like them (split conformal prediction: Vovk, Gammerman and Shafer, 2005).
+influence as a multiple of that loss). Where the model is not surer than after all but 5 % of null prompts, it
+is *guessing*; where it is, and the strongest document is beyond all but 5 % of theirs, the answer is *clear*,
+else *weak*. So at most 5 % of prompts like these are called clear (split conformal prediction: Vovk,
+Gammerman and Shafer, 2005).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import JudgedRecord
 
 Word = Literal["clear", "weak", "guessing"]
-FALSE_CLEAR = 0.05  # share of null prompts that are called clear, at most
-FEWEST = round(1 / FALSE_CLEAR)  # null prompts below which none can be called clear at that level
+BEYOND = 0.05  # share of null prompts that may be as sure, and as strong
+FEWEST = round(1 / BEYOND)  # null prompts below which nothing can be beyond all but so few
 LENGTHS = (1, 4, 16)  # scored tokens: of a short response the model is sure by chance more often
 
 
@@ -31,8 +31,7 @@ class Verdict:
     Attributes
     ----------
     word : "clear", "weak" or "guessing"
-    line : float          influence above which a document is stronger than any of all but a few null prompts
-    beyond : float        … that few: share of null prompts with a document as strong, relative to their loss
+    line : float          influence above which a document is stronger than any of all but 5 % of null prompts
     surer : float         share of null prompts of whose response the model is as sure
     stronger : float      share of null prompts with a document as strong as this answer's strongest
     nulls : int           how many null prompts were asked
@@ -40,7 +39,6 @@ class Verdict:
 
     word: Word
     line: float
-    beyond: float
     surer: float
     stronger: float
     nulls: int
@@ -48,7 +46,6 @@ class Verdict:
     def to_record(self) -> JudgedRecord:
         return {
             "line": self.line,
-            "beyond": self.beyond,
             "surer": self.surer,
             "stronger": self.stronger,
             "nulls": self.nulls,
@@ -90,22 +87,10 @@ class NullAnswers:
         count = len(losses)
         if count < FEWEST:
             return None
-        # an answer takes part in its own comparison, so that it is one of count + 1 that could be exchanged
+        # an answer is one of count + 1 that could be exchanged, were it to a null prompt
+        allowed = int(BEYOND * (count + 1))  # of which so many, itself among them, may be as sure, or strong
+        line = float(np.sort(strengths)[-allowed] * loss)
         surer = 1 + int((losses <= loss).sum())
         stronger = 1 + int((strengths * loss >= influence).sum())
-        level = _level(losses, strengths)
-        descending = np.sort(strengths)[::-1]
-        line = float(descending[level - 1] * loss) if level else np.inf
-        sure = surer <= level
-        word: Word = "guessing" if not sure else "clear" if influence > line else "weak"
-        share = count + 1
-        return Verdict(word, line, level / share, surer / share, stronger / share, count)
-
-
-def _level(losses: np.ndarray, strengths: np.ndarray) -> int:
-    """How many of count + 1 may be as sure, and as strong, for an answer to be beyond them; 0: never."""
-    surer = (losses[None, :] <= losses[:, None]).sum(axis=1)
-    stronger = (strengths[None, :] >= strengths[:, None]).sum(axis=1)
-    both = np.sort(np.maximum(surer, stronger))
-    allowed = int(FALSE_CLEAR * (len(losses) + 1)) - 1
-    return int(both[allowed]) - 1
+        word: Word = "guessing" if surer > allowed else "clear" if influence > line else "weak"
+        return Verdict(word, line, surer / (count + 1), stronger / (count + 1), count)

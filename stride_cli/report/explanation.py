@@ -52,12 +52,11 @@ def verdict(record: Mapping[str, Any]) -> str:
             "Weak: the model is sure of this response, but no document is stronger than those that unrelated "
             "prompts get: single none of them out."
         )
-    beyond = _percent(record["judged"]["beyond"])
     above = sum(bool(hit.get("above_line")) for hit in record["hits"])
     which = f"{_count(above, 'document')} shown" if above else "its strongest document"
     return (
-        f"Clear: the model is sure of this response, and {which} moved it more than any document does what "
-        f"it says after all but {beyond} of unrelated prompts."
+        f"Clear: the model is surer of this response than of 95% of those to unrelated prompts, and {which} "
+        "moved it more than theirs."
     )
 
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 class JudgedRecord(TypedDict):
     line: Annotated[
         float | None,
-        "influence above which a document is stronger than nearly any of an unrelated prompt; null where "
-        "options make influences something else than unrelated prompts' were",
+        "influence above which a document is stronger than any of all but 5 % of unrelated prompts, relative "
+        "to the loss; null where options make influences something else than unrelated prompts' were",
     ]
-    beyond: Annotated[float, "… that few: share of unrelated prompts that have a document above their line"]
     surer: Annotated[float, "share of unrelated prompts whose response the model is as sure of"]
     stronger: Annotated[
         float, "share of unrelated prompts with a document as strong, relative to the loss, as the strongest"
