@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.attribution.session import Answer, Session
+from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import open_model
 from stride_cli.errors import UsageError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "BuildOptions",
     "ClosedOptions",
     "QueryOptions",
     "Session",
@@ -70,14 +72,8 @@ def build_index(
     *,
     model_path: str,
     out: str | Path,
-    block_size: int | None = None,
-    n_subsets: int | None = None,
-    degree: int | None = None,
-    seed: int = 0,
-    store_text: bool = True,
+    options: BuildOptions | None = None,
     reading: ReadOptions | None = None,
-    overwrite: bool = False,
-    commit_seconds: float | None = None,
 ) -> Index:
     """Index a corpus for a model: chunks, design matrix, fingerprints. For a classifier, its training rows.
 
@@ -86,9 +82,8 @@ def build_index(
     sources : files, globs or ``-``
     model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
         Or a classifier's directory, with one file of examples as the source.
-    block_size : most tokens of a chunk; default 512, or the model's context where that is shorter
-    n_subsets, degree, seed : the design; None for what fits the corpus
-    store_text, reading, overwrite, commit_seconds : see `stride_cli.corpus.build.build_index`
+    options : BuildOptions
+    reading : ReadOptions
 
     Raises
     ------
@@ -96,7 +91,6 @@ def build_index(
     """
     from stride_cli.corpus import build
     from stride_cli.corpus.context import context_length
-    from stride_cli.corpus.plan import check_design, choose_block_size
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
@@ -104,40 +98,24 @@ def build_index(
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
-    check_design(n_subsets, degree)
+    options = options or BuildOptions()
     if kind_of(model_path) == "classifier":
         if len(sources) != 1:
             raise UsageError(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
             )
-        return build_classifier_index(
-            sources[0],
-            model_path=model_path,
-            out=out,
-            n_subsets=n_subsets,
-            degree=degree,
-            seed=seed,
-            overwrite=overwrite,
-        )
+        return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
     tokenizer = load_tokenizer(model_path)
     local = Path(model_path).expanduser()
-    return build.build_index(
-        sources,
-        tokenizer=tokenizer,
-        model_fingerprint=model_fingerprint(model_path),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    model = build.IndexedModel(
+        tokenizer,
+        tokenizer_fingerprint(tokenizer),
+        model_fingerprint(model_path),
         # found again from another working directory
-        model_path=str(local.absolute()) if local.exists() else model_path,
-        out=out,
-        block_size=choose_block_size(block_size, context_length(model_path)),
-        n_subsets=n_subsets,
-        degree=degree,
-        seed=seed,
-        store_text=store_text,
-        reading=reading or ReadOptions(),
-        overwrite=overwrite,
-        commit_seconds=build.COMMIT_SECONDS if commit_seconds is None else commit_seconds,
+        path=str(local.absolute()) if local.exists() else model_path,
+        context=context_length(model_path),
     )
+    return build.build_index(sources, model, out, options, reading or ReadOptions())
 
 
 def train(
