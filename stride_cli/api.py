@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from index_format.location import locate
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.attribution.session import Answer, Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
-from stride_cli.data.workspace import open_model
+from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import LdsOptions
 from stride_cli.operators.options import (
     ClosedOptions,
     SgdOptions,
@@ -21,6 +23,8 @@ from stride_cli.operators.options import (
     like_own,
     resolve_settings,
 )
+from stride_cli.selection.options import SelectOptions
+from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.queries import Query
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.schema.evaluation_records import LdsRecord
@@ -44,9 +47,12 @@ __all__ = [
     "BuildOptions",
     "ClosedOptions",
     "QueryOptions",
+    "SelectOptions",
     "Session",
     "SgdOptions",
     "TrainOptions",
+    "TruthOptions",
+    "WorkspacePath",
     "as_query",
     "audit",
     "build_index",
@@ -269,14 +275,11 @@ def verify_hit(
     UsageError      fewer documents than asked for, an unknown id
     ModelError      the model has no recipe, and no command is given
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.hit_record import verify_hit as verify
     from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    place = where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
     question = HitQuestion(prompt, response, span, documents)
-    return verify(place, question, options or QueryOptions(), check or HitOptions(), model=model)
+    return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
 def tune(
@@ -303,8 +306,6 @@ def tune(
     ------
     UsageError, StageMissing, NumericalError
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.tuning.options import TuneOptions
     from stride_cli.tuning.tune import tune_index
 
@@ -343,27 +344,15 @@ def audit(
 
 
 def select(
-    index_path: str | Path | RemotePath,
-    workspace: str | Path,
-    *,
-    size: int,
-    method: str = "stride",
-    by: str = "greedy",
-    out: str | Path | None = None,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    overwrite: bool = False,
+    where: str | Path | RemotePath | WorkspacePath, task: str | Path, options: SelectOptions | None = None
 ) -> Selection:
-    """Documents to train on for a workspace, with equally many by BM25 and at random beside them.
+    """Documents to train on for a task, with equally many by BM25 and at random beside them.
 
     Parameters
     ----------
-    workspace : file of queries
-    size : documents to choose
-    method : whose scores, as for `stride baseline`
-    by : "greedy" (best rank over queries), "sum" or "quota" (tasks in turn)
-    out : directory that gets the three files, optional
+    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
+    task : file of queries
+    options : SelectOptions
 
     Returns
     -------
@@ -374,38 +363,27 @@ def select(
     UsageError      more documents than the corpus has, an index without text, something at ``out``
     StageMissing    the index has no operators, and the method needs them
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.selection.select import run_selection
 
-    where = WorkspacePath(locate(index_path), model_path, device, dtype)
-    out = None if out is None else Path(out)
-    return run_selection(
-        where, Path(workspace), size=size, method=method, by=by, out=out, overwrite=overwrite
-    )[2]
+    return run_selection(_place(where), Path(task), options or SelectOptions())[2]
 
 
 def evaluate(
-    index_path: str | Path | RemotePath,
+    where: str | Path | RemotePath | WorkspacePath,
     queries: str | Path,
     *,
     methods: Sequence[str] = ("stride",),
-    subsets: int = 64,
-    seeds: int = 1,
-    alpha: float = 0.5,
-    workers: int | None = None,
-    draws: int = 1000,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    truth: TruthOptions | None = None,
+    draws: int = LdsOptions.draws,
 ) -> list[LdsRecord]:
     """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
 
     Parameters
     ----------
+    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
     queries : file of queries
     methods : names, with options as for `stride baseline`
-    subsets, seeds, alpha : retrained models, see `stride_cli.training.truth.build_truth`
+    truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
     draws : bootstrap resamples
 
     Returns
@@ -416,17 +394,20 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
 
     for method in methods:
         check_method(method)
-    where, path = WorkspacePath(locate(index_path), model_path, device, dtype), Path(queries)
-    build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
-    bench = Bench(where, queries=path, alpha=alpha)
+    truth = truth or TruthOptions(n_subsets=64, alpha=0.5)
+    place, path = _place(where), Path(queries)
+    build_truth_of(place, path, truth)
+    bench = Bench(place, queries=path, alpha=truth.alpha)
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
+
+
+def _place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
+    return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
