@@ -406,10 +406,6 @@ def evaluate(
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
 
 
-def _place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
-    return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
-
-
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
     """The embedded corpus file, and its prompts: ``{prompt, answer, documents, listed}``."""
     import json
@@ -457,3 +453,7 @@ def prepare_demo(
         train(index_path)
     say("4/4 asking")
     return Session.open(index_path), prompts
+
+
+def _place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
+    return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
