@@ -8,11 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from index_format.location import locate
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.attribution.session import Answer, Session
+from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
-from stride_cli.data.workspace import open_model
+from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import LdsOptions
 from stride_cli.operators.options import (
     ClosedOptions,
     SgdOptions,
@@ -20,6 +23,8 @@ from stride_cli.operators.options import (
     like_own,
     resolve_settings,
 )
+from stride_cli.selection.options import SelectOptions
+from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
     from stride_cli.audit.options import AuditOptions
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.queries import Query
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.schema.evaluation_records import LdsRecord
@@ -41,11 +45,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "BuildOptions",
     "ClosedOptions",
     "QueryOptions",
+    "SelectOptions",
     "Session",
     "SgdOptions",
     "TrainOptions",
+    "TruthOptions",
+    "WorkspacePath",
     "as_query",
     "audit",
     "build_index",
@@ -72,14 +80,8 @@ def build_index(
     *,
     model_path: str,
     out: str | Path,
-    block_size: int | None = None,
-    n_subsets: int | None = None,
-    degree: int | None = None,
-    seed: int = 0,
-    store_text: bool = True,
+    options: BuildOptions | None = None,
     reading: ReadOptions | None = None,
-    overwrite: bool = False,
-    commit_seconds: float | None = None,
 ) -> Index:
     """Index a corpus for a model: chunks, design matrix, fingerprints. For a classifier, its training rows.
 
@@ -88,9 +90,8 @@ def build_index(
     sources : files, globs or ``-``
     model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
         Or a classifier's directory, with one file of examples as the source.
-    block_size : most tokens of a chunk; default 512, or the model's context where that is shorter
-    n_subsets, degree, seed : the design; None for what fits the corpus
-    store_text, reading, overwrite, commit_seconds : see `stride_cli.corpus.build.build_index`
+    options : BuildOptions
+    reading : ReadOptions
 
     Raises
     ------
@@ -98,7 +99,6 @@ def build_index(
     """
     from stride_cli.corpus import build
     from stride_cli.corpus.context import context_length
-    from stride_cli.corpus.plan import check_design, choose_block_size
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
@@ -106,40 +106,24 @@ def build_index(
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
-    check_design(n_subsets, degree)
+    options = options or BuildOptions()
     if kind_of(model_path) == "classifier":
         if len(sources) != 1:
             raise UsageError(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
             )
-        return build_classifier_index(
-            sources[0],
-            model_path=model_path,
-            out=out,
-            n_subsets=n_subsets,
-            degree=degree,
-            seed=seed,
-            overwrite=overwrite,
-        )
+        return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
     tokenizer = load_tokenizer(model_path)
     local = Path(model_path).expanduser()
-    return build.build_index(
-        sources,
-        tokenizer=tokenizer,
-        model_fingerprint=model_fingerprint(model_path),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    model = build.IndexedModel(
+        tokenizer,
+        tokenizer_fingerprint(tokenizer),
+        model_fingerprint(model_path),
         # found again from another working directory
-        model_path=str(local.absolute()) if local.exists() else model_path,
-        out=out,
-        block_size=choose_block_size(block_size, context_length(model_path)),
-        n_subsets=n_subsets,
-        degree=degree,
-        seed=seed,
-        store_text=store_text,
-        reading=reading or ReadOptions(),
-        overwrite=overwrite,
-        commit_seconds=build.COMMIT_SECONDS if commit_seconds is None else commit_seconds,
+        path=str(local.absolute()) if local.exists() else model_path,
+        context=context_length(model_path),
     )
+    return build.build_index(sources, model, out, options, reading or ReadOptions())
 
 
 def train(
@@ -320,14 +304,11 @@ def verify_hit(
     UsageError      fewer documents than asked for, an unknown id
     ModelError      the model has no recipe, and no command is given
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.hit_record import verify_hit as verify
     from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    place = where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
     question = HitQuestion(prompt, response, span, documents)
-    return verify(place, question, options or QueryOptions(), check or HitOptions(), model=model)
+    return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
 def tune(
@@ -354,8 +335,6 @@ def tune(
     ------
     UsageError, StageMissing, NumericalError
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.tuning.options import TuneOptions
     from stride_cli.tuning.tune import tune_index
 
@@ -394,27 +373,15 @@ def audit(
 
 
 def select(
-    index_path: str | Path | RemotePath,
-    workspace: str | Path,
-    *,
-    size: int,
-    method: str = "stride",
-    by: str = "greedy",
-    out: str | Path | None = None,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    overwrite: bool = False,
+    where: str | Path | RemotePath | WorkspacePath, task: str | Path, options: SelectOptions | None = None
 ) -> Selection:
-    """Documents to train on for a workspace, with equally many by BM25 and at random beside them.
+    """Documents to train on for a task, with equally many by BM25 and at random beside them.
 
     Parameters
     ----------
-    workspace : file of queries
-    size : documents to choose
-    method : whose scores, as for `stride baseline`
-    by : "greedy" (best rank over queries), "sum" or "quota" (tasks in turn)
-    out : directory that gets the three files, optional
+    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
+    task : file of queries
+    options : SelectOptions
 
     Returns
     -------
@@ -425,38 +392,27 @@ def select(
     UsageError      more documents than the corpus has, an index without text, something at ``out``
     StageMissing    the index has no operators, and the method needs them
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.selection.select import run_selection
 
-    where = WorkspacePath(locate(index_path), model_path, device, dtype)
-    out = None if out is None else Path(out)
-    return run_selection(
-        where, Path(workspace), size=size, method=method, by=by, out=out, overwrite=overwrite
-    )[2]
+    return run_selection(_place(where), Path(task), options or SelectOptions())[2]
 
 
 def evaluate(
-    index_path: str | Path | RemotePath,
+    where: str | Path | RemotePath | WorkspacePath,
     queries: str | Path,
     *,
     methods: Sequence[str] = ("stride",),
-    subsets: int = 64,
-    seeds: int = 1,
-    alpha: float = 0.5,
-    workers: int | None = None,
-    draws: int = 1000,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    truth: TruthOptions | None = None,
+    draws: int = LdsOptions.draws,
 ) -> list[LdsRecord]:
     """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
 
     Parameters
     ----------
+    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
     queries : file of queries
     methods : names, with options as for `stride baseline`
-    subsets, seeds, alpha : retrained models, see `stride_cli.training.truth.build_truth`
+    truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
     draws : bootstrap resamples
 
     Returns
@@ -467,16 +423,15 @@ def evaluate(
     ------
     UsageError, QueryError, ModelError
     """
-    from index_format.location import locate
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
 
     for method in methods:
         check_method(method)
-    where, path = WorkspacePath(locate(index_path), model_path, device, dtype), Path(queries)
-    build_truth_of(where, path, n_subsets=subsets, n_seeds=seeds, alpha=alpha, workers=workers)
-    bench = Bench(where, queries=path, alpha=alpha)
+    truth = truth or TruthOptions(n_subsets=64, alpha=0.5)
+    place, path = _place(where), Path(queries)
+    build_truth_of(place, path, truth)
+    bench = Bench(place, queries=path, alpha=truth.alpha)
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
 
 
@@ -530,3 +485,7 @@ def prepare_demo(
         calibrate(session)
     say("4/4 asking")
     return session, prompts
+
+
+def _place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
+    return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))

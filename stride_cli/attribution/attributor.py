@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.problem import Solution
+    from stride_cli.recovery.problem import LassoSettings, Solution
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
@@ -119,15 +119,14 @@ class Attributor:
         return found if found is None or self.options.refine else found.averaged(len(self.operators))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Of the Lasso, as `solve_models` takes them."""
+    def settings(self) -> LassoSettings:
+        """Of the recovery."""
+        from stride_cli.recovery.problem import LassoSettings
+
         ratio = self.options.lambda_ratio
-        return {
-            "n_subsets": self.operators[0].n_subsets,
-            "lambda_ratio": self.defaults["lambda_ratio"] if ratio is None else ratio,
-            "intercept": self.intercept,
-            "nonneg": self.options.nonneg,
-        }
+        return LassoSettings(
+            self.defaults["lambda_ratio"] if ratio is None else ratio, self.intercept, self.options.nonneg
+        )
 
     @property
     def like_default(self) -> bool:
@@ -222,7 +221,9 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models
 
-        solutions = solve_models(self.designs.each, self.explained(responses), **self.settings)
+        solutions = solve_models(
+            self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
+        )
         reached("recover")
         read = solutions
         if self.options.refine:
@@ -243,8 +244,13 @@ class Attributor:
 
         if self.options.refine:
             raise UsageError("chunks are read at one λ, not along a path", fix="leave refine out")
-        settings = {name: value for name, value in self.settings.items() if name != "lambda_ratio"}
-        found = solve_models_path(self.designs.each, self.explained(responses), lambda_ratios, **settings)
+        found = solve_models_path(
+            self.designs.each,
+            self.explained(responses),
+            lambda_ratios,
+            self.settings,
+            n_subsets=self.operators[0].n_subsets,
+        )
         return [self._shrunk(solutions, solutions) for solutions in found]
 
     def _shrunk(self, solutions: Sequence[Solution], read: Sequence[Solution]) -> list[Attribution]:
@@ -281,9 +287,10 @@ class Attributor:
         return solve_halves(
             self.designs.each,
             self.explained(responses),
+            self.settings,
+            n_subsets=self.operators[0].n_subsets,
             seed=self.workspace.index.seed,
             draws=draws,
-            **self.settings,
         )
 
     def _read(

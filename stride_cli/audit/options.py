@@ -1,4 +1,4 @@
-"""How a benchmark is judged; light to import."""
+"""How a benchmark is judged, and what becomes of that; light to import."""
 
 from __future__ import annotations
 
@@ -34,3 +34,23 @@ class AuditOptions(Options):
         None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1
     )
     controls: str = option("auto", choices=CONTROLS)
+
+
+@dataclass(frozen=True)
+class FindingsOptions(Options):
+    """What becomes of the findings; beside their format on stdout, None: a table on a terminal.
+
+    Attributes
+    ----------
+    fail_on_leak : float, optional      the exit code is 1 where an item has a q-value up to this
+    """
+
+    format: str | None = option(
+        None,
+        "What stdout gets; default: a table on a terminal.",
+        choices=("jsonl", "csv", "sarif", "html"),
+        listed=True,
+    )
+    fail_on_leak: float | None = option(
+        None, "Exit with 1 where an item has a q-value up to Q.", metavar="Q", low=0, high=1, example=0.05
+    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from stride_cli.audit.options import CONTROLS, AuditOptions
+from stride_cli.audit.options import CONTROLS, AuditOptions, FindingsOptions
 from stride_cli.commands.index import _example
 from stride_cli.commands.options import (
     Device,
@@ -24,22 +23,13 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import EXIT_FOUND, UsageError
+from stride_cli.errors import EXIT_FOUND
 
 EXAMPLE = _example(
     "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
     "stride audit gsm8k.jsonl --prompt-field question --response-field answer --number-ids",
     "stride audit benchmark.jsonl --controls fresh.jsonl --format sarif --fail-on-leak 0.05 > audit.sarif",
 )
-
-
-class Format(StrEnum):
-    """What is written to stdout."""
-
-    jsonl = "jsonl"
-    csv = "csv"
-    sarif = "sarif"
-    html = "html"
 
 
 @with_flags
@@ -63,13 +53,7 @@ def audit(
             "a copy in it, or versions made of the items; auto: absent ones if they are enough.",
         ),
     ] = "auto",
-    format: Annotated[
-        Format | None, typer.Option("--format", help="What stdout gets; default: a table on a terminal.")
-    ] = None,
-    fail_on_leak: Annotated[
-        float | None,
-        typer.Option("--fail-on-leak", metavar="Q", help="Exit with 1 where an item has a q-value up to Q."),
-    ] = None,
+    outcome: Annotated[dict[str, Any], Flags(FindingsOptions)],
     given: Annotated[dict[str, Any], Flags(AuditOptions)],
     model: ModelPath = None,
     device: Device = None,
@@ -92,10 +76,7 @@ def audit(
     from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
 
-    if fail_on_leak is not None and not 0 <= fail_on_leak <= 1:
-        raise UsageError(
-            f"--fail-on-leak is {fail_on_leak:g} (expected 0 to 1)", fix="for example --fail-on-leak 0.05"
-        )
+    wanted = FindingsOptions(**outcome)
     made = controls in CONTROLS
     options = AuditOptions(**given, controls=controls if made else "auto")
     chosen = resolve("query", {"lambda_ratio": options.lambda_ratio, "device": device, "dtype": dtype})
@@ -111,15 +92,14 @@ def audit(
         replace(options, lambda_ratio=chosen.lambda_ratio),
         ReadOptions.of(reading),
     )
-    _write(findings, format, json, benchmark, session.index.path.name, options.level)
+    _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
     _summarise(findings, options.level)
-    if fail_on_leak is not None and any(finding.q <= fail_on_leak for finding in findings):
+    limit = wanted.fail_on_leak
+    if limit is not None and any(finding.q <= limit for finding in findings):
         raise typer.Exit(EXIT_FOUND)
 
 
-def _write(
-    findings: list, format: Format | None, json: bool, benchmark: str, index: str, level: float
-) -> None:
+def _write(findings: list, format: str | None, json: bool, benchmark: str, index: str, level: float) -> None:
     import sys
 
     from stride_cli.audit.formats import to_csv, to_sarif
@@ -128,14 +108,14 @@ def _write(
 
     if format is None and not wants_json(json):
         _print(findings)
-    elif format in (None, Format.jsonl):
+    elif format in (None, "jsonl"):
         for finding in findings:
             emit(finding.to_record())
-    elif format is Format.html:
+    elif format == "html":
         name = Path(benchmark).name
         sys.stdout.write(render_page(findings, benchmark=name, index_name=index, level=level))
     else:
-        sys.stdout.write(to_csv(findings) if format is Format.csv else to_sarif(findings))
+        sys.stdout.write(to_csv(findings) if format == "csv" else to_sarif(findings))
 
 
 def _print(findings: list) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stride_cli.commands.completion import complete_method
-from stride_cli.commands.evaluate_options import Queries, open_bench
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+from stride_cli.commands.evaluate_options import open_bench
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import BenchOptions, RankingOptions
 
 if TYPE_CHECKING:
     from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
@@ -23,6 +24,7 @@ Examples:
 """
 
 
+@with_flags
 def baseline(
     method: Annotated[
         str | None,
@@ -36,8 +38,9 @@ def baseline(
     listed: Annotated[bool, typer.Option("--list", help="Say which methods there are, and leave.")] = False,
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    top: Annotated[int, typer.Option("--top", min=0, help="Documents to show for a query.")] = 10,
+    *,
+    asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries",))],
+    given: Annotated[dict[str, Any], Flags(RankingOptions)],
     scores: Annotated[
         Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
     ] = None,
@@ -63,8 +66,9 @@ def baseline(
 
     if method is None:
         raise UsageError("no method is given", fix="see which there are: stride baseline --list")
+    shown = RankingOptions(**given)
     opened = open_method(method)
-    bench = open_bench(index, model, queries, None, device, dtype)
+    bench = open_bench(index, model, BenchOptions(**asked), device, dtype)
     chosen, task = bench.queries, bench.workspace
     owner = np.asarray(task.index.array("corpus/chunk_document"))
     opened.fit(task)
@@ -78,7 +82,7 @@ def baseline(
             for values in document_scores(block, owner, task.index.n_documents):
                 hits: list[RankedDocument] = [
                     {"rank": rank, "document": task.index.document_id(document), "score": score}
-                    for rank, document, score in rank_documents(values, top)
+                    for rank, document, score in rank_documents(values, shown.top)
                 ]
                 if wants_json(json):
                     record: RankingRecord = {

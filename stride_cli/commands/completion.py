@@ -22,7 +22,6 @@ SPACES = (
     "pair-logit",
     "head-matrix",
 )
-RESPONSES = ("loss", "margin")
 
 
 def take_named_shell(arguments: Sequence[str]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.commands import evaluate_retraining, evaluate_selection, evaluate_truth
-from stride_cli.commands.evaluate_options import Alpha, Methods, Queries, Resamples, Response, open_bench
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath
+from stride_cli.commands.evaluate_options import Compared, Measured, open_bench
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
 from stride_cli.errors import EXIT_USAGE
+from stride_cli.evaluation.options import BenchOptions, LdsOptions
 
 if TYPE_CHECKING:
     from stride_cli.evaluation.compare import Entry, Ground
@@ -41,14 +42,13 @@ Examples:
 """
 
 
+@with_flags
 def lds(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride",
-    alpha: Alpha = None,
-    response: Response = "loss",
-    draws: Resamples = 1000,
+    *,
+    measured: Measured,
+    compared: Compared,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -62,10 +62,11 @@ def lds(
     from stride_cli.evaluation.compare import lds_record
     from stride_cli.output import emit, wants_json
 
-    specs = split_methods(methods)
-    bench = open_bench(index, model, queries, alpha, device, dtype)
+    options, judged = BenchOptions(**measured), LdsOptions(**compared)
+    specs = split_methods(options.methods)
+    bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
     rows, failed = [], 0
-    for entry, ground in bench.lds(specs, response=response, draws=draws):
+    for entry, ground in bench.lds(specs, response=judged.response, draws=judged.draws):
         failed += _report_failure(entry)
         record = lds_record(entry, ground)
         if wants_json(json):
@@ -80,11 +81,12 @@ def lds(
         raise typer.Exit(EXIT_USAGE)
 
 
+@with_flags
 def distribution(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride",
+    *,
+    measured: Measured,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -96,8 +98,9 @@ def distribution(
     from stride_cli.evaluation.scoring import run_method
     from stride_cli.output import emit, wants_json
 
-    specs = split_methods(methods)
-    bench = open_bench(index, model, queries, None, device, dtype)
+    options = BenchOptions(**measured)
+    specs = split_methods(options.methods)
+    bench = open_bench(index, model, options, device, dtype)
     chosen = bench.queries
     rows, failed = [], 0
     for entry in describe_methods(
@@ -120,14 +123,13 @@ def distribution(
         raise typer.Exit(EXIT_USAGE)
 
 
+@with_flags
 def compare(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride,tfidf,chance",
-    alpha: Alpha = None,
-    response: Response = "loss",
-    draws: Resamples = 1000,
+    *,
+    measured: Annotated[dict[str, Any], Flags(BenchOptions, methods={"default": "stride,tfidf,chance"})],
+    compared: Compared,
     given: Annotated[
         str | None,
         typer.Option(
@@ -155,13 +157,14 @@ def compare(
     from stride_cli.output import emit, note, progress, wants_json
     from stride_cli.report.comparison_page import write_page
 
-    specs = split_methods(methods)
+    options, judged = BenchOptions(**measured), LdsOptions(**compared)
+    specs = split_methods(options.methods)
     if given is not None and given not in specs:
         raise UsageError(f"--given {given} is not among the methods", fix="name it in --methods too")
     if html is not None and not html.resolve().parent.is_dir():
         raise UsageError(f"there is no directory '{html.parent}'", fix="make it, or give another --html path")
-    bench = open_bench(index, model, queries, alpha, device, dtype)
-    ground = bench.ground(response)
+    bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
+    ground = bench.ground(judged.response)
     rows = bench.rows
     entries: list[Entry] = []
     table = []
@@ -175,7 +178,7 @@ def compare(
             order,
             ground,
             lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows, source=bench.source),
-            draws=draws,
+            draws=judged.draws,
             seed=bench.index.seed,
         ):
             bar.advance()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from index_format.location import local_directory
-from stride_cli.commands.evaluate_options import Methods, Queries, open_bench
+from stride_cli.commands.evaluate_options import Measured, open_bench
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
-from stride_cli.training.options import RetrainOptions
+from stride_cli.evaluation.options import BenchOptions, LooOptions, RemovalOptions, TailPatchOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,21 +40,13 @@ Examples:
 """
 
 
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Trainings of every set of chunks.")]
-Retraining = Annotated[dict[str, Any], Flags(RetrainOptions)]
-Limit = Annotated[
-    int, typer.Option("--limit", min=1, help="At most so many queries, drawn by lot: each needs its models.")
-]
-
-
+@with_flags
 def tail_patch(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride",
-    top: Annotated[str, typer.Option("--top", help="Numbers k of chunks of a step.")] = "10,20,50",
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the step.")] = 1e-4,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Random batches to compare with.")] = 8,
+    *,
+    measured: Measured,
+    given: Annotated[dict[str, Any], Flags(TailPatchOptions)],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -71,17 +61,18 @@ def tail_patch(
     from stride_cli.evaluation.tail_patch import Patcher, measure_tail_patch
     from stride_cli.output import emit, progress, wants_json
 
-    ks = _numbers(top)
-    specs = split_methods(methods)
-    bench = open_bench(index, model, queries, None, device, dtype or "fp32")
+    options, patch = BenchOptions(**measured), TailPatchOptions(**given)
+    ks = _numbers(patch.top)
+    specs = split_methods(options.methods)
+    bench = open_bench(index, model, options, device, dtype or "fp32")
     task, chosen = bench.workspace, bench.queries
     check_ks(ks, task.n_chunks)
-    patcher = Patcher(task, chosen, lr=lr)
+    patcher = Patcher(task, chosen, lr=patch.lr)
     rows = []
     with progress("tail patch", len(specs), unit="methods") as bar:
         for spec in specs:
             tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
-            for found in measure_tail_patch(patcher, tops, ks, draws=draws):
+            for found in measure_tail_patch(patcher, tops, ks, draws=patch.draws):
                 parts = found.intervals(seed=task.seed)
                 record: TailPatchRecord = {
                     "schema": "stride.tail_patch/1",
@@ -92,8 +83,8 @@ def tail_patch(
                     "random": _record(parts["random"]),
                     "helped": float((found.lift > 0).mean()),
                     "queries": len(chosen),
-                    "draws": draws,
-                    "lr": lr,
+                    "draws": patch.draws,
+                    "lr": patch.lr,
                 }
                 if wants_json(json):
                     emit(record)
@@ -102,7 +93,7 @@ def tail_patch(
             bar.advance()
     if not wants_json(json):
         print_table(
-            f"Δ log p (nats a token) of {len(chosen)} queries after one step, lr {lr:g}",
+            f"Δ log p (nats a token) of {len(chosen)} queries after one step, lr {patch.lr:g}",
             ["method", "k", "lift", "attributed", "random", "lift > 0"],
             rows,
         )
@@ -112,14 +103,9 @@ def tail_patch(
 def removal(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride",
-    top: Annotated[str, typer.Option("--top", help="Numbers k of chunks to remove.")] = "10,50",
-    limit: Limit = 10,
-    seeds: Seeds = 3,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Random removals to compare with.")] = 5,
     *,
-    given: Retraining,
+    measured: Measured,
+    given: Annotated[dict[str, Any], Flags(RemovalOptions, first=("top", "limit", "seeds", "draws"))],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -137,15 +123,16 @@ def removal(
     from stride_cli.training.retraining import open_trainer, store_of
     from stride_cli.training.truth import subset_seeds
 
-    retraining = RetrainOptions(**given)
-    ks = _numbers(top)
-    specs = split_methods(methods)
-    bench = open_bench(index, model, queries, None, device, dtype)
+    options, removing = BenchOptions(**measured), RemovalOptions(**given)
+    seeds, draws = removing.seeds, removing.draws
+    ks = _numbers(removing.top)
+    specs = split_methods(options.methods)
+    bench = open_bench(index, model, options, device, dtype)
     local_directory(bench.where.index)  # refused before a model is opened
     task = bench.workspace
-    chosen = _draw_queries(bench, limit)
+    chosen = _draw_queries(bench, removing.limit)
     check_ks(ks, task.n_chunks)
-    trainer = open_trainer(task, chosen, recipe=retraining.recipe, command=retraining.command)
+    trainer = open_trainer(task, chosen, recipe=removing.recipe, command=removing.command)
     store = store_of(task.index)
     models = seeds * (1 + len(ks) * (len(specs) * len(chosen) + draws))
     note(f"at most {models:,} models to retrain; kept in {store}")
@@ -160,8 +147,7 @@ def removal(
             store=store,
             draws=draws,
             seed=task.seed,
-            engine=retraining.engine,
-            workers=retraining.workers,
+            engine=removing,
         ):
             parts = found.intervals(seed=task.seed)
             record: RemovalRecord = {
@@ -189,14 +175,9 @@ def removal(
 def loo(
     index: IndexPath = None,
     model: ModelPath = None,
-    queries: Queries = None,
-    methods: Methods = "stride",
-    chunks: Annotated[
-        int, typer.Option("--chunks", help="Chunks to leave out one by one, drawn by lot.")
-    ] = 40,
-    seeds: Seeds = 3,
     *,
-    given: Retraining,
+    measured: Measured,
+    given: Annotated[dict[str, Any], Flags(LooOptions, first=("chunks", "seeds"))],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -213,22 +194,22 @@ def loo(
     from stride_cli.training.retraining import open_trainer, store_of
     from stride_cli.training.truth import subset_seeds
 
-    retraining = RetrainOptions(**given)
-    specs = split_methods(methods)
-    bench = open_bench(index, model, queries, None, device, dtype)
+    options, leaving = BenchOptions(**measured), LooOptions(**given)
+    seeds = leaving.seeds
+    specs = split_methods(options.methods)
+    bench = open_bench(index, model, options, device, dtype)
     local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, bench.queries
-    sample = sample_chunks(task.n_chunks, chunks, seed=task.seed)
+    sample = sample_chunks(task.n_chunks, leaving.chunks, seed=task.seed)
     store = store_of(task.index)
     note(f"at most {seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
     scores = {spec: columns_of(_scores(bench, spec, chosen), sample) for spec in specs}
     found = measure_leave_one_out(
-        open_trainer(task, chosen, recipe=retraining.recipe, command=retraining.command),
+        open_trainer(task, chosen, recipe=leaving.recipe, command=leaving.command),
         sample,
         subset_seeds(task.seed, seeds).tolist(),
         store=store,
-        engine=retraining.engine,
-        workers=retraining.workers,
+        engine=leaving,
     )
     ceiling = found.ceiling(seed=task.seed)
     rows = []

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli.commands.options import Device, Flags, Json, with_flags
+from stride_cli.selection.options import JudgingOptions
 from stride_cli.training.options import FinetuneOptions
 
 EXAMPLE = """\b
@@ -22,11 +23,8 @@ def selection(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What stride select wrote.")],
     model: Annotated[str, typer.Option("--model", metavar="BASE", help="The model to fine-tune.")],
     queries: Annotated[Path, typer.Option("--queries", help="Held-out queries, with responses for F1.")],
-    seeds: Annotated[int, typer.Option("--seeds", help="Models fine-tuned on each file.")] = 3,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="Longest greedy answer.")
-    ] = 64,
     *,
+    judged: Annotated[dict[str, Any], Flags(JudgingOptions)],
     given: Annotated[
         dict[str, Any], Flags(FinetuneOptions, only=("epochs", "batch_tokens", "lr", "lora_rank"))
     ],
@@ -42,12 +40,10 @@ def selection(
     from stride_cli.selection.finetuned import evaluate_selection, score_record
     from stride_cli.selection.select import read_tasks
 
-    options = FinetuneOptions(**given, device=device or "auto")
+    judging, options = JudgingOptions(**judged), FinetuneOptions(**given, device=device or "auto")
     rows = []
     tasks: list[str] | None = None
-    for name, scores in evaluate_selection(
-        directory, model, queries, seeds=seeds, options=options, max_new_tokens=max_new_tokens
-    ):
+    for name, scores in evaluate_selection(directory, model, queries, judging, options):
         if name == "base":
             try:
                 tasks = read_tasks(queries)
@@ -62,7 +58,7 @@ def selection(
         )
     if not wants_json(json):
         print_table(
-            f"{directory}, {seeds} seeds",
+            f"{directory}, {judging.seeds} seeds",
             ["trained on", "loss (± seeds)", "unigram F1 (± seeds)", "F1 (± tasks)"],
             rows,
         )

@@ -16,9 +16,10 @@ from stride_cli.commands.options import (
     Json,
     ModelPath,
     find_index,
+    flag,
     with_flags,
 )
-from stride_cli.training.options import RetrainOptions
+from stride_cli.training.options import TruthOptions, per_mille
 
 if TYPE_CHECKING:
     from stride_cli.schema.train_records import TruthRecord
@@ -39,25 +40,13 @@ def truth(
     ],
     index: IndexPath = None,
     model: ModelPath = None,
-    subsets: Annotated[int, typer.Option("--subsets", help="Random subsets of this α, in all.")] = 100,
-    alpha: Annotated[float, typer.Option("--alpha", help="Share of the chunks in a subset.")] = 0.3,
-    seeds: Annotated[int, typer.Option("--seeds", help="Models trained on each subset.")] = 1,
-    own_seed: Annotated[
-        bool,
-        typer.Option(
-            "--own-seed",
-            help="Retrain from the model's own initial weights, in its own order: what this very model would "
-            "have been.",
-        ),
-    ] = False,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the retrained weights here.")
-    ] = None,
     *,
     given: Annotated[
         dict[str, Any],
         Flags(
-            RetrainOptions,
+            TruthOptions,
+            leave_out=("overwrite",),
+            first=("n_subsets", "alpha", "n_seeds", "own_seed", "keep"),
             command={
                 "help": "Retrain by this program instead: {mask} is a .npy of one bool a chunk, {out} where "
                 "it leaves the checkpoint, {seed} a seed."
@@ -66,9 +55,7 @@ def truth(
     ],
     device: Device = None,
     dtype: Dtype = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a truth of other queries or another recipe.")
-    ] = False,
+    overwrite: Annotated[bool, flag(TruthOptions, "overwrite")] = False,
     json: Json = False,
 ) -> None:
     """Retrain the model on random subsets of its training chunks: the ground truth that LDS compares with.
@@ -80,25 +67,16 @@ def truth(
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import build_truth_of
     from stride_cli.output import emit, note, wants_json
-    from stride_cli.training.truth import per_mille, seeds_in_words
+    from stride_cli.training.truth import seeds_in_words
 
     begin = time.monotonic()
-    retraining = RetrainOptions(**given)
-    share = per_mille(alpha)
+    options = TruthOptions(**given, overwrite=overwrite)
+    share = per_mille(options.alpha)
     general = resolve("general", {"model": model})
     workspace, wanted, found = build_truth_of(
         WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto"),
         queries,
-        n_subsets=subsets,
-        n_seeds=seeds,
-        own_seed=own_seed,
-        alpha=alpha,
-        keep=keep,
-        recipe=retraining.recipe,
-        command=retraining.command,
-        engine=retraining.engine,
-        workers=retraining.workers,
-        overwrite=overwrite,
+        options,
     )
     chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
     record: TruthRecord = {

@@ -15,6 +15,7 @@ from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.options import (
+    Flags,
     IndexPath,
     Json,
     ModelPath,
@@ -25,6 +26,7 @@ from stride_cli.commands.options import (
 )
 
 # light: the standard library only; everything else is imported by the command that needs it
+from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
 
 if TYPE_CHECKING:
@@ -69,24 +71,6 @@ IndexArgument = Annotated[
         autocompletion=complete_index,
     ),
 ]
-BlockSizeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        help="Most tokens of a chunk; default 512, or the model's context where that is shorter.",
-        show_default=False,
-    ),
-]
-SubsetsOption = Annotated[
-    int | None,
-    typer.Option("--subsets", metavar="K", help="Number of subsets K; default: planned.", show_default=False),
-]
-DegreeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--degree", metavar="D", help="Subsets of a chunk; default 10, at most K/2.", show_default=False
-    ),
-]
 
 
 @app.command(
@@ -103,17 +87,7 @@ def build(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
     ] = Path("run.stride"),
-    block_size: BlockSizeOption = None,
-    subsets: SubsetsOption = None,
-    degree: DegreeOption = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the design.")] = 0,
-    no_text: Annotated[bool, typer.Option("--no-text", help="Keep no document texts in the index.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
-    ] = False,
-    commit_seconds: Annotated[
-        float, typer.Option("--commit-seconds", help="How often progress is saved: what a kill can cost.")
-    ] = 2.0,
+    given: Annotated[dict[str, Any], Flags(BuildOptions)],
     json: Json = False,
     reading: Reading,
 ) -> None:
@@ -128,14 +102,8 @@ def build(
         corpus,
         model_path=model,
         out=out,
-        block_size=block_size,
-        n_subsets=subsets,
-        degree=degree,
-        seed=seed,
-        store_text=not no_text,
+        options=BuildOptions(**given),
         reading=ReadOptions.of(reading),
-        overwrite=overwrite,
-        commit_seconds=commit_seconds,
     )
     _report(built, out, time.monotonic() - begin, json)
     output.note(f"next: stride train --index {out}")
@@ -194,46 +162,25 @@ def plan(
         str | None,
         typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
     ] = None,
-    chunks: Annotated[
-        int | None, typer.Option("--chunks", metavar="N", help="Plan for N chunks, without a corpus.")
-    ] = None,
-    block_size: BlockSizeOption = None,
-    subsets: SubsetsOption = None,
-    degree: DegreeOption = None,
-    gate_dimension: Annotated[
-        int | None,
-        typer.Option(
-            "--gate-dimension", metavar="P", help="Numbers of one operator; default: what stride train fits."
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        int,
-        typer.Option(
-            "--checkpoints", metavar="N", help="How many further models stride train will be given."
-        ),
-    ] = 0,
-    sketch: Annotated[
-        int, typer.Option("--sketch", metavar="BITS", help="Bits a chunk that stride train will keep.")
-    ] = 0,
-    no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
+    given: Annotated[dict[str, Any], Flags(PlanOptions, first=("chunks",))],
     json: Json = False,
     reading: Reading,
 ) -> None:
     """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart."""
     from dataclasses import asdict
 
-    from stride_cli.corpus.plan import CorpusCounts, check_design, choose_block_size, plan_index
+    from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
     from stride_cli.models.language.language_recipe import was_finetuned
 
-    check_design(subsets, degree)
+    options = PlanOptions(**given)
     vocabulary = 1 << 16
-    if chunks is not None:
+    if options.chunks is not None:
         if corpus or model:
             raise errors.UsageError(
                 "--chunks plans without a corpus, and a corpus or model was given too",
                 fix="give one of the two",
             )
-        counts = CorpusCounts(documents=0, chunks=chunks, tokens=0)
+        counts = CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
     elif corpus and model:
         from stride_cli.corpus.build import survey_corpus
         from stride_cli.corpus.context import context_length
@@ -241,24 +188,14 @@ def plan(
 
         tokenizer = load_tokenizer(model)
         vocabulary = len(tokenizer)
-        size = choose_block_size(block_size, context_length(model))
+        size = choose_block_size(options.block_size, context_length(model))
         counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=ReadOptions.of(reading))
     else:
         raise errors.UsageError(
             "nothing to plan for: expected a corpus with --model, or --chunks",
             fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
         )
-    made = plan_index(
-        counts,
-        n_subsets=subsets,
-        degree=degree,
-        gate_dimension=gate_dimension,
-        finetuned=was_finetuned(model),
-        checkpoints=checkpoints,
-        sketch=sketch,
-        vocabulary=vocabulary,
-        store_text=not no_text,
-    )
+    made = plan_index(counts, options, finetuned=was_finetuned(model), vocabulary=vocabulary)
     _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
 
 

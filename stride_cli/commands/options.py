@@ -14,7 +14,13 @@ import typer
 
 from index_format.location import Location, local_directory, locate
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.commands.completion import complete_index, complete_spaces, one_of
+from stride_cli.commands.completion import (
+    complete_index,
+    complete_method,
+    complete_methods,
+    complete_spaces,
+    one_of,
+)
 from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
@@ -24,7 +30,12 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 HALVES = 20
-_COMPLETERS = {"space": complete_spaces, "index": complete_index}
+_COMPLETERS = {
+    "index": complete_index,
+    "method": complete_method,
+    "methods": complete_methods,
+    "space": complete_spaces,
+}
 
 
 class Flags:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.completion import complete_method
-from stride_cli.commands.options import Device, Dtype, IndexPath, Json, ModelPath, find_index
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
+from stride_cli.selection.options import SelectOptions
 
 if TYPE_CHECKING:
     from stride_cli.schema.selection_records import SelectionRecord
@@ -23,14 +31,7 @@ Examples:
 """
 
 
-class By(StrEnum):
-    """How the scores of many queries become one order."""
-
-    greedy = "greedy"
-    sum = "sum"
-    quota = "quota"
-
-
+@with_flags
 def select(
     task: Annotated[
         Path,
@@ -38,26 +39,8 @@ def select(
             metavar="TASK", help='Queries: {"id", "prompt", "response"} a line, or {"id", "text"}.'
         ),
     ],
-    size: Annotated[int, typer.Option("--size", help="Documents to choose.")] = 1000,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the three files go.")] = Path(
-        "selection"
-    ),
-    by: Annotated[
-        By,
-        typer.Option(
-            "--by",
-            help='greedy: best rank over queries; sum: of scores; quota: tasks in turn (by "task").',
-        ),
-    ] = By.greedy,
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            help="Whose scores: a method of stride baseline --list, with options.",
-            autocompletion=complete_method,
-        ),
-    ] = "stride",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a selection at DIR.")] = False,
+    *,
+    given: Annotated[dict[str, Any], Flags(SelectOptions, out={"default": Path("selection")})],
     index: IndexPath = None,
     model: ModelPath = None,
     device: Device = None,
@@ -73,13 +56,12 @@ def select(
     from stride_cli.output import emit, note, wants_json
     from stride_cli.selection.select import run_selection
 
-    started = time.perf_counter()
+    options = SelectOptions(**given)
+    size, started = options.size, time.perf_counter()
     path = find_index(index)
     general = resolve("general", {"model": model})
     where = WorkspacePath(path, general.model, device or "auto", dtype or "auto")
-    opened, queries, found = run_selection(
-        where, task, size=size, method=method, by=by.value, out=out, overwrite=overwrite
-    )
+    opened, queries, found = run_selection(where, task, options)
     lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
     if lots:
         note(
@@ -90,12 +72,12 @@ def select(
     shared = sum(choice.document in theirs for choice in found.chosen) / size
     record: SelectionRecord = {
         "schema": "stride.selection/1",
-        "out": str(out),
+        "out": str(options.out),
         "size": size,
         "documents": opened.index.n_documents,
         "queries": len(queries),
-        "method": method,
-        "by": by.value,
+        "method": options.method,
+        "by": options.by,
         "lots": lots,
         "shared_with_bm25": shared,
         "seconds": time.perf_counter() - started,
@@ -112,4 +94,6 @@ def select(
         ]
         for choice in found.chosen[:10]
     ]
-    print_table(f"the first of {size:,} documents in {out}", ["document", "rank", "score", "query"], rows)
+    print_table(
+        f"the first of {size:,} documents in {options.out}", ["document", "rank", "score", "query"], rows
+    )

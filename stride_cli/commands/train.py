@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from stride_cli.commands.options import (
 )
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FITS, FLAT, TrainOptions, fit_of, train_options
-from stride_cli.options import entries
+from stride_cli.options import Options, entries, option
 
 EXAMPLE = """\b
 Examples:
@@ -28,6 +29,13 @@ Examples:
   stride train --index run.stride --sketch 768
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
+
+
+@dataclass(frozen=True)
+class SavingOptions(Options):
+    """How an interrupted fit goes on."""
+
+    save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0)
 
 
 @with_flags
@@ -42,9 +50,7 @@ def train(
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
-    save_seconds: Annotated[
-        float, typer.Option("--save-seconds", help="How often an unfinished fit is saved.")
-    ] = 60.0,
+    saving: Annotated[dict[str, Any], Flags(SavingOptions)],
     no_calibration: Annotated[
         bool,
         typer.Option("--no-calibration", help="Ask no unrelated prompts: answers will have no verdict."),
@@ -76,7 +82,7 @@ def train(
         device=chosen.device,
         dtype=chosen.dtype,
         overwrite=overwrite,
-        save_seconds=save_seconds,
+        save_seconds=SavingOptions(**saving).save_seconds,
     )
     if not no_calibration and result["fit"] == "closed":
         session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)

@@ -23,22 +23,36 @@ from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import EMPTY_CORPUS
-from stride_cli.corpus.plan import (
-    DEFAULT_BLOCK_SIZE,
-    CorpusCounts,
-    check_design,
-    choose_design,
-)
+from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
+from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
 from stride_cli.corpus.streams import ReadLog
-from stride_cli.errors import CorpusError, StorageError, UsageError
+from stride_cli.errors import CorpusError, StorageError
 
-COMMIT_SECONDS = 2.0
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _DESIGN_BLOCK = 1 << 16  # chunks
 _MASK_BLOCK = 1 << 16  # chunks
+
+
+@dataclass(frozen=True)
+class IndexedModel:
+    """The model that an index is built for.
+
+    Attributes
+    ----------
+    tokenizer : transformers tokenizer         the checkpoint's own
+    tokenizer_fingerprint, fingerprint : str   recorded; a query against another model or tokenizer is refused
+    path : str, optional                       recorded, the default model of later commands
+    context : int, optional                    its longest sequence, which no chunk exceeds
+    """
+
+    tokenizer: Any
+    tokenizer_fingerprint: str
+    fingerprint: str
+    path: str | None = None
+    context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +67,10 @@ class _Progress:
 
 def build_index(
     sources: Sequence[str],
-    *,
-    tokenizer: Any,
-    model_fingerprint: str,
-    tokenizer_fingerprint: str,
-    model_path: str | None,
+    model: IndexedModel,
     out: str | Path,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    n_subsets: int | None = None,
-    degree: int | None = None,
-    seed: int = 0,
-    store_text: bool = True,
+    options: BuildOptions = BuildOptions(),
     reading: ReadOptions = ReadOptions(),
-    overwrite: bool = False,
-    commit_seconds: float = COMMIT_SECONDS,
 ) -> Index:
     """Read a corpus, chunk it, draw its design and publish the index at `out`.
 
@@ -77,27 +81,12 @@ def build_index(
     ----------
     sources : sequence of str
         As `read_documents`.
-    tokenizer : transformers tokenizer
-        The checkpoint's own.
-    model_fingerprint, tokenizer_fingerprint : str
-        Recorded; a query against another model or tokenizer is refused.
-    model_path : str | None
-        Recorded, the default model of later commands.
-    block_size : int
-        Most tokens of a chunk.
-    n_subsets, degree : int, optional
-        K and d; None for what fits the corpus (`choose_design`).
-    seed : int
-        Of the design, 0 <= seed < 2**64.
-    store_text : bool
-        Whether the index keeps the documents' texts (queries show passages either way, decoded from tokens).
+    model : IndexedModel
+        Whose tokenizer makes the tokens.
+    options : BuildOptions
+        Chunks, design, and how the build proceeds.
     reading : ReadOptions
         Field names and what happens to bad records.
-    overwrite : bool
-        Replace an index at `out`, and discard an unfinished build of another corpus or other settings.
-    commit_seconds : float
-        Work between two commits: what a kill can cost (more where committing takes over 5 % of that); 0:
-        after every batch.
 
     Raises
     ------
@@ -105,51 +94,49 @@ def build_index(
         A record that cannot be used, a corpus smaller than K, or one that has changed since the interrupted
         build.
     UsageError
-        Settings that no corpus can have.
+        Chunks longer than the model's context, or a degree that is more than the chunks.
     IndexFormatError
         `out` exists, is being built by another process, or holds an unfinished build from other settings.
     StorageError
         The disk refuses.
     """
-    check_design(n_subsets, degree)
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
-    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    block_size = choose_block_size(options.block_size, model.context)
+    chunker = DocumentTokenizer(model.tokenizer, block_size=block_size)
     local_directory(out)
     # before anything is created: no such file, a pattern without a match
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
     settings = {
         "format_version": FORMAT_VERSION,
-        "model": model_fingerprint,
-        "tokenizer": tokenizer_fingerprint,
+        "model": model.fingerprint,
+        "tokenizer": model.tokenizer_fingerprint,
         "block_size": block_size,
-        "n_subsets": n_subsets,
-        "degree": degree,
-        "seed": seed,
-        "store_text": store_text,
+        "n_subsets": options.n_subsets,
+        "degree": options.degree,
+        "seed": options.seed,
+        "store_text": options.store_text,
     }
     with (
         _storage_errors(out),
-        IndexWriter.create(out, build_key=_key(settings), overwrite=overwrite) as writer,
+        IndexWriter.create(out, build_key=_key(settings), overwrite=options.overwrite) as writer,
     ):
-        corpus = _Corpus(writer, chunker, store_text=store_text)
-        progress = corpus.add(documents, log, _Progress(), commit_seconds)
-        k, d = choose_design(corpus.n_chunks, n_subsets, degree)
+        corpus = _Corpus(writer, chunker, store_text=options.store_text)
+        progress = corpus.add(documents, log, _Progress(), options.commit_seconds)
+        k, d = choose_design(corpus.n_chunks, options)
         writer.commit(asdict(progress))
-        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=seed)
+        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=options.seed)
         writer.publish(
             {
-                "seed": seed,
+                "seed": options.seed,
                 "n_subsets": k,
                 "degree": d,
                 "design": "regular",
                 "block_size": block_size,
                 "fingerprints": {
                     "corpus": progress.digest,
-                    "tokenizer": tokenizer_fingerprint,
-                    "model": model_fingerprint,
+                    "tokenizer": model.tokenizer_fingerprint,
+                    "model": model.fingerprint,
                 },
-                "model_path": model_path,
+                "model_path": model.path,
                 "config": {"sources": list(sources), **settings, "reading": asdict(reading)},
                 "counts": _counts(corpus, progress, skipped=log.skipped),
                 "created_by": f"stride {__version__}",
@@ -165,7 +152,7 @@ def append_to_index(
     tokenizer: Any,
     tokenizer_fingerprint: str,
     reading: ReadOptions = ReadOptions(),
-    commit_seconds: float = COMMIT_SECONDS,
+    commit_seconds: float = BuildOptions.commit_seconds,
 ) -> Index:
     """Add documents to an index: what is there stays, and K, and operators (their coverage falls).
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stride_cli.errors import UsageError
-
 
 @dataclass(frozen=True)
 class GateRange:
@@ -67,12 +65,6 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
     return inside + 2 * logit_gates(n_subsets, inside, 2) + pairs
-
-
-def check_sketch(bits: int) -> None:
-    """Refuse more bits a chunk than sketches can have, or fewer than none (UsageError)."""
-    if not 0 <= bits <= MOST_BITS:
-        raise UsageError(f"--sketch is {bits} (expected 0 to {MOST_BITS:,})", fix="try --sketch 768")
 
 
 def sketch_bytes(n_chunks: int, bits: int) -> int:

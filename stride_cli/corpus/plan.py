@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import PACKED_BYTES, check_sketch, default_gates, sketch_bytes
+from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, sketch_bytes
+from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 
-DEFAULT_BLOCK_SIZE = 512
 DEFAULT_DEGREE = 10  # tab:stride_hparams
-MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
 _ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
 _CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of the direct readout
 # A fixed budget, not this machine's memory: the same corpus must give the same index everywhere.
@@ -89,34 +88,7 @@ class Plan:
     query_memory_bytes: int
 
 
-def check_design(n_subsets: int | None, degree: int | None) -> None:
-    """Refuse what no corpus can have: d < 1, K < 1, K < d, K > 65,535 (UsageError)."""
-    if degree is not None and degree < 1:
-        raise UsageError(
-            f"--degree is {degree}, expected at least 1",
-            fix=f"leave it out for the default of {DEFAULT_DEGREE}",
-        )
-    if n_subsets is None:
-        return
-    if n_subsets < 1:
-        raise UsageError(
-            f"--subsets is {n_subsets}, expected at least 1",
-            fix="leave it out for a number that fits the corpus",
-        )
-    if n_subsets > MAX_SUBSETS:
-        raise UsageError(
-            f"--subsets is {n_subsets:,}, expected at most {MAX_SUBSETS:,} (subset ids have 16 bits)",
-            fix=f"give at most --subsets {MAX_SUBSETS}, or leave it out",
-        )
-    if degree is not None and n_subsets < degree:
-        raise UsageError(
-            f"--subsets is {n_subsets}, expected at least the degree {degree}: a chunk is in {degree} "
-            "different subsets",
-            fix=f"give --subsets {degree} or more, or a smaller --degree",
-        )
-
-
-def choose_design(n_chunks: int, n_subsets: int | None = None, degree: int | None = None) -> tuple[int, int]:
+def choose_design(n_chunks: int, design: DesignOptions = DesignOptions()) -> tuple[int, int]:
     """K and d for n chunks: what is given, defaults for what is None.
 
     Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
@@ -128,9 +100,9 @@ def choose_design(n_chunks: int, n_subsets: int | None = None, degree: int | Non
     CorpusError
         No chunk; fewer chunks than the subsets asked for.
     UsageError
-        As `check_design`.
+        Fewer chunks than the degree asked for.
     """
-    check_design(n_subsets, degree)
+    n_subsets, degree = design.n_subsets, design.degree
     if n_chunks < 1:
         raise CorpusError("the corpus has no chunk", fix="give documents that hold text")
     if n_subsets is None:
@@ -186,15 +158,10 @@ def sgd_coverage(n_chunks: int, draws: int = SGD_DRAWS) -> float:
 
 def plan_index(
     counts: CorpusCounts,
+    options: PlanOptions = PlanOptions(),
     *,
-    n_subsets: int | None = None,
-    degree: int | None = None,
-    gate_dimension: int | None = None,
     finetuned: bool = False,
-    checkpoints: int = 0,
-    sketch: int = 0,
     vocabulary: int = 1 << 16,
-    store_text: bool = True,
 ) -> Plan:
     """What an index of that corpus will be.
 
@@ -202,31 +169,18 @@ def plan_index(
     ----------
     counts : CorpusCounts
         Zero documents or tokens: not known, and left out of the bytes.
-    n_subsets, degree : int, optional
-        K and d; None for the defaults (`choose_design`, which also names the errors).
-    gate_dimension : int, optional
-        p, the numbers of one operator; default: that of the default operators.
+    options : PlanOptions
+        Design (`choose_design`, which also names the errors), operators and sketches.
     finetuned : bool
         Whether the model is a fine-tuned one, whose default operators are larger.
-    checkpoints : int
-        Further models that will be steered too, each with operators and subsets of its own.
-    sketch : int
-        Bits that are kept of every chunk's own gradient.
     vocabulary : int
         Decides whether a token takes 2 bytes or 4.
-    store_text : bool
-        Whether the index holds the documents' texts.
     """
-    if gate_dimension is not None and gate_dimension < 1:
-        raise UsageError(f"the gate dimension is {gate_dimension}, expected at least 1")
-    if checkpoints < 0:
-        raise UsageError(
-            f"--checkpoints is {checkpoints}, expected 0 or more", fix="leave it out for the model alone"
-        )
-    check_sketch(sketch)
     n = counts.chunks
-    k, d = choose_design(n, n_subsets, degree)
-    p = default_gates(k, counts.tokens, finetuned=finetuned) if gate_dimension is None else gate_dimension
+    k, d = choose_design(n, options)
+    p = options.gate_dimension
+    if p is None:
+        p = default_gates(k, counts.tokens, finetuned=finetuned)
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -236,15 +190,16 @@ def plan_index(
         "corpus/document_offsets": 8 * (counts.documents + 1),
         "corpus/document_id_bytes": counts.id_bytes,
         "corpus/document_id_offsets": 8 * (counts.documents + 1),
-        "corpus/text_bytes": counts.text_bytes if store_text else 0,
-        "corpus/text_offsets": 8 * (counts.documents + 1) if store_text else 0,
+        "corpus/text_bytes": counts.text_bytes if options.store_text else 0,
+        "corpus/text_offsets": 8 * (counts.documents + 1) if options.store_text else 0,
         "design/columns": 2 * n * d,
         "design/row_offsets": 8 * (k + 1),
         "design/row_members": 4 * n * d,
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
-    sketches = sketch_bytes(n, sketch)
+    sketches = sketch_bytes(n, options.sketch)
+    models = 1 + options.checkpoints
     return Plan(
         n_documents=counts.documents or None,
         n_chunks=n,
@@ -257,13 +212,13 @@ def plan_index(
         expected_neighbours=expected_neighbours(n, k, d),
         expected_overlapping=expected_overlapping(n, k, d),
         gate_dimension=p,
-        gate_bytes=one_model * (1 + checkpoints),
-        sketch_bytes=sketches * (1 + checkpoints),
+        gate_bytes=one_model * models,
+        sketch_bytes=sketches * models,
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES,
         fit_memory_bytes=fit_bytes,
-        query_memory_bytes=(sizes["design/columns"] + one_model + sketches) * (1 + checkpoints),
+        query_memory_bytes=(sizes["design/columns"] + one_model + sketches) * models,
     )
 
 
@@ -273,15 +228,10 @@ def choose_block_size(requested: int | None, context: int | None) -> int:
     Raises
     ------
     UsageError
-        More than the context, or less than 2.
+        More than the context.
     """
     if requested is None:
         return min(DEFAULT_BLOCK_SIZE, context or DEFAULT_BLOCK_SIZE)
-    if requested < 2:
-        raise UsageError(
-            f"--block-size is {requested}, expected at least 2 (the first token of a block is not scored)",
-            fix=f"leave it out for the default of {DEFAULT_BLOCK_SIZE}",
-        )
     if context is not None and requested > context:
         raise UsageError(
             f"--block-size is {requested:,}, expected at most the model's context of {context:,} tokens",

@@ -47,7 +47,15 @@ _PARQUET_ROWS = 256
 
 @dataclass(frozen=True)
 class ReadOptions(Options):
-    """How a corpus is read; each as in `read_documents`."""
+    """How a corpus is read.
+
+    Attributes
+    ----------
+    number_ids : number the documents and read no ids
+    on_bad : what happens to a record that cannot be used; skipped ones are counted and told on stderr
+    max_document_bytes : a line or text file of more bytes is bad; it is never held whole
+    fields : what the corpus calls its fields
+    """
 
     number_ids: bool = option(False, "Number the documents instead of reading ids.")
     on_bad: str = option(
@@ -73,28 +81,18 @@ def open_documents(
     first_number: int = 0,
     scratch: Path | None = None,
 ) -> tuple[Iterator[Document], ReadLog]:
-    """`read_documents` with its options as one value, and the log of the read."""
+    """`read_documents`, and the log of the read."""
     log = ReadLog(options.on_bad)
     documents = read_documents(
-        sources,
-        fields=options.fields,
-        max_document_bytes=options.max_document_bytes,
-        number_ids=options.number_ids,
-        known_ids=known_ids,
-        first_number=first_number,
-        scratch=scratch,
-        log=log,
+        sources, options, known_ids=known_ids, first_number=first_number, scratch=scratch, log=log
     )
     return documents, log
 
 
 def read_documents(
     sources: Sequence[str],
+    options: ReadOptions = ReadOptions(),
     *,
-    fields: Fields = Fields(),
-    on_bad: str = "error",
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
-    number_ids: bool = False,
     known_ids: Iterable[str] = (),
     first_number: int = 0,
     scratch: Path | None = None,
@@ -106,16 +104,12 @@ def read_documents(
     ----------
     sources : sequence of str
         Files (JSON Lines, Parquet, plain text with one document a file; .gz and .zst of either), globs, `-`.
-    fields : Fields
-        What the corpus calls its fields.
-    on_bad : "error" | "skip"
-        What happens to a record that cannot be used; skipped ones are counted and told on stderr.
-    max_document_bytes : int
-        A line or text file of more bytes is bad; it is never held whole.
-    number_ids : bool
-        Number the documents from `first_number` and read no ids.
+    options : ReadOptions
+        What fields are called, and which records are bad.
     known_ids : iterable of str
         Ids already taken (by an index that is appended to).
+    first_number : int
+        Of the documents, where they are numbered.
     scratch : Path, optional
         Where the ids seen are kept when they are many; default: the system's temporary directory.
     log : ReadLog, optional
@@ -132,9 +126,15 @@ def read_documents(
         Sources are looked up at the call, before the first document is asked for.
     """
     found = find_sources(sources)
-    log = log if log is not None else ReadLog(on_bad)
+    log = log if log is not None else ReadLog(options.on_bad)
     log.bytes_total = total_bytes(found)
-    parser = DocumentParser(fields, max_document_bytes, number_ids, first_number, SeenIds(known_ids, scratch))
+    parser = DocumentParser(
+        options.fields,
+        options.max_document_bytes,
+        options.number_ids,
+        first_number,
+        SeenIds(known_ids, scratch),
+    )
     return _read(found, parser, log)
 
 

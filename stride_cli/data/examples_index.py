@@ -15,8 +15,9 @@ from index_format.layout import FORMAT_VERSION
 from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
+from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.plan import choose_design
-from stride_cli.errors import CorpusError, UsageError
+from stride_cli.errors import CorpusError
 from stride_cli.models.classifier.directory import (
     classifier_fingerprint,
     load_classifier,
@@ -33,10 +34,7 @@ def build_classifier_index(
     *,
     model_path: str | Path,
     out: str | Path,
-    n_subsets: int | None = None,
-    degree: int | None = None,
-    seed: int = 0,
-    overwrite: bool = False,
+    options: BuildOptions = BuildOptions(),
 ) -> Index:
     """Index the rows that a classifier was trained on; of another file than its own, all rows.
 
@@ -47,7 +45,7 @@ def build_classifier_index(
     ----------
     source : file of examples, of the columns that the model was trained on
     model_path : the classifier's directory
-    out, n_subsets, degree, seed, overwrite : see `stride_cli.corpus.build.build_index`
+    out, options : see `stride_cli.corpus.build.build_index`; of the options design, seed and overwrite
 
     Raises
     ------
@@ -55,8 +53,6 @@ def build_classifier_index(
     ModelError        the directory is damaged
     IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"--seed is {seed}, expected 0 … 2**64-1", fix="give --seed 0")
     model = load_classifier(model_path, device="cpu")
     columns = training_columns(model_path)
     examples = read_examples(source, columns)
@@ -71,7 +67,7 @@ def build_classifier_index(
         output.note(f"{source} is not the file that the model was trained on: all its rows are indexed")
     rows = np.arange(len(examples)) if known is None else known[0]
     n = len(rows)
-    k, d = choose_design(n, n_subsets, degree)
+    k, d = choose_design(n, options)
     corpus = examples.fingerprint(rows)
     settings = {
         "format_version": FORMAT_VERSION,
@@ -79,14 +75,14 @@ def build_classifier_index(
         "model": classifier_fingerprint(model_path),
         "tokenizer": model.tokenizer_fingerprint,
         "corpus": corpus,
-        "n_subsets": n_subsets,
-        "degree": degree,
-        "seed": seed,
+        "n_subsets": options.n_subsets,
+        "degree": options.degree,
+        "seed": options.seed,
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tokens = np.stack([np.arange(n), labels[rows]], axis=1)
     token_type = np.uint16 if max(n, model.vocab_size) <= 1 << 16 else np.uint32
-    with IndexWriter.create(out, build_key=key, overwrite=overwrite) as writer:
+    with IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
         if not writer.length("design/row_offsets"):
             for name in ("chunk_offsets", "document_offsets"):
                 writer.append(
@@ -98,11 +94,12 @@ def build_classifier_index(
             writer.append_strings("corpus/document_id", [examples.ids[row] for row in rows.tolist()])
             for start in range(0, n, _BLOCK):
                 stop = min(start + _BLOCK, n)
-                writer.append("design/columns", build_columns(start, stop, n_subsets=k, degree=d, seed=seed))
+                drawn = build_columns(start, stop, n_subsets=k, degree=d, seed=options.seed)
+                writer.append("design/columns", drawn)
             writer.append_rows_of_design(k)
         writer.publish(
             {
-                "seed": seed,
+                "seed": options.seed,
                 "n_subsets": k,
                 "degree": d,
                 "design": "regular",

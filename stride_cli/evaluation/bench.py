@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.evaluation.compare import Entry
+    from stride_cli.training.options import TruthOptions
     from stride_cli.training.truth import Truth
 
 _TRUTH = "stride evaluate truth --index {} --queries FILE"
@@ -175,19 +176,16 @@ class Bench:
             yield entry, ground
 
 
-def build_truth_of(where: WorkspacePath, path: Path, **options: Any) -> tuple[Workspace, QuerySet, Truth]:
-    """The truth of a file of queries, trained where it is missing: workspace, queries, the truth of every α.
-
-    Parameters
-    ----------
-    options : as for `stride_cli.training.truth.build_truth`
-    """
+def build_truth_of(
+    where: WorkspacePath, path: Path, options: TruthOptions
+) -> tuple[Workspace, QuerySet, Truth]:
+    """The truth of a file of queries, trained where it is missing: workspace, queries, truth of every α."""
     from stride_cli.training.truth import build_truth
 
     local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
     queries = read_queries(workspace, path)
-    return workspace, queries, build_truth(workspace, queries, **options)
+    return workspace, queries, build_truth(workspace, queries, options)
 
 
 def split_methods(given: str) -> list[str]:

@@ -18,6 +18,7 @@ from stride_cli.evaluation.breakdown import (
     reliability_tracking,
 )
 from stride_cli.evaluation.distribution import FIELDS, Distribution
+from stride_cli.evaluation.options import RESPONSES
 from stride_cli.evaluation.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.evaluation.scoring import Run
 from stride_cli.training.truth import seeds_in_words
@@ -90,7 +91,7 @@ class Ground:
         """
         from stride_cli.errors import UsageError
 
-        if response not in ("loss", "margin"):
+        if response not in RESPONSES:
             raise UsageError(f"unknown response '{response}'", fix="use loss or margin")
         if response == "margin" and margins is None:
             raise UsageError(

@@ -13,7 +13,6 @@ from stride_cli.evaluation.resampling import LEVEL, Interval
 from stride_cli.evaluation.verify_hit import find_documents, verify_documents
 from stride_cli.output import note
 from stride_cli.training.retraining import open_trainer, store_of
-from stride_cli.training.truth import subset_seeds
 
 if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
@@ -82,15 +81,11 @@ def verify_hit(
     found = verify_documents(
         open_trainer(workspace, queries, recipe=check.recipe, command=check.command),
         chosen,
-        subset_seeds(index.seed, check.seeds).tolist(),
+        check,
         chunk_document=owners,
         chunk_lengths=lengths,
         store=store_of(index),
-        draws=check.random,
-        effect=check.effect,
         seed=index.seed,
-        engine=check.engine,
-        workers=check.workers,
     )
     return {
         "schema": "stride.verify_hit/1",

@@ -11,15 +11,15 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.evaluation import metrics
+from stride_cli.evaluation.options import FEWEST_CHUNKS
 from stride_cli.evaluation.resampling import Estimate, Resampler
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
+from stride_cli.training.options import EngineOptions
 from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
     from stride_cli.training.jobs import Trainer
-
-FEWEST_CHUNKS = 3
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,13 @@ def measure_leave_one_out(
     seeds: Sequence[int],
     *,
     store: Path,
-    engine: str = "local",
-    workers: int | None = None,
+    engine: EngineOptions = EngineOptions(),
 ) -> LeaveOneOut:
     """Retrain without each chunk, and with all, from every seed: (m + 1) · S models."""
     masks = np.ones((len(chunks) + 1, trainer.n_chunks), bool)
     masks[np.arange(len(chunks)), chunks] = False  # the last row is everything
     jobs = [Job(mask, int(seed)) for mask in masks for seed in seeds]
-    outcomes = retrain(trainer, jobs, store=store, engine=engine, workers=workers)
+    outcomes = retrain(trainer, jobs, store=store, engine=engine.engine, workers=engine.workers)
     losses = np.array([outcome.losses for outcome in outcomes]).reshape(len(masks), len(seeds), -1)
     return LeaveOneOut(np.asarray(chunks, np.int64), losses[:-1] - losses[-1])
 

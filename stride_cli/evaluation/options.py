@@ -1,16 +1,94 @@
-"""What putting a query's documents to the test can be told; light to import."""
+"""What the measures of `stride evaluate`, and putting a query's documents to the test, can be told; light to
+import."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stride_cli.options import option
+from stride_cli.options import Options, option
 from stride_cli.training.options import RetrainOptions
 
 if TYPE_CHECKING:
     from stride_cli.data.queries import Query
+
+RESPONSES = ("loss", "margin")
+FEWEST_CHUNKS = 3  # that are left out one by one: of two, every correlation is ±1
+_METHODS = (
+    "Methods, separated by commas, each with options: tfidf:ngrams=1,top=100; any takes top=K (its K "
+    "strongest scores) and shrink=true."
+)
+_SEEDS = "Trainings of every set of chunks."
+
+
+@dataclass(frozen=True)
+class BenchOptions(Options):
+    """Which methods are measured, and on which queries; None: those of the index's truth."""
+
+    queries: Path | None = option(
+        None, "File of queries (classifiers: or held-out); default: those of the truth."
+    )
+    methods: str = option("stride", _METHODS, short="--method")
+
+
+@dataclass(frozen=True)
+class LdsOptions(Options):
+    """How methods are compared with retrained models.
+
+    Attributes
+    ----------
+    alpha : which subsets, by their share of the chunks; None: the most numerous
+    response : "loss", or "margin" (of classifiers): what the retrained models are asked
+    draws : bootstrap resamples of every interval
+    """
+
+    alpha: float | None = option(
+        None,
+        "Use the subsets of this share of the chunks; default: the most numerous.",
+        low=0.001,
+        high=0.999,
+        example=0.3,
+    )
+    response: str = option(
+        "loss", "loss, or margin (classifiers): what retrained models are asked.", choices=RESPONSES
+    )
+    draws: int = option(1000, "Bootstrap resamples of every interval.", low=100)
+
+
+@dataclass(frozen=True)
+class TailPatchOptions(Options):
+    """How one training step on a query's top chunks is measured."""
+
+    top: str = option("10,20,50", "Numbers k of chunks of a step.")
+    lr: float = option(1e-4, "Learning rate of the step.", above=0)  # app:metrics
+    draws: int = option(8, "Random batches to compare with.", low=1)
+
+
+@dataclass(frozen=True)
+class RemovalOptions(RetrainOptions):
+    """How many models are retrained without queries' top chunks, and by what."""
+
+    top: str = option("10,50", "Numbers k of chunks to remove.")
+    limit: int = option(10, "At most so many queries, drawn by lot: each needs its models.", low=1)
+    seeds: int = option(3, _SEEDS, low=1)
+    draws: int = option(5, "Random removals to compare with.", low=1)
+
+
+@dataclass(frozen=True)
+class LooOptions(RetrainOptions):
+    """How many models are retrained without single chunks, and by what."""
+
+    chunks: int = option(40, "Chunks to leave out one by one, drawn by lot.", low=FEWEST_CHUNKS)
+    seeds: int = option(3, _SEEDS, low=1)
+
+
+@dataclass(frozen=True)
+class RankingOptions(Options):
+    """What `stride baseline` shows."""
+
+    top: int = option(10, "Documents to show for a query.", low=0)
 
 
 @dataclass(frozen=True)

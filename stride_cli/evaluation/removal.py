@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import RemovalOptions
 from stride_cli.evaluation.ranking import random_chunks
 from stride_cli.evaluation.resampling import Interval, mean_interval
 from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.options import EngineOptions
 from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
     from stride_cli.training.jobs import Trainer
-
-DRAWS = 5
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ def measure_removal(
     seeds: Sequence[int],
     *,
     store: Path,
-    draws: int = DRAWS,
+    draws: int = RemovalOptions.draws,
     seed: int = 0,
-    engine: str = "local",
-    workers: int | None = None,
+    engine: EngineOptions = EngineOptions(),
 ) -> Iterator[Removal]:
     """Retrain, and compare with the model on everything under the same seeds.
 
@@ -104,6 +103,7 @@ def measure_removal(
     tops : (Q, max k) int64          each query's chunks by descending score
     seeds : of retraining, S
     draws : int                      random sets of every k, the same for all queries and methods
+    engine : EngineOptions           where models are retrained
 
     Yields
     ------
@@ -111,7 +111,7 @@ def measure_removal(
     """
     jobs = removal_jobs(tops, ks, trainer.n_chunks, seeds, draws=draws, seed=seed)
     flat = [job for group in jobs.values() for job in group]
-    outcomes = iter(retrain(trainer, flat, store=store, engine=engine, workers=workers))
+    outcomes = iter(retrain(trainer, flat, store=store, engine=engine.engine, workers=engine.workers))
     found = {key: [next(outcomes) for _ in group] for key, group in jobs.items()}
     full = found["full", 0, 0]
     n_queries = len(tops)

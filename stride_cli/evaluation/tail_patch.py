@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
+from stride_cli.evaluation.options import TailPatchOptions
 from stride_cli.evaluation.ranking import random_chunks
 from stride_cli.evaluation.resampling import Interval, mean_interval
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-LEARNING_RATE = 1e-4  # app:metrics
-DRAWS = 8
 _BATCH_TOKENS = 4096
 _QUERY_BATCH = 16
 
@@ -70,14 +69,12 @@ class Patcher:
 
     Raises
     ------
-    UsageError      the model is not float32, or `lr` is not positive
+    UsageError      the model is not float32
     """
 
-    def __init__(self, workspace: Workspace, queries: QuerySet, *, lr: float = LEARNING_RATE) -> None:
+    def __init__(self, workspace: Workspace, queries: QuerySet, *, lr: float = TailPatchOptions.lr) -> None:
         import torch
 
-        if not lr > 0:
-            raise UsageError(f"the learning rate is {lr} (expected more than 0)", fix="try --lr 1e-4")
         if workspace.model.dtype not in (torch.float32, torch.float64):
             raise UsageError(
                 f"the model is in {workspace.model.dtype}, and a step of {lr:g} would be rounded away in it",
@@ -166,7 +163,7 @@ def row_losses(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def measure_tail_patch(
-    patcher: Patcher, tops: np.ndarray, ks: Sequence[int], *, draws: int = DRAWS
+    patcher: Patcher, tops: np.ndarray, ks: Sequence[int], *, draws: int = TailPatchOptions.draws
 ) -> Iterator[TailPatch]:
     """Lift of each k.
 

@@ -19,6 +19,7 @@ from stride_cli.output import note
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import count_missing, retrain
+from stride_cli.training.truth import subset_seeds
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -237,16 +238,12 @@ def matched_documents(lengths: np.ndarray, chosen: np.ndarray, generator: np.ran
 def verify_documents(
     trainer: Trainer,
     documents: Sequence[int] | np.ndarray,
-    seeds: Sequence[int],
+    check: HitOptions,
     *,
     chunk_document: np.ndarray,
     chunk_lengths: np.ndarray,
     store: Path,
-    draws: int = 5,
-    effect: float = EFFECT,
     seed: int = 0,
-    engine: str = "local",
-    workers: int | None = None,
 ) -> HitCheck:
     """Retrain with all documents, without the given ones, and without as many random ones, from every seed.
 
@@ -256,47 +253,41 @@ def verify_documents(
     ----------
     trainer : Trainer                  whose one query is the response
     documents : (m,) ints              each once
-    seeds : (S,) ints                  of retraining; more can be added later
+    check : HitOptions                 S and R, the smallest rise that would matter, where to train
     chunk_document : (n,) int64        document of each chunk
     chunk_lengths : (n,) int64         its tokens
     store : Path                       as for `retraining.retrain`
-    draws : int                        R, random sets of each seed
-    effect : float                     smallest rise of the loss that would matter, nats
-    seed : int                         names the random sets
+    seed : int                         names the seeds of retraining (`subset_seeds`) and the random sets
 
     Raises
     ------
-    UsageError      too few documents, or draws, seeds or effect that cannot be; what `retrain` raises
+    UsageError      too few documents; what `retrain` raises
     """
     chosen = np.asarray(documents, np.int64)
     if len(chosen) == 0 or len(np.unique(chosen)) < len(chosen):
         raise UsageError("the documents to remove must be one or more, each given once")
-    for name, value in (("--seeds", len(seeds)), ("--random", draws)):
-        if value < 1:
-            raise UsageError(f"{name} is {value} (expected 1 or more)", fix=f"try {name} 5")
-    if not (effect > 0 and math.isfinite(effect)):
-        raise UsageError(f"--effect is {effect} (expected a positive number of nats)", fix="try --effect 0.1")
+    seeds = subset_seeds(seed, check.seeds)
     lengths = np.bincount(chunk_document, weights=chunk_lengths).astype(np.int64)
     jobs, tokens = [], []
-    for number, start in enumerate(seeds):
+    for number, start in enumerate(seeds.tolist()):
         removed = [np.zeros(0, np.int64), chosen]
-        for draw in range(draws):
+        for draw in range(check.random):
             generator = stream(seed, "verify-hit random", number, draw)
             removed.append(matched_documents(lengths, chosen, generator))
-        jobs += [Job(~np.isin(chunk_document, rows), int(start)) for rows in removed]
+        jobs += [Job(~np.isin(chunk_document, rows), start) for rows in removed]
         tokens.append([int(lengths[rows].sum()) for rows in removed])
     missing = count_missing(trainer, jobs, store=store)
     note(f"{len(jobs):,} models, {missing:,} of them to be retrained; kept in {store}")
-    outcomes = retrain(trainer, jobs, store=store, engine=engine, workers=workers)
-    losses = np.array([outcome.losses[0] for outcome in outcomes]).reshape(len(seeds), 2 + draws)
+    outcomes = retrain(trainer, jobs, store=store, engine=check.engine, workers=check.workers)
+    losses = np.array([outcome.losses[0] for outcome in outcomes]).reshape(len(seeds), -1)
     return HitCheck(
-        seeds=np.asarray(seeds, np.int64),
+        seeds=seeds,
         full=losses[:, 0],
         without=losses[:, 1],
         random=losses[:, 2:],
         removed_tokens=int(lengths[chosen].sum()),
         random_tokens=np.array(tokens)[:, 2:],
-        effect=effect,
+        effect=check.effect,
         trained=missing,
         reused=len(jobs) - missing,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from stride_cli.errors import UsageError
 from stride_cli.methods.embeddings import packaged_encoder
 from stride_cli.methods.truth_folds import LearnsFromTruth, check_folds
 from stride_cli.methods.vectors import VectorTable
+from stride_cli.options import Options, entries, option, takes
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
@@ -21,8 +23,49 @@ if TYPE_CHECKING:
     from stride_cli.methods.airrep_encoder import AirRepEncoder
     from stride_cli.methods.airrep_training import Split
 
-TRAIN = ("truth", "proxy")
-TUNE = ("all", "projector")
+
+@dataclass(frozen=True)
+class AirRepOptions(Options):
+    """Where the encoder comes from, how one is trained, and how it is used."""
+
+    model: str | None = option(
+        None, "Directory or hub id of a trained encoder; the released one: sunweiwei/AirRep-Flan-Small."
+    )
+    train: str | None = option(None, "What an encoder is trained on here.", choices=("truth", "proxy"))
+    base: str | None = option(
+        None, "BERT that training starts from; default: as embeddings (paper: gte-small)."
+    )
+    tune: str = option(
+        "all", "All of the encoder, or its projector, which takes seconds.", choices=("all", "projector")
+    )
+    save: str | None = option(None, "Directory that a trained encoder is written to, for model=.")
+    attention: bool = option(
+        False,
+        "Weigh a chunk's score by softmax(|score|) over the corpus, as the corpus's group score does; off: "
+        "the inner product itself.",
+    )
+    fold: int = option(0, "Of the truth: the part that is kept for scoring.")
+    folds: int = option(2, "Of the truth: in how many parts it is dealt.")
+    alpha: float | None = option(
+        None, "Of the truth: learn from the subsets of this share of the chunks only."
+    )
+    splits: int = option(10, "Of proxy: splits of the corpus.", low=1)
+    subsets: int = option(50, "Of proxy: subsets in each split.", low=2)
+    subset_size: int = option(500, "Of proxy: chunks in a subset, at most half the corpus.", low=1)
+    examples: int = option(200, "Of proxy: examples in a split, at most a tenth of the corpus.", low=1)
+    epochs: int = option(50, "Passes over each split's subsets.", low=1)
+    learning_rate: float = option(1e-4, "Of AdamW.")
+    top_k: int = option(32, "Subsets compared with each other in one step.", low=2)
+    pool: int = option(1000, "Most chunks encoded in one step.", low=1)
+    max_length: int = option(512, "Tokens of a text that are read.", low=1)
+    batch_size: int = option(64, "Texts encoded at once.", low=1)
+
+    def __post_init__(self) -> None:
+        for name, entry in entries(AirRepOptions).items():
+            entry.check(getattr(self, name), f"airrep: {name}", f"write {name}={entry.example}")
+        if self.model is not None and self.train is not None:
+            raise UsageError("airrep: model is a trained encoder, train makes one", fix="give one of the two")
+        check_folds(self.fold, self.folds, AirRep.name)
 
 
 class AirRep(LearnsFromTruth):
@@ -35,19 +78,8 @@ class AirRep(LearnsFromTruth):
 
     Parameters
     ----------
-    model : str, optional       directory or hub id; the released one is sunweiwei/AirRep-Flan-Small
-    train : str, optional       "truth" or "proxy"
-    base : str, optional        BERT that training starts from; default as `Embeddings` (the paper: gte-small)
-    tune : str                  "all" of the encoder, or only its "projector", which takes seconds
-    save : str, optional        directory that a trained encoder is written to, for ``model``
-    attention : bool            weigh a chunk's score by softmax(|score|) over the corpus, as the group score
-                                of the whole corpus does; off: the inner product itself
-    fold, folds, alpha          as `Datamodels`, for "truth"
-    splits, subsets, subset_size, examples : int
-                                of "proxy": splits, subsets in each, chunks in a subset (at most half the
-                                corpus), examples in a split (at most a tenth)
-    epochs, learning_rate, top_k, pool : as `airrep_training.Settings`
-    max_length, batch_size : int      tokens of a text that are read; texts encoded at once
+    given : options of `AirRepOptions`; fold, folds and alpha as `Datamodels`, those of the training as
+        `airrep_training.Settings`
 
     Attributes
     ----------
@@ -63,60 +95,13 @@ class AirRep(LearnsFromTruth):
     name = "airrep"
     bytes_per_chunk = 0.0
 
-    def __init__(
-        self,
-        *,
-        model: str | None = None,
-        train: str | None = None,
-        base: str | None = None,
-        tune: str = "all",
-        save: str | None = None,
-        attention: bool = False,
-        fold: int = 0,
-        folds: int = 2,
-        alpha: float | None = None,
-        splits: int = 10,
-        subsets: int = 50,
-        subset_size: int = 500,
-        examples: int = 200,
-        epochs: int = 50,
-        learning_rate: float = 1e-4,
-        top_k: int = 32,
-        pool: int = 1000,
-        max_length: int = 512,
-        batch_size: int = 64,
-    ) -> None:
-        if model is not None and train is not None:
-            raise UsageError("airrep: model is a trained encoder, train makes one", fix="give one of the two")
-        for option, value, known in (("train", train, TRAIN), ("tune", tune, TUNE)):
-            if value is not None and value not in known:
-                raise UsageError(f"airrep: {option} should be {' or '.join(known)}, found '{value}'")
-        check_folds(fold, folds, self.name)
-        numbers = {
-            "splits": splits,
-            "subsets": subsets,
-            "subset_size": subset_size,
-            "examples": examples,
-            "epochs": epochs,
-            "top_k": top_k,
-            "pool": pool,
-            "max_length": max_length,
-            "batch_size": batch_size,
-        }
-        for option, number in numbers.items():
-            least = 2 if option in ("subsets", "top_k") else 1
-            if number < least:
-                raise UsageError(f"airrep: {option} should be {least} or more, found {number}")
-        self.model, self.train, self.base, self.tune, self.save = model, train, base, tune, save
-        self.attention = attention
-        self.fold, self.folds, self.alpha = fold, folds, alpha
-        self.splits, self.subsets, self.subset_size, self.examples = splits, subsets, subset_size, examples
-        self.epochs, self.learning_rate, self.top_k, self.pool = epochs, learning_rate, top_k, pool
-        self.max_length, self.batch_size = max_length, batch_size
+    @takes(AirRepOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = AirRepOptions(**given)
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
-        if self.model is None and self.train is None:
+        if self.options.model is None and self.options.train is None:
             raise UsageError(
                 "airrep needs an encoder (expected model=PATH, train=truth or train=proxy)",
                 fix="airrep:model=sunweiwei/AirRep-Flan-Small, or airrep:train=truth",
@@ -124,8 +109,10 @@ class AirRep(LearnsFromTruth):
         from stride_cli.methods.airrep_encoder import load_airrep
 
         self._task = workspace
-        if self.model is not None:
-            self._encoder = load_airrep(self.model, device=workspace.model.device, max_length=self.max_length)
+        if self.options.model is not None:
+            self._encoder = load_airrep(
+                self.options.model, device=workspace.model.device, max_length=self.options.max_length
+            )
         else:
             self._encoder = self._trained(workspace)
         self._table = VectorTable(workspace.n_chunks, self._encoder.width, normalise=False)
@@ -138,34 +125,35 @@ class AirRep(LearnsFromTruth):
         for start in range(0, len(queries), QUERY_BLOCK):
             rows = range(start, min(start + QUERY_BLOCK, len(queries)))
             block = self._table.products(self._embed(query_texts(self._task, queries, rows)))
-            yield attended(block) if self.attention else block
+            yield attended(block) if self.options.attention else block
 
     def _embed(self, texts: list[str]) -> np.ndarray:
-        return self._encoder.embed(texts, batch_size=self.batch_size).cpu().numpy()
+        return self._encoder.embed(texts, batch_size=self.options.batch_size).cpu().numpy()
 
     def _trained(self, workspace: Workspace) -> AirRepEncoder:
         from stride_cli.methods.airrep_encoder import new_airrep
         from stride_cli.methods.airrep_training import Settings, train_encoder
 
+        options = self.options
         encoder = new_airrep(
-            self.base or packaged_encoder(),
+            options.base or packaged_encoder(),
             device=workspace.model.device,
             seed=workspace.seed,
-            max_length=self.max_length,
+            max_length=options.max_length,
         )
         settings = Settings(
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            top_k=self.top_k,
-            examples=self.examples,
-            pool=self.pool,
-            whole_encoder=self.tune == "all",
-            batch_size=self.batch_size,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            top_k=options.top_k,
+            examples=options.examples,
+            pool=options.pool,
+            whole_encoder=options.tune == "all",
+            batch_size=options.batch_size,
         )
-        splits = self._truth_split(workspace) if self.train == "truth" else self._proxy_splits(workspace)
+        splits = self._truth_split(workspace) if options.train == "truth" else self._proxy_splits(workspace)
         train_encoder(encoder, list(chunk_texts(workspace)), splits, settings, seed=workspace.seed)
-        if self.save is not None:
-            encoder.save(self.save)
+        if options.save is not None:
+            encoder.save(options.save)
         return encoder
 
     def _truth_split(self, workspace: Workspace) -> list[Split]:
@@ -175,10 +163,10 @@ class AirRep(LearnsFromTruth):
 
         part = self.use_truth(
             Truth.from_index(workspace.index),
-            fold=self.fold,
-            folds=self.folds,
+            fold=self.options.fold,
+            folds=self.options.folds,
             seed=workspace.seed,
-            alpha=self.alpha,
+            alpha=self.options.alpha,
             least=2,
             name=self.name,
         )
@@ -196,17 +184,17 @@ class AirRep(LearnsFromTruth):
         scored = np.array(
             [row for row in range(n_chunks) if workspace.chunks.chunk(row)[1][1:].any()], np.int64
         )
-        n_examples = min(self.examples, len(scored) // 10)
-        size = min(self.subset_size, n_chunks // 2)
+        n_examples = min(self.options.examples, len(scored) // 10)
+        size = min(self.options.subset_size, n_chunks // 2)
         if not n_examples or not size:
             raise UsageError(f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}")
         splits = []
-        for number in range(self.splits):
+        for number in range(self.options.splits):
             random = stream(workspace.seed, "airrep split", number)
             examples = np.sort(random.permutation(scored)[:n_examples])
             rest = np.setdiff1d(np.arange(n_chunks), examples)
             jobs = []
-            for _ in range(self.subsets):
+            for _ in range(self.options.subsets):
                 mask = np.zeros(n_chunks, bool)
                 mask[random.permutation(rest)[:size]] = True
                 jobs.append(Job(mask, int(random.integers(1 << 31))))

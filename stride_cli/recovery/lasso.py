@@ -27,20 +27,16 @@ import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
-from stride_cli.recovery.problem import Options, Problem, Solution
+from stride_cli.recovery.problem import LassoSettings, Problem, Solution
 from stride_cli.recovery.screening import Candidates, Design, threads
 
 
 def solve_lasso(
     columns: Any,
     y: np.ndarray,
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    lambda_ratio: float = 0.1,
-    intercept: bool = True,
-    nonneg: bool = False,
-    tolerance: float = 1e-6,
-    max_epochs: int = 20_000,
     n_threads: int | None = None,
 ) -> Solution:
     """Sparse weights of chunks that explain the measurements of one query.
@@ -54,43 +50,27 @@ def solve_lasso(
         shards.
     y : (K,) float
         Measurements; y[k] > 0 where steering towards subset k lowers the loss (nats per scored token).
+    settings : LassoSettings
+        λ, what the solution may be, and how exact it has to be.
     n_subsets : int
         K.
-    lambda_ratio : float
-        λ as a share of λ_max.
-    intercept : bool
-        Fit b, unpenalised.
-    nonneg : bool
-        Impose w ≥ 0.
-    tolerance : float
-        Largest duality gap over all n chunks, relative to ½‖y − ȳ‖² (½‖y‖² without an intercept).
-    max_epochs : int
-        Coordinate rounds and Newton steps in all.
     n_threads : int, optional
         Threads for the passes; the caller's setting comes back afterwards.
 
     Raises
     ------
     NumericalError     y is not finite (names the position), or the tolerance was not reached
-    UsageError         shapes that do not fit, λ ≤ 0, tolerance ≤ 0
+    UsageError         shapes that do not fit
     """
-    return solve_batch(
-        columns, np.asarray(y)[None, :], n_subsets=n_subsets, lambda_ratio=lambda_ratio,
-        intercept=intercept, nonneg=nonneg, tolerance=tolerance, max_epochs=max_epochs,
-        n_threads=n_threads,
-    )[0]  # fmt: skip
+    return solve_batch(columns, np.asarray(y)[None, :], settings, n_subsets=n_subsets, n_threads=n_threads)[0]
 
 
 def solve_batch(
     columns: Any,
     measurements: np.ndarray,
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    lambda_ratio: float = 0.1,
-    intercept: bool = True,
-    nonneg: bool = False,
-    tolerance: float = 1e-6,
-    max_epochs: int = 20_000,
     n_threads: int | None = None,
     kept: np.ndarray | None = None,
 ) -> list[Solution]:
@@ -106,19 +86,18 @@ def solve_batch(
         the residual is 0 in the other rows.
     """
     design = Design(columns, n_subsets)
-    options = Options(lambda_ratio, intercept, nonneg, tolerance, max_epochs)
     rows = _measurements(measurements, design)
     if kept is not None and (kept.shape != rows.shape or kept.dtype != bool or not kept.any(axis=1).all()):
         raise UsageError(f"kept should be {rows.shape} bool with a subset or more in each row")
     problems = [
-        Problem(design, row, options, number, None if kept is None else kept[number])
+        Problem(design, row, settings, number, None if kept is None else kept[number])
         for number, row in enumerate(rows)
     ]
     solutions: list[Solution] = []
     with threads(n_threads):
         for first in range(0, len(problems), kernels.BATCH):
             part = problems[first : first + kernels.BATCH]
-            _advance(design, part, nonneg)
+            _advance(design, part, settings.nonneg)
             solutions.extend(problem.solution() for problem in part)
             for problem in part:
                 problem.forget()  # a few megabytes each
@@ -129,18 +108,15 @@ def solve_path(
     columns: Any,
     measurements: np.ndarray,
     lambda_ratios: Sequence[float],
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    intercept: bool = True,
-    nonneg: bool = False,
-    tolerance: float = 1e-6,
-    max_epochs: int = 20_000,
     n_threads: int | None = None,
 ) -> list[list[Solution]]:
     """`solve_batch` for several λ / λ_max; each query goes on from its solution for the next larger λ.
 
-    The other parameters are those of `solve_batch`. λ_max is found once; n_passes and n_epochs of each
-    solution count what it took beyond the one before.
+    The other parameters are those of `solve_batch`, but for the settings' own λ. λ_max is found once;
+    n_passes and n_epochs of each solution count what it took beyond the one before.
 
     Returns
     -------
@@ -152,7 +128,6 @@ def solve_path(
     found: dict[float, list[Solution]] = {ratio: [] for ratio in ratios}
     with threads(n_threads):
         for first in range(0, len(rows), kernels.BATCH):
-            settings = Options(1.0, intercept, nonneg, tolerance, max_epochs)
             part = [
                 Problem(design, row, settings, first + number)
                 for number, row in enumerate(rows[first : first + kernels.BATCH])
@@ -160,7 +135,7 @@ def solve_path(
             for ratio in ratios:
                 for problem in part:
                     problem.aim(replace(settings, lambda_ratio=ratio))
-                _advance(design, part, nonneg, going_on=True)
+                _advance(design, part, settings.nonneg, going_on=True)
                 found[ratio].extend(problem.solution() for problem in part)
     return [found[float(ratio)] for ratio in lambda_ratios]
 

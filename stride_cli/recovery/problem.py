@@ -59,10 +59,23 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What every query of a batch has in common; the parameters of `solve_lasso`."""
+class LassoSettings:
+    """What every query of a batch has in common.
 
-    lambda_ratio: float
+    Attributes
+    ----------
+    lambda_ratio : λ as a share of λ_max
+    intercept : fit b, unpenalised
+    nonneg : impose w ≥ 0
+    tolerance : largest duality gap over all n chunks, relative to ½‖y − ȳ‖² (½‖y‖² without an intercept)
+    max_epochs : coordinate rounds and Newton steps in all
+
+    Raises
+    ------
+    UsageError      λ ≤ 0, tolerance ≤ 0
+    """
+
+    lambda_ratio: float = 0.1
     intercept: bool = True
     nonneg: bool = False
     tolerance: float = 1e-6
@@ -83,20 +96,25 @@ class Problem:
     """
 
     def __init__(
-        self, design: Design, y: np.ndarray, options: Options, number: int, kept: np.ndarray | None = None
+        self,
+        design: Design,
+        y: np.ndarray,
+        settings: LassoSettings,
+        number: int,
+        kept: np.ndarray | None = None,
     ) -> None:
         self.design = design
-        self.options = options
+        self.settings = settings
         self.number = number
         self.kept = None if kept is None or kept.all() else kept
         self.y = y if self.kept is None else y[self.kept]
-        centred = self.y - self.y.mean() if options.intercept else self.y.copy()
+        centred = self.y - self.y.mean() if settings.intercept else self.y.copy()
         spread = float(np.abs(centred).max(initial=0.0))
         if spread <= 8 * np.finfo(float).eps * float(np.abs(self.y).max(initial=0.0)):
             centred, spread = np.zeros_like(self.y), 0.0  # constant: what is left is rounding
         self.scale = float(2.0 ** np.round(np.log2(spread))) if spread else 1.0
         centred = centred / self.scale
-        if options.intercept:
+        if settings.intercept:
             centred -= centred.mean()
         self.half = 0.5 * float(centred @ centred)
         self.pool = (
@@ -115,28 +133,32 @@ class Problem:
         self.gap = 0.0
         self._counted = (0, 0)
         self._bound = -np.inf
-        if spread == 0.0 or (options.intercept and design.degree == design.n_subsets) or design.n_chunks == 0:
+        if (
+            spread == 0.0
+            or (settings.intercept and design.degree == design.n_subsets)
+            or design.n_chunks == 0
+        ):
             self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
 
     @property
     def wanted(self) -> int:
         """How many columns the next pass should collect."""
         return max(
-            _COLLECT[int(self.options.lambda_ratio < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets
+            _COLLECT[int(self.settings.lambda_ratio < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets
         )
 
     def _sampled(self) -> np.ndarray:
         """Some columns' scores at the residual as it stands; kept until the first pass is over."""
         if self._first_scores is not None:
             return self._first_scores
-        scores = self.design.sample_scores(self.pool.residual, signed=self.options.nonneg)
+        scores = self.design.sample_scores(self.pool.residual, signed=self.settings.nonneg)
         if self.n_passes == 0:
             self._first_scores = scores
         return scores
 
-    def aim(self, options: Options) -> None:
+    def aim(self, settings: LassoSettings) -> None:
         """Go on to another λ from where the problem stands."""
-        self.options = options
+        self.settings = settings
         self.done = False
         self._bound = -np.inf
         self._counted = (self.n_passes, self.pool.n_steps)
@@ -152,11 +174,11 @@ class Problem:
         scores = self._sampled()
         floor = self.design.floor_for(scores, self.wanted)
         if self.lambda_max is None:
-            if self.options.lambda_ratio > 0.5:
+            if self.settings.lambda_ratio > 0.5:
                 # strong rule (Tibshirani et al., 2012): columns below 2λ − λ_max are most likely out:
                 # from λ_max to λ a score rises by no more than λ falls. What it misses, a later pass finds
                 floor = max(
-                    floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self.options.lambda_ratio - 1.0)
+                    floor, self.design.floor_for(scores, 1) * min(1.0, 2.0 * self.settings.lambda_ratio - 1.0)
                 )
             return floor
         assert self.penalty is not None
@@ -202,23 +224,23 @@ class Problem:
         self.pool.replace(found.ids, self.design.rows(found.ids))
 
     def _find_penalty(self, lambda_max: float) -> None:
-        options = self.options
+        settings = self.settings
         self.lambda_max = lambda_max
-        lambda_ = options.lambda_ratio * lambda_max
-        self.penalty = Penalty(lambda_, options.nonneg, options.intercept)
+        lambda_ = settings.lambda_ratio * lambda_max
+        self.penalty = Penalty(lambda_, settings.nonneg, settings.intercept)
         # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
         self.done = lambda_ >= lambda_max
 
     def _minimise(self) -> None:
         assert self.penalty is not None
-        goal = 0.3 * self.options.tolerance * self.half
+        goal = 0.3 * self.settings.tolerance * self.half
         penalty = self.penalty
         if self.stage > penalty.lambda_:
             penalty = replace(penalty, lambda_=self.stage)
             goal = max(goal, ROUGH * self.pool.certify(penalty, np.inf).objective)
-        if not self.pool.minimise(penalty, goal, self.options.max_epochs) or self.n_passes >= _PASSES:
+        if not self.pool.minimise(penalty, goal, self.settings.max_epochs) or self.n_passes >= _PASSES:
             raise NumericalError(
-                f"query {self.number}: the Lasso did not reach a relative gap of {self.options.tolerance:g} "
+                f"query {self.number}: the Lasso did not reach a relative gap of {self.settings.tolerance:g} "
                 f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
                 fix="use a larger λ, or a larger tolerance",
             )
@@ -256,7 +278,7 @@ class Problem:
         certificate = self.pool.certify(self.penalty, largest)
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)
-        return self.gap <= self.options.tolerance * self.half
+        return self.gap <= self.settings.tolerance * self.half
 
     def _change(self, difference: np.ndarray) -> float:
         """The most that d entries of it add up to, in size unless weights are of one sign.
@@ -266,7 +288,7 @@ class Problem:
         degree = self.design.degree
         ordered = np.sort(difference)
         most = float(ordered[-degree:].sum())
-        return most if self.options.nonneg else max(most, -float(ordered[:degree].sum()))
+        return most if self.settings.nonneg else max(most, -float(ordered[:degree].sum()))
 
     def _certify(self, found: Candidates, floor: float) -> bool:
         """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
@@ -275,13 +297,13 @@ class Problem:
         certificate = self.pool.certify(self.penalty, largest)
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)
-        return self.gap <= self.options.tolerance * self.half
+        return self.gap <= self.settings.tolerance * self.half
 
     def _ratio(self) -> float:
         assert self.penalty is not None
         if self.lambda_max:
             return self.penalty.lambda_ / self.lambda_max
-        return self.options.lambda_ratio
+        return self.settings.lambda_ratio
 
     def rest(self) -> None:
         """Hold no more than the next pass needs."""
@@ -311,7 +333,7 @@ class Problem:
         return Solution(
             indices=indices,
             values=values,
-            intercept=offset if self.options.intercept else 0.0,
+            intercept=offset if self.settings.intercept else 0.0,
             lambda_=self.penalty.lambda_ * self.scale,
             lambda_max=self.lambda_max * self.scale,
             lambda_ratio=self._ratio(),

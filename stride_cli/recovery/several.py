@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from stride_cli.recovery.lasso import solve_batch, solve_path
-from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.problem import LassoSettings, Solution
 
 
 def solve_models(
     columns: Sequence[Any],
     measurements: np.ndarray,
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
     kept: np.ndarray | None = None,
-    **settings: Any,
 ) -> list[Solution]:
     """`solve_batch` with each model's design and measurements, and `mean_solution` of every query's.
 
@@ -31,9 +31,9 @@ def solve_models(
     ----------
     columns : C designs (n, d)
     measurements : (Q, C K) float       those of the first model, of the second, and so on
+    settings : LassoSettings
     n_subsets : int                     K, of every model
     kept : (Q, C K) bool, optional      as for `solve_batch`
-    settings : as for `solve_batch`
 
     Returns
     -------
@@ -44,7 +44,7 @@ def solve_models(
     for number, own in enumerate(columns):
         rows = slice(number * n_subsets, (number + 1) * n_subsets)
         part = None if kept is None else np.ascontiguousarray(kept[:, rows])
-        found.append(solve_batch(own, y[:, rows], n_subsets=n_subsets, kept=part, **settings))
+        found.append(solve_batch(own, y[:, rows], settings, n_subsets=n_subsets, kept=part))
     return [mean_solution(each) for each in zip(*found, strict=True)]
 
 
@@ -52,9 +52,9 @@ def solve_models_path(
     columns: Sequence[Any],
     measurements: np.ndarray,
     lambda_ratios: Sequence[float],
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    **settings: Any,
 ) -> list[list[Solution]]:
     """`solve_models` for several λ / λ_max, by `solve_path`: for each of them a list of Q Solution."""
     y = np.asarray(measurements)
@@ -63,8 +63,8 @@ def solve_models_path(
             own,
             y[:, number * n_subsets : (number + 1) * n_subsets],
             lambda_ratios,
+            settings,
             n_subsets=n_subsets,
-            **settings,
         )
         for number, own in enumerate(columns)
     ]

@@ -19,7 +19,7 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 from stride_cli.recovery import kernels
-from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.ranking import Hit, document_influences, mid_ranks
 from stride_cli.recovery.screening import Design
 from stride_cli.recovery.several import solve_models
@@ -82,13 +82,11 @@ def draw_halves(n_subsets: int, draws: int, seed: int, model: int = 0) -> np.nda
 def solve_halves(
     columns: Sequence[Any],
     y: np.ndarray,
+    settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
     seed: int,
     draws: int = 20,
-    lambda_ratio: float = 0.1,
-    intercept: bool = True,
-    nonneg: bool = False,
 ) -> Halves:
     """The query's Lasso on each of B random halves of the subsets.
 
@@ -96,7 +94,7 @@ def solve_halves(
     ----------
     columns, n_subsets : C designs (n, d) of K subsets each
     y : (C K,) float                      as for `solve_models`
-    lambda_ratio, intercept, nonneg :     as for `solve_lasso`; λ is the same share of each half's own λ_max
+    settings : LassoSettings              λ is the same share of each half's own λ_max; solved to `TOLERANCE`
     seed : int      of the streams ("stability", pair)
     draws : int     B
 
@@ -109,11 +107,8 @@ def solve_halves(
     solutions = solve_models(
         columns,
         np.tile(np.asarray(y, np.float64), (draws, 1)),
+        replace(settings, tolerance=TOLERANCE),
         n_subsets=n_subsets,
-        lambda_ratio=lambda_ratio,
-        intercept=intercept,
-        nonneg=nonneg,
-        tolerance=TOLERANCE,
         kept=kept,
     )
     designs = [Design(own, n_subsets) for own in columns]

@@ -16,6 +16,7 @@ from index_format.durable import make_directory, write_file
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.metrics import unigram_f1
+from stride_cli.selection.options import JudgingOptions
 from stride_cli.selection.select import SETS
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ def evaluate_selection(
     directory: Path,
     base: str,
     queries: Path,
-    *,
-    seeds: int,
+    judging: JudgingOptions,
     options: FinetuneOptions,
-    max_new_tokens: int,
+    *,
     block_size: int = 512,
 ) -> Iterator[tuple[str, list[Score]]]:
     """The base model as it is, then fine-tuned on each file from every seed.
@@ -81,8 +81,6 @@ def evaluate_selection(
     from stride_cli.training.finetuning import finetune_model
 
     check_directory(directory)
-    if seeds < 1:
-        raise UsageError(f"--seeds is {seeds} (expected 1 or more)", fix="try --seeds 3")
     if not queries.is_file():
         raise UsageError(f"there is no file '{queries}'", fix="give a file of held-out queries")
     stream, _ = open_documents([str(queries)], ReadOptions())
@@ -92,20 +90,22 @@ def evaluate_selection(
     common = {
         "base": model_fingerprint(base),
         "queries": hashlib.sha256(queries.read_bytes()).hexdigest(),
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": judging.max_new_tokens,
         "block_size": block_size,
     }
 
     def measured(model_path: str) -> Score:
         model = load_language_model(model_path, device=options.device, dtype="fp32")
-        return measure(model, queries, references, max_new_tokens=max_new_tokens, block_size=block_size)
+        return measure(
+            model, queries, references, max_new_tokens=judging.max_new_tokens, block_size=block_size
+        )
 
     yield "base", [_remembered(kept, {**common, "set": "base"}, lambda: measured(base))]
     for name in SETS:
         source = directory / f"{name}.jsonl"
         digest = hashlib.sha256(source.read_bytes()).hexdigest()
         scores = []
-        for seed in range(seeds):
+        for seed in range(judging.seeds):
             chosen = replace(options, seed=seed)
 
             def trained(source: Path = source, chosen: FinetuneOptions = chosen, name: str = name) -> Score:

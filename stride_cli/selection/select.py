@@ -17,6 +17,7 @@ from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import to_json
 from stride_cli.randomness import stream
 from stride_cli.selection.aggregation import Choice, check_size, choose, collect
+from stride_cli.selection.options import SelectOptions
 from stride_cli.selection.stored import require_stored_text, stored_documents
 
 if TYPE_CHECKING:
@@ -43,16 +44,9 @@ class Selection:
 
 
 def run_selection(
-    where: WorkspacePath,
-    task: Path,
-    *,
-    size: int,
-    method: str,
-    by: str,
-    out: Path | None,
-    overwrite: bool = False,
+    where: WorkspacePath, task: Path, options: SelectOptions
 ) -> tuple[Workspace, QuerySet, Selection]:
-    """What `stride select` does: refuse what cannot work, read the queries, select, write to `out` if given.
+    """What `stride select` does: refuse what cannot work, read the queries, select, write if asked to.
 
     Raises
     ------
@@ -63,18 +57,18 @@ def run_selection(
     from stride_cli.data.query_files import read_queries
     from stride_cli.evaluation.bench import check_method
 
-    if out is not None:
-        refuse_existing(out, overwrite=overwrite)
-    check_selection(Index.open(where.index), size)
-    check_method(method)
+    if options.out is not None:
+        refuse_existing(options.out, overwrite=options.overwrite)
+    check_selection(Index.open(where.index), options.size)
+    check_method(options.method)
     if not task.is_file():
         raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
     opened = where.open()
     queries = read_queries(opened, task)
-    tasks = read_tasks(task) if by == "quota" else None
-    found = select(opened, queries, size=size, method=method, by=by, tasks=tasks)
-    if out is not None:
-        write_selection(out, opened, found, queries, method=method, by=by, overwrite=overwrite)
+    tasks = read_tasks(task) if options.by == "quota" else None
+    found = select(opened, queries, options, tasks=tasks)
+    if options.out is not None:
+        write_selection(options.out, opened, found, queries, options)
     return opened, queries, found
 
 
@@ -83,7 +77,7 @@ def check_selection(index: Index, size: int) -> None:
 
     Raises
     ------
-    UsageError      size out of range, an index without text, a classifier's index
+    UsageError      more documents than there are, an index without text, a classifier's index
     """
     refuse_classifier(index, "documents are selected from text")
     check_size(size, index.n_documents)
@@ -96,13 +90,7 @@ def method_spec(method: str) -> str:
 
 
 def select(
-    task: Workspace,
-    queries: QuerySet,
-    *,
-    size: int,
-    method: str = "stride",
-    by: str = "greedy",
-    tasks: Sequence[str] | None = None,
+    task: Workspace, queries: QuerySet, options: SelectOptions, *, tasks: Sequence[str] | None = None
 ) -> Selection:
     """Choose documents by a method's scores, by BM25 in the same way, and at random.
 
@@ -110,10 +98,9 @@ def select(
 
     Parameters
     ----------
-    task : Workspace                      index and model
-    queries : QuerySet               what should become better
-    method : str                     a spec of `stride_cli.methods.registry`
-    by : "greedy", "sum" or "quota"
+    task : Workspace            index and model
+    queries : QuerySet          what should become better
+    options : SelectOptions     its `method` is a spec of `stride_cli.methods.registry`
     tasks : Q names, for quota
 
     Raises
@@ -127,8 +114,8 @@ def select(
     from stride_cli.output import progress
 
     index = task.index
-    check_selection(index, size)
-    opened = open_method(method_spec(method))
+    check_selection(index, options.size)
+    opened = open_method(method_spec(options.method))
     owner = np.asarray(index.array("corpus/chunk_document"))
     opened.fit(task)
 
@@ -139,6 +126,7 @@ def select(
                     yield scores
                     bar.advance()
 
+    size, by = options.size, options.by
     grouping = tasks if by == "quota" else None
     chosen = choose(collect(rows(), index.n_documents, grouping), size, by, seed=task.seed)
     lexical = collect(_bm25_rows(index, owner, queries, size), index.n_documents, grouping)
@@ -159,23 +147,20 @@ def write_selection(
     task: Workspace,
     selection: Selection,
     queries: QuerySet,
-    *,
-    method: str,
-    by: str,
-    overwrite: bool = False,
+    options: SelectOptions,
 ) -> None:
     """`chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
 
     Every line is a document of the corpus with its provenance under "selection", which a reader of corpora
     passes over.
     """
-    refuse_existing(out, overwrite=overwrite)
+    refuse_existing(out, overwrite=options.overwrite)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         lists: dict[str, tuple[str, list[Choice]]] = {
-            "chosen": (method, selection.chosen),
+            "chosen": (options.method, selection.chosen),
             "bm25": ("bm25", selection.bm25),
             "random": ("random", [Choice(int(number), np.nan, 0.0, -1) for number in selection.random]),
         }
@@ -189,7 +174,7 @@ def write_selection(
                     provenance = {
                         "place": place,
                         "method": source,
-                        "by": "random" if source == "random" else by,
+                        "by": "random" if source == "random" else options.by,
                         "rank": choice.rank,
                         "score": choice.score,
                         "query": queries.names[choice.query] if choice.query >= 0 else None,

@@ -9,7 +9,7 @@ computes alone, up to the rounding of other matrix kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
 from stride_cli.models.classifier.networks import build_network
 from stride_cli.output import Ticker
 from stride_cli.training.fast.chains import ChainSteps, is_chain
+from stride_cli.training.marks import NO_MARKS, Marks
 
 _STACK_BYTES = 1 << 30
 _CACHED_BYTES = 24 << 20  # measured: an MLP of 0.1 M weights is trained fastest 20 to 30 at once
@@ -76,8 +77,7 @@ def train_network(
     members: np.ndarray | None = None,
     seed: int | None = None,
     ticker: Ticker | None = None,
-    marks: Sequence[int] = (),
-    at_mark: Callable[[int], None] | None = None,
+    marks: Marks = NO_MARKS,
 ) -> float:
     """Train one network in place, on the device where it is.
 
@@ -90,7 +90,7 @@ def train_network(
     members : (m,) int64, optional  rows to train on; default: all
     seed : int, optional            of the order (and of dropout); default: the recipe's
     ticker : Ticker, optional       told of each step
-    marks, at_mark                  `at_mark(step)` is called when so many steps are done
+    marks : Marks, optional         told of each step
 
     Returns
     -------
@@ -122,8 +122,7 @@ def train_network(
                 step += 1
                 if ticker is not None:
                     ticker.advance()
-                if at_mark is not None and step in marks:
-                    at_mark(step)
+                marks.passed(step)
             mean = total / len(batches)
             if not math.isfinite(mean):
                 raise _diverged(mean, epoch)

@@ -31,6 +31,7 @@ from stride_cli.models.devices import resolve_device
 from stride_cli.randomness import stream
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 from stride_cli.training.engines import one_thread
+from stride_cli.training.marks import Marks
 from stride_cli.training.options import ClassifierOptions
 
 _ONE_THREAD = 1_000_000  # weights
@@ -126,7 +127,7 @@ def train_classifier(
     )
     device = resolve_device(options.device)
     network = build_network(recipe.network, examples.shape, len(classes), seed=recipe.seed)
-    ClassifierModel(network, classes=classes, shape=examples.shape, standardisation=standardisation)
+    model = ClassifierModel(network, classes=classes, shape=examples.shape, standardisation=standardisation)
     network.requires_grad_(True)
     if options.weights is not None:
         load_weights(network, Path(options.weights))
@@ -147,20 +148,17 @@ def train_classifier(
         output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
         one_thread() if small else contextlib.nullcontext(),
     ):
-        marks = checkpoint_steps(recipe.steps(len(training)), wanted)
-        train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks, at_mark=keep)
+        marks = Marks(checkpoint_steps(recipe.steps(len(training)), wanted), keep)
+        train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks)
     loss, accuracy = _evaluate(network, inputs, targets)
     others: tuple[float | None, float | None] = (None, None)
     if len(held_out):
         queries = torch.from_numpy(standardisation.apply(examples.inputs[held_out])).to(device)
         others = _evaluate(network, queries, torch.from_numpy(labels[held_out]).to(device))
     save_classifier(
-        network,
+        model,
         out,
         recipe=recipe,
-        classes=classes,
-        shape=examples.shape,
-        standardisation=standardisation,
         columns=examples.columns,
         training=training,
         held_out=held_out,

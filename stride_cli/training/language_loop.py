@@ -21,6 +21,7 @@ from stride_cli.models.language.objective import next_token_loss
 from stride_cli.models.muon import Muon, multiplies_bf16
 from stride_cli.output import Ticker
 from stride_cli.training.epoch_batches import make_batch, plan_epoch
+from stride_cli.training.marks import NO_MARKS, Marks
 
 _LOG_LINES = 2000
 _EVALUATED_TOKENS = 50_000
@@ -74,8 +75,7 @@ def train(
     subset: np.ndarray | None = None,
     state_path: Path | None = None,
     save_seconds: float = 20.0,
-    checkpoint_steps: Sequence[int] = (),
-    on_checkpoint: Callable[[int], None] | None = None,
+    marks: Marks = NO_MARKS,
     ticker: Ticker | None = None,
 ) -> TrainingResult:
     """Train a model's parameters that require gradients, in place, by a recipe.
@@ -98,8 +98,8 @@ def train(
         A file for the state of the run: read, if there, to go on from.
     save_seconds : float
         The state is written this often, or less where writing takes long.
-    checkpoint_steps, on_checkpoint : optional
-        Called with the step, after each of these steps.
+    marks : Marks, optional
+        Told of each step.
     ticker : Ticker, optional
         Told of each step.
 
@@ -122,7 +122,6 @@ def train(
         if ticker is not None:
             ticker.advance(state.step)
     every = max(1, math.ceil(total / _LOG_LINES))
-    marks = set(checkpoint_steps)
     peak = recipe.lr if recipe.optimizer == "muon+adamw" else recipe.adam_lr
     saved, spent = time.monotonic(), 0.0
     for batch in _remaining(passes, state, total):
@@ -142,8 +141,7 @@ def train(
         if ticker is not None:
             ticker.advance()
             ticker.describe(f"training, loss {value:.3f}")
-        if state.step in marks and on_checkpoint is not None:
-            on_checkpoint(state.step)
+        marks.passed(state.step)
         # writing may take a twentieth of the time at most
         due = time.monotonic() - saved > max(save_seconds, 20 * spent)
         if state_path is not None and due and state.step < total:

@@ -15,6 +15,7 @@ from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import merged_weights
 from stride_cli.training.epoch_batches import plan_epoch
 from stride_cli.training.language_loop import TrainingResult, mean_loss, train
+from stride_cli.training.marks import Marks
 from stride_cli.training.run_directory import RunDirectory, save_model
 
 
@@ -68,9 +69,7 @@ def run_recipe(
     publish it."""
     model = model.to(device)
     # evenly spaced; the last of `checkpoints` + 1 equal parts ends with the model itself
-    marks = sorted(
-        {round(recipe.steps * part / (checkpoints + 1)) for part in range(1, checkpoints + 1)} - {0}
-    )
+    steps = {round(recipe.steps * part / (checkpoints + 1)) for part in range(1, checkpoints + 1)} - {0}
 
     def save_checkpoint(step: int) -> None:
         directory = run.model / "checkpoints" / f"step-{step:06d}"
@@ -83,8 +82,7 @@ def run_recipe(
             recipe,
             state_path=run.state,
             save_seconds=save_seconds,
-            checkpoint_steps=marks,
-            on_checkpoint=save_checkpoint,
+            marks=Marks(steps, save_checkpoint),
             ticker=ticker,
         )
     loss = mean_loss(model, chunks, recipe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +18,11 @@ from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream, stream_key
 from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.options import TruthOptions, per_mille
 from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
-    from stride_cli.models.language.language_recipe import Recipe
     from stride_cli.training.jobs import Trainer
 
 _FIX = "stride evaluate truth --index {} --queries QUERIES.jsonl"
@@ -125,38 +124,12 @@ class Truth:
         return truth.take(rows)
 
 
-def build_truth(
-    workspace: Workspace,
-    queries: QuerySet,
-    *,
-    n_subsets: int = 100,
-    n_seeds: int = 1,
-    own_seed: bool = False,
-    alpha: float = 0.3,
-    recipe: Recipe | str | Path | None = None,
-    command: str | None = None,
-    keep: Path | None = None,
-    engine: str = "local",
-    workers: int | None = None,
-    overwrite: bool = False,
-) -> Truth:
+def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions = TruthOptions()) -> Truth:
     """Retrain on random subsets, and put what becomes of the queries' losses into the index's truth/ group.
 
-    There will be at least `n_subsets` subsets of this α and at least `n_seeds` seeds of every subset; what
-    the group has already stays, with its row numbers. Finished models are kept in `store_of(index)`, so that
-    an interrupted call goes on, and nothing is trained twice.
-
-    Parameters
-    ----------
-    workspace : Workspace
-    queries : QuerySet
-    n_subsets, n_seeds : int      R (of this α) and S
-    own_seed : bool               from the model's own initial weights and in its own order, S = 1: what this
-                                  very model would have been, not what is true of its training on average
-    alpha : float                 share of the chunks, in steps of 0.001
-    recipe, command, keep         how to retrain: `open_trainer`
-    engine, workers               where: `retrain`
-    overwrite : bool              replace a truth of other queries or another recipe
+    There will be at least R subsets of this α and at least S seeds of every subset; what the group has
+    already stays, with its row numbers. Finished models are kept in `store_of(index)`, so that an interrupted
+    call goes on, and nothing is trained twice.
 
     Returns
     -------
@@ -164,24 +137,19 @@ def build_truth(
 
     Raises
     ------
-    UsageError      a number is wrong; other queries or another recipe than the group's, without `overwrite`
+    UsageError      other queries or another recipe than the group's, without `overwrite`
     ModelError      the model cannot be retrained; see `open_trainer`
     and what `retrain` raises
     """
-    for name, number in (("--subsets", n_subsets), ("--seeds", n_seeds)):
-        if number < 1:
-            raise UsageError(f"{name} is {number}, expected 1 or more")
-    share = per_mille(alpha)
-    if n_seeds > 1 and command is not None and "{seed}" not in command:
-        raise UsageError(
-            f"--seeds is {n_seeds}, and --command has no {{seed}}", fix="add for example --seed {seed}"
-        )
-    trainer = open_trainer(workspace, queries, recipe=recipe, command=command, keep=keep)
-    own = _seed_of(trainer, n_seeds) if own_seed else None
-    old = None if overwrite else _stored(workspace, queries, trainer, own_seed)
+    share, own_seed = per_mille(options.alpha), options.own_seed
+    trainer = open_trainer(
+        workspace, queries, recipe=options.recipe, command=options.command, keep=options.keep
+    )
+    own = _seed_of(trainer) if own_seed else None
+    old = None if options.overwrite else _stored(workspace, queries, trainer, own_seed)
     shares = [] if old is None else _per_mille(old.alpha).tolist()
-    shares += [share] * max(0, n_subsets - shares.count(share))
-    n_seeds = max(n_seeds, 0 if old is None else old.n_seeds)
+    shares += [share] * max(0, options.n_subsets - shares.count(share))
+    n_seeds = max(options.n_seeds, 0 if old is None else old.n_seeds)
     seeds = subset_seeds(workspace.index.seed, n_seeds) if own is None else np.array([own], np.int64)
     numbers = [shares[:row].count(value) for row, value in enumerate(shares)]
     masks = np.stack(
@@ -204,7 +172,7 @@ def build_truth(
     missing = count_missing(trainer, jobs, store=store)
     if missing:
         note(f"retraining {missing:,} models on {len(masks):,} subsets × {n_seeds} seeds; kept in {store}")
-    outcomes = retrain(trainer, jobs, store=store, engine=engine, workers=workers)
+    outcomes = retrain(trainer, jobs, store=store, engine=options.engine, workers=options.workers)
     losses, margins = _fill(old, wanted, outcomes, (len(masks), n_seeds, len(queries)))
     truth = Truth(
         masks=masks,
@@ -246,27 +214,12 @@ def seeds_in_words(count: int, own: bool) -> str:
     return "the model's own seed" if own else f"{count} seed{'s' if count > 1 else ''}"
 
 
-def per_mille(alpha: float) -> int:
-    """α as a whole number of thousandths; UsageError where it is none between 1 and 999."""
-    share = round(alpha * 1000)
-    if not 1 <= share <= 999 or abs(share - alpha * 1000) > 1e-6:
-        raise UsageError(
-            f"--alpha is {alpha}, expected a share between 0.001 and 0.999 in steps of 0.001",
-            fix="try --alpha 0.3",
-        )
-    return share
-
-
 def _per_mille(alpha: np.ndarray) -> np.ndarray:
     return np.round(alpha * 1000).astype(np.int64)
 
 
-def _seed_of(trainer: Trainer, n_seeds: int) -> int:
-    """What the model itself was trained from; UsageError where that is not known, or more is asked for."""
-    if n_seeds > 1:
-        raise UsageError(
-            f"--own-seed is one seed, --seeds asks for {n_seeds}", fix="drop --seeds, or --own-seed"
-        )
+def _seed_of(trainer: Trainer) -> int:
+    """What the model itself was trained from; UsageError where that is not known."""
     recipe = getattr(trainer, "recipe", None)
     if recipe is None:
         raise UsageError(

@@ -31,17 +31,14 @@ BATCH = 256
 
 
 def build(corpus: Path, tokenizer: Any, out: Path, block_size: int) -> Any:
-    from stride_cli.corpus.build import build_index
+    from stride_cli.corpus.build import IndexedModel, build_index
+    from stride_cli.corpus.options import BuildOptions
 
     return build_index(
         [str(corpus)],
-        tokenizer=tokenizer,
-        model_fingerprint="0" * 64,
-        tokenizer_fingerprint="0" * 64,
-        model_path=None,
-        out=out,
-        block_size=block_size,
-        overwrite=True,
+        IndexedModel(tokenizer, tokenizer_fingerprint="0" * 64, fingerprint="0" * 64),
+        out,
+        BuildOptions(block_size=block_size, overwrite=True),
     )
 
 

@@ -42,7 +42,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
 from stride_cli.recovery.lasso import solve_batch
-from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
 from stride_cli.training.truth import Truth
@@ -169,7 +169,7 @@ def recover(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: floa
 def solve(direct: np.ndarray, columns: np.ndarray, n_subsets: int, ratio: float) -> list[Solution]:
     """The Lasso of each query."""
     y = measured(direct, columns, n_subsets)
-    return solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=True)
+    return solve_batch(columns, y, LassoSettings(lambda_ratio=ratio, intercept=True), n_subsets=n_subsets)
 
 
 def dense(solutions: list[Solution]) -> np.ndarray:

@@ -33,6 +33,7 @@ from index_format.design import build_columns
 from stride_cli.output import emit, note
 from stride_cli.recovery import kernels
 from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso, solve_path
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.screening import Design
 from tests.benchmarks._machine import machine
 
@@ -124,7 +125,7 @@ def compile_all(n_subsets: int, degree: int, noise: float, *, batch: bool = True
     small = build_columns(0, 2_000, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(small, n_subsets, BATCH, noise)
     for ratio in LAMBDA_RATIOS:
-        solve_lasso(small, y[0], n_subsets=n_subsets, lambda_ratio=ratio)
+        solve_lasso(small, y[0], LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets)
     if batch and degree <= 64:
         empty = Design(small, n_subsets)
         table, steps = np.empty((n_subsets, BATCH // 4), np.uint64), np.empty(BATCH)
@@ -157,7 +158,7 @@ def solves(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) -> 
     tasks: dict[str, Callable[[], Any]] = {"bare pass": lambda: bare_pass(design, y[0])}
     for ratio in LAMBDA_RATIOS:
         tasks[f"solve at {ratio} λ_max"] = lambda ratio=ratio: solve_lasso(
-            columns, y[0], n_subsets=n_subsets, lambda_ratio=ratio
+            columns, y[0], LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets
         )
     tasks[f"path of {len(PATH)} down to {PATH[-1]} λ_max"] = lambda: solve_path(
         columns, y[:1], PATH, n_subsets=n_subsets
@@ -183,10 +184,11 @@ def batches(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) ->
     }
     for ratio in LAMBDA_RATIOS:
         tasks[f"{SINGLES} single at {ratio} λ_max"] = lambda ratio=ratio: [
-            solve_lasso(columns, row, n_subsets=n_subsets, lambda_ratio=ratio) for row in y[:SINGLES]
+            solve_lasso(columns, row, LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets)
+            for row in y[:SINGLES]
         ]
         tasks[f"batch of {BATCH} at {ratio} λ_max"] = lambda ratio=ratio: solve_batch(
-            columns, y, n_subsets=n_subsets, lambda_ratio=ratio
+            columns, y, LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets
         )
     fields, results = timed(tasks, repeats)
     unit = fields["bare pass"]
@@ -222,7 +224,7 @@ def mapped(folder: Path, n_subsets: int, degree: int, count: int, ratio: float) 
     y = np.load(folder / "y.npy")[:count]
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _resident("VmRSS")
-    solve_batch(columns, y, n_subsets=n_subsets, lambda_ratio=ratio)
+    solve_batch(columns, y, LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets)
     peak = _resident("VmHWM")
     return {
         "what": f"memory of {count} at {ratio} λ_max",
@@ -250,8 +252,8 @@ def disk(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int, folde
         return solve_lasso(
             np.memmap(path, np.uint16, "r").reshape(columns.shape),
             y[0],
+            LassoSettings(lambda_ratio=0.8),
             n_subsets=n_subsets,
-            lambda_ratio=0.8,
         )
 
     taken: dict[str, list[float]] = {"read": [], "cold": [], "warm": []}
@@ -353,7 +355,7 @@ def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
         tasks: dict[str, Callable[[], Any]] = {"bare": lambda design=design: bare_pass(design, y[0])}
         for ratio in LAMBDA_RATIOS:
             tasks[f"{ratio}"] = lambda ratio=ratio, columns=columns: [
-                solve_lasso(columns, row, n_subsets=n_subsets, lambda_ratio=ratio) for row in y
+                solve_lasso(columns, row, LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets) for row in y
             ]
         fields, results = timed(tasks, repeats)
         for ratio in LAMBDA_RATIOS:

@@ -29,6 +29,7 @@ import numpy as np
 from index_format.design import build_columns
 from stride_cli.output import emit, note
 from stride_cli.recovery.lasso import correlate, solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.screening import Design
 from tests.benchmarks.recovery import LAMBDA_RATIOS, bare_pass, hardware, measurements
 
@@ -53,7 +54,10 @@ def relative_gap(columns: np.ndarray, y: np.ndarray, lambda_: float, weights: We
 def stride(columns: np.ndarray, n_subsets: int) -> Solve:
     def solve(y: np.ndarray, ratio: float, lambda_max: float, tolerance: float) -> Weights:
         found = solve_lasso(
-            columns, y, n_subsets=n_subsets, lambda_ratio=ratio, intercept=False, tolerance=tolerance
+            columns,
+            y,
+            LassoSettings(lambda_ratio=ratio, intercept=False, tolerance=tolerance),
+            n_subsets=n_subsets,
         )
         return found.indices, found.values
 

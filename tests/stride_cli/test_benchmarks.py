@@ -34,7 +34,8 @@ def index(corpus: Path) -> Path:
     model = corpus.parent / "model"
     train_model([str(corpus)], model, TrainOptions(steps=2, layers=2, width=32, vocab=300, context=32))
     out = corpus.parent / "run.stride"
-    api.build_index([str(corpus)], model_path=str(model), out=out, block_size=16, n_subsets=20, degree=3)
+    options = api.BuildOptions(block_size=16, n_subsets=20, degree=3)
+    api.build_index([str(corpus)], model_path=str(model), out=out, options=options)
     api.train(out, api.ClosedOptions(rank=4, buckets=16))
     return out
 

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from index_format.reader import Index
     from stride_cli.models.classifier.classifier_model import ClassifierModel
-    from stride_cli.models.classifier.input_table import Standardisation
 
 _ADAPTER, _WEIGHTS, _ROWS = "network.py", "weights.safetensors", "rows.npz"
 _VERSION = 1
@@ -54,13 +53,10 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
 
 
 def save_classifier(
-    network: nn.Module,
+    trained: ClassifierModel,
     out: Path,
     *,
     recipe: ClassifierRecipe,
-    classes: Sequence[str],
-    shape: Sequence[int],
-    standardisation: Standardisation,
     columns: Columns,
     training: np.ndarray,
     held_out: np.ndarray,
@@ -71,7 +67,7 @@ def save_classifier(
 
     Parameters
     ----------
-    network : nn.Module              on any device
+    trained : ClassifierModel        on any device
     recipe : ClassifierRecipe        its `data` names the file and its fingerprint
     training, held_out : int64       rows of the file
     checkpoints : step → state dict  along the training; each a classifier's directory checkpoints/step-NNNNNN
@@ -90,10 +86,10 @@ def save_classifier(
     description = {
         "classifier_version": _VERSION,
         "network": {key: value for key, value in asdict(recipe.network).items() if key != "adapter"},
-        "classes": list(classes),
-        "shape": list(shape),
-        "mean": standardisation.mean.tolist(),
-        "deviation": standardisation.deviation.tolist(),
+        "classes": trained.classes,
+        "shape": list(trained.shape),
+        "mean": trained.standardisation.mean.tolist(),
+        "deviation": trained.standardisation.deviation.tolist(),
         "columns": asdict(columns),
         "data": recipe.data,
     }
@@ -102,7 +98,7 @@ def save_classifier(
     files = {FILE_NAME: json.dumps(description, indent=1).encode(), _ROWS: buffer.getvalue()}
     if recipe.network.adapter:
         files[_ADAPTER] = recipe.network.adapter.encode()
-    states = {model: network.state_dict()}
+    states = {model: trained.model.state_dict()}
     for step, state in (checkpoints or {}).items():
         make_directory(model / "checkpoints" / f"step-{step:06d}")
         states[model / "checkpoints" / f"step-{step:06d}"] = dict(state)

@@ -62,7 +62,7 @@ def session(tmp_path_factory: pytest.TempPathFactory):
     train_model(
         [str(corpus)], model, TrainOptions(epochs=8, width=64, layers=2, vocab=400, batch_tokens=1024)
     )
-    api.build_index([str(corpus)], model_path=str(model), out=index, n_subsets=60)
+    api.build_index([str(corpus)], model_path=str(model), out=index, options=api.BuildOptions(n_subsets=60))
     api.train(index, api.ClosedOptions(space="logit"))
     return api.Session.open(index)
 

@@ -267,7 +267,7 @@ def test_bad_records(kind: str, here: Path, stride: Callable[..., Result]) -> No
         ("cut.jsonl.gz", "error: cut.jsonl.gz:"),
         ("cut.jsonl.zst", "error: cut.jsonl.zst:"),
         ("corpus.jsonl --subsets 5 --degree 10", "error: --subsets is 5, expected at least the degree 10"),
-        ("corpus.jsonl --subsets 65536", "error: --subsets is 65,536, expected at most 65,535"),
+        ("corpus.jsonl --subsets 65536", "error: --subsets is 65536 (expected 1 to 65,535)"),
         ("corpus.jsonl --subsets 5000", "error: --subsets is 5,000, expected at most the number of chunks"),
         ("corpus.jsonl --degree 0", "error: --degree is 0"),
         (

@@ -9,17 +9,32 @@ from typing import Any
 import pytest
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.audit.options import AuditOptions
+from stride_cli.audit.options import AuditOptions, FindingsOptions
 from stride_cli.commands.options import Flags
-from stride_cli.commands.train import _options
+from stride_cli.commands.train import SavingOptions, _options
 from stride_cli.config import GeneralSettings, Placement
+from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.options import HitOptions
+from stride_cli.evaluation.options import (
+    HitOptions,
+    LdsOptions,
+    LooOptions,
+    RankingOptions,
+    RemovalOptions,
+    TailPatchOptions,
+)
 from stride_cli.methods.registry import open_method
 from stride_cli.operators.options import FLAT, ClosedOptions, FitChoice, SgdOptions, train_options
 from stride_cli.options import Entry, entries
-from stride_cli.training.options import ClassifierOptions, FinetuneOptions, RetrainOptions, TrainOptions
+from stride_cli.selection.options import JudgingOptions, SelectOptions
+from stride_cli.training.options import (
+    ClassifierOptions,
+    FinetuneOptions,
+    RetrainOptions,
+    TrainOptions,
+    TruthOptions,
+)
 from stride_cli.tuning.options import TuneOptions
 
 FINETUNE = "model finetune gone.jsonl --model gone --out new"
@@ -37,6 +52,19 @@ COMMANDS: tuple[tuple[str, type], ...] = (
     ("model train gone.npz --out new", ClassifierOptions),
     (FINETUNE, FinetuneOptions),
     ("index build gone.jsonl --model gone --out new", ReadOptions),
+    ("index build gone.jsonl --model gone --out new", BuildOptions),
+    ("index plan gone.jsonl --model gone", PlanOptions),
+    ("train --index gone.stride", SavingOptions),
+    ("audit gone.jsonl --index gone.stride", FindingsOptions),
+    ("select gone.jsonl --index gone.stride", SelectOptions),
+    ("evaluate truth --index gone.stride --queries gone.jsonl", TruthOptions),
+    ("evaluate lds --index gone.stride", LdsOptions),
+    ("evaluate compare --index gone.stride", LdsOptions),
+    ("evaluate tail-patch --index gone.stride", TailPatchOptions),
+    ("evaluate removal --index gone.stride", RemovalOptions),
+    ("evaluate loo --index gone.stride", LooOptions),
+    (SELECTION, JudgingOptions),
+    ("baseline tfidf --index gone.stride", RankingOptions),
 )
 
 
@@ -79,6 +107,76 @@ def test_a_value_out_of_range_is_refused_before_anything_is_opened(
     assert result.code == 2 and result.out == ""
     assert f"error: {entry.flag} is " in result.err and "expected" in result.err and "fix: " in result.err
     assert "gone" not in result.err and not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "remedy"),
+    [
+        (
+            "index build gone.jsonl --model gone --degree 0",
+            "--degree is 0 (expected 1 or more)",
+            "--degree 10",
+        ),
+        (
+            "index build gone.jsonl --model gone --block-size -1",
+            "--block-size is -1 (expected 2 or more)",
+            "--block-size 512",
+        ),
+        (
+            "index build gone.jsonl --model gone --seed -1",
+            "--seed is -1 (expected 0 to 18,446,744,073,709,551,615)",
+            "--seed 0",
+        ),
+        (
+            "index build gone.jsonl --model gone --commit-seconds -1",
+            "--commit-seconds is -1.0 (expected 0 or more)",
+            "--commit-seconds 2.0",
+        ),
+        (
+            "index build gone.jsonl --model gone --subsets 70000",
+            "--subsets is 70000 (expected 1 to 65,535)",
+            "--subsets 1000",
+        ),
+        (
+            "index plan --chunks 1000 --subsets 5 --degree 10",
+            "--subsets is 5, expected at least the degree 10",
+            "give --subsets 10 or more, or a smaller --degree",
+        ),
+        ("index plan --chunks 0", "--chunks is 0 (expected 1 or more)", "--chunks 100000"),
+        ("select gone.jsonl --index gone.stride --size 0", "--size is 0 (expected 1 or more)", "--size 1000"),
+        (
+            "evaluate truth --index gone.stride --queries gone.jsonl --alpha 1.5",
+            "--alpha is 1.5 (expected 0.001 to 0.999)",
+            "--alpha 0.3",
+        ),
+        (
+            "evaluate truth --index gone.stride --queries gone.jsonl --alpha 0.2505",
+            "--alpha is 0.2505, expected a share between 0.001 and 0.999 in steps of 0.001",
+            "--alpha 0.3",
+        ),
+        (
+            "evaluate truth --index gone.stride --queries gone.jsonl --own-seed --seeds 3",
+            "--own-seed is one seed, --seeds asks for 3",
+            "drop --seeds, or --own-seed",
+        ),
+        (
+            "evaluate lds --index gone.stride --draws 10",
+            "--draws is 10 (expected 100 or more)",
+            "--draws 1000",
+        ),
+        (
+            "evaluate compare --index gone.stride --response rank",
+            "--response is 'rank' (expected loss or margin)",
+            "--response loss",
+        ),
+    ],
+)
+def test_what_cannot_be_comes_with_a_remedy(
+    run, elsewhere: Path, line: str, message: str, remedy: str
+) -> None:
+    result = run(line)
+    assert result.code == 2 and result.out == "" and not list(elsewhere.iterdir())
+    assert f"error: {message}" in result.err and remedy in result.err.partition("fix: ")[2]
 
 
 def test_ranges_are_tried_of_every_dataclass() -> None:

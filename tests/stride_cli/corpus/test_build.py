@@ -19,20 +19,15 @@ from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import IndexWriter
 from stride_cli.corpus import build as module
-from stride_cli.corpus.build import append_to_index, build_index, survey_corpus
+from stride_cli.corpus.build import IndexedModel, append_to_index, build_index, survey_corpus
 from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.plan import plan_index
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import CorpusError, StorageError, UsageError
 
 TEXT = "Water boils at one hundred degrees and Paris is the capital of France since long ago"
-SETTINGS: dict[str, Any] = {
-    "model_fingerprint": "m" * 64,
-    "tokenizer_fingerprint": "t" * 64,
-    "model_path": None,
-    "block_size": 12,
-    "degree": 3,
-}
+SMALL: dict[str, Any] = {"block_size": 12, "degree": 3}
 WORDS = [*TEXT.split(), "漢字", "🙂"]
 
 
@@ -55,6 +50,14 @@ def some_records(count: int, *, conversations: bool = True, seed: int = 0) -> li
             ]
             records.append({"id": f"d{seed}-{number}", "messages": turns})
     return records
+
+
+def small_index(
+    sources: list[str], tokenizer: Any, out: Path, reading: ReadOptions = ReadOptions(), **options: Any
+) -> Index:
+    """Of short chunks, for a model that is nowhere."""
+    model = IndexedModel(tokenizer, tokenizer_fingerprint="t" * 64, fingerprint="m" * 64)
+    return build_index(sources, model, out, BuildOptions(**SMALL | options), reading)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +112,7 @@ def test_an_index_holds_the_corpus_and_its_design(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
     source = write_jsonl(some_records(31))
-    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x.stride", seed=5, **SETTINGS)
+    index = small_index([source], tokenizer, tmp_path / "x.stride", seed=5)
     assert verify(index.path) == []
     expected = expected_arrays(source, DocumentTokenizer(tokenizer, block_size=12))
     for name, values in expected.items():
@@ -139,13 +142,13 @@ def test_masks_are_kept_only_where_they_are_needed(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
     records = [*some_records(9, conversations=False), {"id": "p", "prompt": "What", "response": "Paris"}]
-    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
     assert not index.has("corpus/loss_mask")
 
 
 def test_no_text(tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]) -> None:
     source = write_jsonl(some_records(9))
-    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", store_text=False, **SETTINGS)
+    index = small_index([source], tokenizer, tmp_path / "x", store_text=False)
     assert index.document_text(0) is None and index.document_id(0) == "d0-0"
     assert verify(index.path) == []
 
@@ -155,7 +158,7 @@ def test_documents_without_a_scored_token_are_kept_and_counted(
 ) -> None:
     records = some_records(6, conversations=False)
     records.insert(2, {"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
-    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
     assert index.document_id(2) == "asked" and index.n_documents == 7
     assert index.attributes["counts"]["unscored_documents"] == 1
     for chunk in index.document_chunks(2):
@@ -173,7 +176,7 @@ def test_a_document_without_a_token_has_no_chunk(
         records = some_records(6, conversations=False)
         records.insert(place, {"id": "empty", "text": "gone"})
         source = write_jsonl(records)
-        index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", overwrite=True, **SETTINGS)
+        index = small_index([source], tokenizer, tmp_path / "x", overwrite=True)
         assert verify(index.path) == []
         assert index.n_documents == 7 and len(index.document_chunks(place)) == 0
         assert index.attributes["counts"]["unscored_documents"] == 1
@@ -190,7 +193,7 @@ def test_the_same_documents_from_other_files_are_the_same_corpus(
     results = []
     for number, sources in enumerate((parts, ["-"], [str(tmp_path / "all.jsonl.gz")])):
         out = tmp_path / f"{number}.stride"
-        index = build_index(sources, tokenizer=tokenizer, out=out, **SETTINGS)
+        index = small_index(sources, tokenizer, out)
         files = contents(index.path)
         # the names of the files are recorded in the configuration
         results.append({name: files[name] for name in files if name not in ("zarr.json", "manifest.json")})
@@ -230,8 +233,8 @@ def test_a_resumed_build_is_the_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = write_jsonl(some_records(28))
-    build = lambda out: build_index(  # noqa: E731
-        [source], tokenizer=tokenizer, out=tmp_path / out, commit_seconds=0, **SETTINGS
+    build = lambda out: small_index(  # noqa: E731
+        [source], tokenizer, tmp_path / out, commit_seconds=0
     )
     whole = contents(build("whole").path)
     with monkeypatch.context() as patch:
@@ -258,12 +261,11 @@ def test_a_resumed_build_goes_on_into_new_documents(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = some_records(28)
-    build = lambda out: build_index(  # noqa: E731
+    build = lambda out: small_index(  # noqa: E731
         [str(tmp_path / "corpus.jsonl")],
-        tokenizer=tokenizer,
-        out=tmp_path / out,
+        tokenizer,
+        tmp_path / out,
         commit_seconds=0,
-        **SETTINGS,
     )
     write_jsonl(records[:20])
     with monkeypatch.context() as patch:
@@ -283,8 +285,8 @@ def test_a_corpus_that_changed_is_not_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records = some_records(28)
-    build = lambda **more: build_index(  # noqa: E731
-        [write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", commit_seconds=0, **SETTINGS, **more
+    build = lambda **more: small_index(  # noqa: E731
+        [write_jsonl(records)], tokenizer, tmp_path / "x", commit_seconds=0, **more
     )
     with monkeypatch.context() as patch:
         kill_after(patch, 3)
@@ -314,8 +316,8 @@ def test_a_bad_line_leaves_what_was_committed_for_a_corrected_corpus(
 ) -> None:
     records = some_records(28)
     broken: list[Any] = [*records[:20], ["no object"], *records[20:]]
-    build = lambda given, **more: build_index(  # noqa: E731
-        [write_jsonl(given)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS, **more
+    build = lambda given, **more: small_index(  # noqa: E731
+        [write_jsonl(given)], tokenizer, tmp_path / "x", **more
     )
     with pytest.raises(CorpusError, match=r"corpus.jsonl:21: "):
         build(broken)
@@ -334,13 +336,12 @@ def test_skipped_records_are_counted_also_on_resume(
     records: list[Any] = some_records(28)
     records[2:2] = ["bad"]
     records[20:20] = ["bad", "bad"]
-    build = lambda out: build_index(  # noqa: E731
+    build = lambda out: small_index(  # noqa: E731
         [write_jsonl(records)],
-        tokenizer=tokenizer,
-        out=tmp_path / out,
+        tokenizer,
+        tmp_path / out,
         reading=ReadOptions(on_bad="skip"),
         commit_seconds=0,
-        **SETTINGS,
     )
     whole = build("whole")
     assert whole.attributes["counts"]["skipped_records"] == 3
@@ -356,9 +357,8 @@ def test_settings_no_corpus_can_have_make_nothing(
     subsets: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
     source = write_jsonl(some_records(5))
-    settings = {**SETTINGS, "degree": 10, "n_subsets": subsets}
     with pytest.raises(UsageError):
-        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **settings)
+        small_index([source], tokenizer, tmp_path / "x", degree=10, n_subsets=subsets)
     assert list(tmp_path.iterdir()) == [Path(source)]
 
 
@@ -367,7 +367,7 @@ def test_a_corpus_smaller_than_k_makes_nothing(
 ) -> None:
     source = write_jsonl(some_records(5))
     with pytest.raises(CorpusError, match="--subsets is 500, expected at most the number of chunks"):
-        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", n_subsets=500, **SETTINGS)
+        small_index([source], tokenizer, tmp_path / "x", n_subsets=500)
     assert list(tmp_path.iterdir()) == [Path(source)]
 
 
@@ -377,11 +377,11 @@ def test_what_is_there_is_not_replaced_unless_asked(
     first = write_jsonl(some_records(5), "1.jsonl")
     second = write_jsonl(some_records(6), "2.jsonl")
     out = tmp_path / "x"
-    build_index([first], tokenizer=tokenizer, out=out, **SETTINGS)
+    small_index([first], tokenizer, out)
     with pytest.raises(IndexExists):
-        build_index([second], tokenizer=tokenizer, out=out, **SETTINGS)
+        small_index([second], tokenizer, out)
     assert Index.open(out).n_documents == 5
-    assert build_index([second], tokenizer=tokenizer, out=out, overwrite=True, **SETTINGS).n_documents == 6
+    assert small_index([second], tokenizer, out, overwrite=True).n_documents == 6
 
 
 def test_a_place_that_cannot_be_written(
@@ -393,7 +393,7 @@ def test_a_place_that_cannot_be_written(
     source = write_jsonl(some_records(5))
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(StorageError, match="x: cannot be written: Permission denied") as error:
-        build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+        small_index([source], tokenizer, tmp_path / "x")
     assert error.value.exit_code == 2 and error.value.fix
 
 
@@ -406,9 +406,8 @@ def test_append_is_one_build_of_both(
 ) -> None:
     old = write_jsonl(some_records(17, conversations=conversations[0]), "1.jsonl")
     new = write_jsonl(some_records(14, conversations=conversations[1], seed=1), "2.jsonl")
-    settings = {**SETTINGS, "n_subsets": 20}
-    both = build_index([old, new], tokenizer=tokenizer, out=tmp_path / "both", **settings)
-    first = build_index([old], tokenizer=tokenizer, out=tmp_path / "x", **settings)
+    both = small_index([old, new], tokenizer, tmp_path / "both", n_subsets=20)
+    first = small_index([old], tokenizer, tmp_path / "x", n_subsets=20)
     path, fingerprint = first.path, first.attributes["fingerprints"]["corpus"]
     extended = append_to_index(path, [new], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
     assert verify(path) == []
@@ -433,7 +432,7 @@ def test_a_resumed_append_is_the_uninterrupted_one(
     new = write_jsonl(some_records(14, seed=1), "2.jsonl")
     results = []
     for name, killed in (("whole", False), ("killed", True)):
-        path = build_index([old], tokenizer=tokenizer, out=tmp_path / name, **SETTINGS).path
+        path = small_index([old], tokenizer, tmp_path / name).path
         before = contents(path)
         append = lambda: append_to_index(  # noqa: E731
             path,  # noqa: B023
@@ -456,7 +455,7 @@ def test_append_refuses_another_tokenizer_and_known_ids(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
     source = write_jsonl(some_records(5))
-    path = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS).path
+    path = small_index([source], tokenizer, tmp_path / "x").path
     before = contents(tmp_path)
     with pytest.raises(IndexMismatch, match=r"t{64}.*u{64}"):
         append_to_index(path, [source], tokenizer=tokenizer, tokenizer_fingerprint="u" * 64)
@@ -472,7 +471,7 @@ def test_append_goes_on_with_the_numbers(
 ) -> None:
     source = write_jsonl(some_records(5))
     reading = ReadOptions(number_ids=True)
-    path = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", reading=reading, **SETTINGS).path
+    path = small_index([source], tokenizer, tmp_path / "x", reading=reading).path
     index = append_to_index(
         path, [source], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64, reading=reading
     )
@@ -487,8 +486,8 @@ def test_a_plan_says_what_the_build_makes(
 ) -> None:
     source = write_jsonl(some_records(31))
     counts = survey_corpus([source], tokenizer=tokenizer, block_size=12)
-    plan = plan_index(counts, degree=3, vocabulary=len(tokenizer))
-    index = build_index([source], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    plan = plan_index(counts, PlanOptions(degree=3), vocabulary=len(tokenizer))
+    index = small_index([source], tokenizer, tmp_path / "x")
     found = {name: index.array(name).nbytes for group in ("corpus", "design") for name in index.names(group)}
     assert plan.bytes == found
     assert (plan.n_chunks, plan.n_subsets, plan.degree) == (index.n_chunks, index.n_subsets, index.degree)
@@ -505,9 +504,8 @@ def test_memory_does_not_grow_with_the_corpus(
     peaks = []
     for count in (100, 600):
         source = write_jsonl([{"id": n, "text": f"{TEXT} " * 210} for n in range(count)])
-        settings = {**SETTINGS, "block_size": 512}
         tracemalloc.start()
-        index = build_index([source], tokenizer=make_tokenizer(), out=tmp_path / str(count), **settings)
+        index = small_index([source], make_tokenizer(), tmp_path / str(count), block_size=512)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert index.array("corpus/text_bytes").nbytes > 10_000_000
@@ -522,6 +520,6 @@ def test_a_document_of_one_scored_token_is_a_scored_one(
     short = next(text for text, length in lengths.items() if length == 2)
     records = some_records(5, conversations=False)
     records.insert(1, {"id": "short", "text": short})
-    index = build_index([write_jsonl(records)], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
     assert np.diff(np.asarray(index.array("corpus/chunk_offsets")))[index.document_chunks(1)[0]] == 2
     assert index.attributes["counts"]["unscored_documents"] == 0

@@ -11,11 +11,11 @@ import pytest
 
 from index_format.reader import Index
 from stride_cli.corpus import export
-from stride_cli.corpus.build import append_to_index, build_index
+from stride_cli.corpus.build import append_to_index
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.readers import read_documents
 
-from .test_build import SETTINGS
+from .test_build import small_index
 
 RECORDS: list[dict[str, Any]] = [
     *({"id": f"d{n}", "text": "Paris is the capital of France " * (1 + n % 4)} for n in range(9)),
@@ -38,9 +38,7 @@ def test_records_say_what_the_corpus_and_the_design_are(
     tmp_path: Path, tokenizer: Any, source: str, store_text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_BLOCK", 5)
-    index = build_index(
-        [source], tokenizer=tokenizer, out=tmp_path / "x", seed=5, store_text=store_text, **SETTINGS
-    )
+    index = small_index([source], tokenizer, tmp_path / "x", seed=5, store_text=store_text)
     chunker = DocumentTokenizer(tokenizer, block_size=12)
     documents = list(read_documents([source]))
     pieces = [chunker.chunks(one) for one in chunker.encode_batch(documents)]
@@ -73,7 +71,7 @@ def test_records_say_what_the_corpus_and_the_design_are(
 def test_what_was_appended_is_there_and_masks_only_where_there_are_any(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
-    index = build_index([write_jsonl(RECORDS[:5])], tokenizer=tokenizer, out=tmp_path / "x", **SETTINGS)
+    index = small_index([write_jsonl(RECORDS[:5])], tokenizer, tmp_path / "x")
     assert all(record["loss_mask"] is None for record in export.chunk_records(index))
     before = index.n_chunks
     append_to_index(

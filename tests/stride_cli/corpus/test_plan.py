@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from index_format.design import build_columns
+from stride_cli.corpus.options import DesignOptions, PlanOptions
 from stride_cli.corpus.plan import (
     CorpusCounts,
-    check_design,
     choose_block_size,
     choose_design,
     default_subsets,
@@ -39,15 +39,15 @@ def test_every_choice_is_a_design() -> None:
     for n_chunks in [*range(1, 40), 999, 1500, 10**6]:
         k, d = choose_design(n_chunks)
         assert 1 <= d <= k <= min(n_chunks, 65_535)
-    assert choose_design(100, degree=30) == (100, 30)
-    assert choose_design(100, n_subsets=7) == (7, 3)
+    assert choose_design(100, DesignOptions(degree=30)) == (100, 30)
+    assert choose_design(100, DesignOptions(n_subsets=7)) == (7, 3)
 
 
 @pytest.mark.parametrize(
     ("n_chunks", "subsets", "degree", "kind", "message"),
     [
         (100, 5, 10, UsageError, "--subsets is 5, expected at least the degree 10"),
-        (10**6, 65_536, None, UsageError, "--subsets is 65,536, expected at most 65,535"),
+        (10**6, 65_536, None, UsageError, r"--subsets is 65536 \(expected 1 to 65,535\)"),
         (100, 101, None, CorpusError, "--subsets is 101, .*the corpus has 100"),
         (100, 0, None, UsageError, "--subsets is 0"),
         (100, 10, 0, UsageError, "--degree is 0"),
@@ -59,16 +59,15 @@ def test_designs_that_cannot_be(
     n_chunks: int, subsets: int | None, degree: int | None, kind: type[StrideError], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as error:
-        choose_design(n_chunks, subsets, degree)
+        choose_design(n_chunks, DesignOptions(n_subsets=subsets, degree=degree))
     assert error.value.fix and error.value.exit_code == 2
 
 
 def test_settings_are_refused_before_a_corpus_is_read() -> None:
-    check_design(None, None)
-    check_design(65_535, 65_535)
+    DesignOptions(n_subsets=65_535, degree=65_535)
     for subsets, degree in ((5, 10), (65_536, 10), (0, None), (None, 0)):
         with pytest.raises(UsageError):
-            check_design(subsets, degree)
+            DesignOptions(n_subsets=subsets, degree=degree)
 
 
 def test_neighbours_against_all_pairs_of_sets() -> None:
@@ -107,7 +106,7 @@ def test_a_plan_in_numbers() -> None:
     counts = CorpusCounts(
         documents=10, chunks=2000, tokens=5000, id_bytes=30, text_bytes=9000, needs_mask=True
     )
-    plan = plan_index(counts, gate_dimension=100)
+    plan = plan_index(counts, PlanOptions(gate_dimension=100))
     assert (plan.n_subsets, plan.degree, plan.chunks_per_subset) == (1000, 10, 20.0)
     assert plan.bytes == {
         "corpus/tokens": 10_000,
@@ -130,16 +129,16 @@ def test_a_plan_in_numbers() -> None:
     default = plan_index(counts)  # int8, and a scale for every 256 numbers
     assert default.fit_memory_bytes == 4 * 1000 * default.gate_dimension
     assert 0.25 < default.gate_bytes / default.fit_memory_bytes < 0.26
-    three = plan_index(counts, checkpoints=2)
+    three = plan_index(counts, PlanOptions(checkpoints=2))
     assert three.gate_bytes == 3 * default.gate_bytes and three.fit_memory_bytes == default.fit_memory_bytes
     assert three.query_memory_bytes == 3 * default.query_memory_bytes
-    kept = plan_index(counts, checkpoints=2, sketch=768)
+    kept = plan_index(counts, PlanOptions(checkpoints=2, sketch=768))
     assert three.sketch_bytes == 0 and kept.sketch_bytes > 3 * 100 * counts.chunks
     assert kept.query_memory_bytes == three.query_memory_bytes + kept.sketch_bytes
     with pytest.raises(UsageError, match="--sketch is 9999"):
-        plan_index(counts, sketch=9999)
+        PlanOptions(sketch=9999)
     assert plan_index(counts, finetuned=True).gate_dimension > default.gate_dimension
-    lean = plan_index(counts, vocabulary=100_000, store_text=False)
+    lean = plan_index(counts, PlanOptions(store_text=False), vocabulary=100_000)
     assert lean.bytes["corpus/tokens"] == 20_000
     assert "corpus/text_bytes" not in lean.bytes and "corpus/text_offsets" not in lean.bytes
 
@@ -149,6 +148,7 @@ def test_block_sizes() -> None:
     assert choose_block_size(None, 8192) == 512
     assert choose_block_size(None, 128) == 128
     assert choose_block_size(64, 128) == 64
-    for requested, message in ((129, "at most the model's context of 128"), (1, "at least 2")):
-        with pytest.raises(UsageError, match=message):
-            choose_block_size(requested, 128)
+    with pytest.raises(UsageError, match="at most the model's context of 128"):
+        choose_block_size(129, 128)
+    with pytest.raises(UsageError, match="2 or more"):
+        DesignOptions(block_size=1)

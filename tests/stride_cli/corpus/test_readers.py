@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.corpus.readers import Document, Fields, read_documents
+from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import CorpusError
 
@@ -90,7 +90,7 @@ def test_text_files_are_documents_named_by_their_path(
 def test_other_field_names(write_jsonl: Callable[..., str]) -> None:
     path = write_jsonl([{"key": "a", "body": "x", "text": 5}, {"key": "b", "q": "y", "a": "z"}])
     fields = Fields(id="key", text="body", prompt="q", response="a", messages="")
-    assert brief(list(read_documents([path], fields=fields))) == [
+    assert brief(list(read_documents([path], ReadOptions(fields=fields)))) == [
         ("a", "x", None, None, None),
         ("b", None, "y", "z", None),
     ]
@@ -101,14 +101,18 @@ def test_a_form_is_switched_off_by_an_empty_name(write_jsonl: Callable[..., str]
     with pytest.raises(CorpusError, match="'text' and also 'prompt' and 'response'") as error:
         list(read_documents([path]))
     assert "--text-field ''" in (error.value.fix or "")
-    assert next(read_documents([path], fields=Fields(text=""))).response == "z"
-    assert next(read_documents([path], fields=Fields(prompt=""))).text == "x"
+    assert next(read_documents([path], ReadOptions(fields=Fields(text="")))).response == "z"
+    assert next(read_documents([path], ReadOptions(fields=Fields(prompt="")))).text == "x"
 
 
 def test_numbered_ids(write_jsonl: Callable[..., str]) -> None:
     path = write_jsonl([{"text": "x"}, {"id": "x", "text": "y"}, {"id": "x", "text": "z"}])
-    assert [d.id for d in read_documents([path], number_ids=True)] == ["0", "1", "2"]
-    assert [d.id for d in read_documents([path], number_ids=True, first_number=5)] == ["5", "6", "7"]
+    assert [d.id for d in read_documents([path], ReadOptions(number_ids=True))] == ["0", "1", "2"]
+    assert [d.id for d in read_documents([path], ReadOptions(number_ids=True), first_number=5)] == [
+        "5",
+        "6",
+        "7",
+    ]
 
 
 GOOD = b'{"id": "good", "text": "x"}\n'
@@ -152,11 +156,11 @@ def test_bad_lines_are_named_or_skipped(
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(GOOD + line + b'{"id": "last", "text": "y"}\n')
     with pytest.raises(CorpusError, match=message) as error:
-        list(read_documents([str(path)], max_document_bytes=200_000))
+        list(read_documents([str(path)], ReadOptions(max_document_bytes=200_000)))
     assert fix in (error.value.fix or "")
     assert len(error.value.message) < 400
     log = ReadLog("skip")
-    found = list(read_documents([str(path)], max_document_bytes=200_000, log=log))
+    found = list(read_documents([str(path)], ReadOptions(max_document_bytes=200_000), log=log))
     assert [d.id for d in found] == ["good", "last"]
     assert log.skipped == 1
     told = capsys.readouterr()
@@ -206,7 +210,7 @@ def test_a_truncated_archive_is_never_skipped(suffix: str, on_bad: str, tmp_path
     path = tmp_path / f"corpus.jsonl.{suffix}"
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorpusError, match=rf"corpus.jsonl.{suffix}:\d+: .*truncated"):
-        list(read_documents([str(path)], on_bad=on_bad))
+        list(read_documents([str(path)], ReadOptions(on_bad=on_bad)))
 
 
 def test_text_files_that_are_none(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_text_files_that_are_none(tmp_path: Path) -> None:
     for name, (data, message) in cases.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorpusError, match=message):
-            list(read_documents([str(tmp_path / name)], max_document_bytes=1000))
+            list(read_documents([str(tmp_path / name)], ReadOptions(max_document_bytes=1000)))
 
 
 def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
@@ -263,7 +267,7 @@ def test_memory_is_bounded_by_the_document(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CorpusError, match="at most 1,000,000 bytes"):
-            list(read_documents([str(path)], max_document_bytes=1_000_000))
+            list(read_documents([str(path)], ReadOptions(max_document_bytes=1_000_000)))
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()

@@ -11,8 +11,10 @@ import pytest
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
 from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.options import EngineOptions
 
 N, QUERIES = 30, 5
+ONE = EngineOptions(workers=1)
 
 
 class NoisyTrainer:
@@ -40,7 +42,7 @@ def influence() -> np.ndarray:
 
 def test_effects_are_the_influences_and_true_scores_agree(influence: np.ndarray, tmp_path: Path) -> None:
     sample = sample_chunks(N, 12, seed=3)
-    found = measure_leave_one_out(NoisyTrainer(influence, 0), sample, [1, 2], store=tmp_path, workers=1)
+    found = measure_leave_one_out(NoisyTrainer(influence, 0), sample, [1, 2], store=tmp_path, engine=ONE)
     assert found.effects.shape == (12, 2, QUERIES)
     assert found.effects[:, 0] == pytest.approx(influence[:, sample].T)
     scores = columns_of([influence[:2], influence[2:]], sample)
@@ -58,10 +60,10 @@ def test_noise_lowers_the_ceiling(influence: np.ndarray, tmp_path: Path) -> None
     ceilings = []
     for noise in (0.1, 3.0):
         trainer = NoisyTrainer(influence, noise)
-        found = measure_leave_one_out(trainer, sample, [1, 2, 3, 4], store=tmp_path / str(noise), workers=1)
+        found = measure_leave_one_out(trainer, sample, [1, 2, 3, 4], store=tmp_path / str(noise), engine=ONE)
         ceilings.append(found.ceiling().value)
     assert ceilings[0] > 0.95 > 0.9 > ceilings[1]
-    single = measure_leave_one_out(trainer, sample, [1], store=tmp_path / "3.0", workers=1)
+    single = measure_leave_one_out(trainer, sample, [1], store=tmp_path / "3.0", engine=ONE)
     assert single.ceiling() is None
 
 

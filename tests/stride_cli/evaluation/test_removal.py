@@ -12,8 +12,10 @@ from stride_cli.errors import UsageError
 from stride_cli.evaluation.ranking import check_ks, document_scores, random_chunks, rank_documents, top_chunks
 from stride_cli.evaluation.removal import measure_removal, removal_jobs
 from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.options import EngineOptions
 
 N, QUERIES = 40, 4
+ONE = EngineOptions(workers=1)
 
 
 class AdditiveTrainer:
@@ -45,7 +47,9 @@ def influence() -> np.ndarray:
 def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path) -> None:
     tops = top_chunks([influence], 10)
     trainer = AdditiveTrainer(influence)
-    small, large = measure_removal(trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, workers=1)
+    small, large = measure_removal(
+        trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE
+    )
     for found, k in ((small, 2), (large, 10)):
         expected = [influence[query, tops[query, :k]].sum() for query in range(QUERIES)]
         assert found.k == k and found.attributed == pytest.approx(np.array(expected))
@@ -56,7 +60,7 @@ def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path
     intervals = large.intervals()
     advantage = (large.attributed - large.random).mean()
     assert intervals["advantage"].mean == pytest.approx(advantage) and intervals["advantage"].low > 0
-    again = list(measure_removal(trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, workers=1))
+    again = list(measure_removal(trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE))
     assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))  # everything was kept
     assert again[1].attributed.tolist() == large.attributed.tolist()
 
@@ -66,7 +70,7 @@ def test_probability_falls(influence: np.ndarray, tmp_path: Path, margins: bool)
     """exp(−loss) for text, σ(margin) for classifiers."""
     tops = top_chunks([influence], 3)
     (found,) = measure_removal(
-        AdditiveTrainer(influence, margins=margins), tops, [3], [0], store=tmp_path, draws=1, workers=1
+        AdditiveTrainer(influence, margins=margins), tops, [3], [0], store=tmp_path, draws=1, engine=ONE
     )
     before = 3 - influence.sum(axis=1)
     after = before + found.attributed

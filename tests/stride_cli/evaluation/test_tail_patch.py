@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import TailPatchOptions
 from stride_cli.evaluation.ranking import random_chunks
 from stride_cli.evaluation.tail_patch import Patcher, TailPatch, measure_tail_patch, row_losses
 
@@ -84,8 +85,8 @@ def test_lift_is_a_difference() -> None:
 
 def test_bad_steps_are_refused(task_and_queries) -> None:
     task, queries = task_and_queries
-    with pytest.raises(UsageError, match="learning rate is 0"):
-        Patcher(task, queries, lr=0)
+    with pytest.raises(UsageError, match="--lr is 0"):
+        TailPatchOptions(lr=0)
     task.model.model.bfloat16()
     try:
         with pytest.raises(UsageError, match="bfloat16"):

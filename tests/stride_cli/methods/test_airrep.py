@@ -174,9 +174,9 @@ def test_attended_scores_keep_their_order_of_strength() -> None:
     ("options", "message"),
     [
         ({"model": "x", "train": "truth"}, "train makes one"),
-        ({"train": "corpus"}, "truth or proxy, found 'corpus'"),
-        ({"tune": "head"}, "all or projector"),
-        ({"top_k": 1}, "top_k should be 2 or more"),
+        ({"train": "corpus"}, r"airrep: train is 'corpus' \(expected truth or proxy\)"),
+        ({"tune": "head"}, "airrep: tune is 'head'.*all or projector"),
+        ({"top_k": 1}, r"airrep: top_k is 1 \(expected 2 or more\)"),
         ({"fold": 3}, "found 3 of 2"),
     ],
 )

@@ -123,6 +123,7 @@ def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> No
 
 def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
     from stride_cli.attribution.additive import additive_measurement
+    from stride_cli.recovery.problem import LassoSettings
     from stride_cli.recovery.stability import solve_halves
 
     task, queries = task_and_queries
@@ -134,9 +135,13 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
     assert plain.reliability is None
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)
     halves = solve_halves(
-        [method._designs.columns], y[1], n_subsets=16, seed=task.index.seed, draws=4,
-        lambda_ratio=method._defaults["lambda_ratio"],
-    )  # fmt: skip
+        [method._designs.columns],
+        y[1],
+        LassoSettings(lambda_ratio=method._defaults["lambda_ratio"]),
+        n_subsets=16,
+        seed=task.index.seed,
+        draws=4,
+    )
     assert method.reliability[1] == halves.reliability
 
 
@@ -145,6 +150,7 @@ def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) 
     from stride_cli.attribution.additive import additive_measurement
     from stride_cli.attribution.defaults import PRETRAINING_PRIORS
     from stride_cli.recovery.priors import prior_parts
+    from stride_cli.recovery.problem import LassoSettings
     from stride_cli.recovery.refinement import trust
     from stride_cli.recovery.several import solve_models
 
@@ -155,7 +161,7 @@ def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) 
     found = score_all(method, queries)
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)
     ratio = method._defaults["lambda_ratio"]
-    solutions = solve_models(method._designs.each, y, n_subsets=16, lambda_ratio=ratio)
+    solutions = solve_models(method._designs.each, y, LassoSettings(lambda_ratio=ratio), n_subsets=16)
     trusted = np.array([trust(method._designs.each, solution) for solution in solutions])
     assert (trusted < 1).all()
     parts = prior_parts(plain, overlap, PRETRAINING_PRIORS[prior], trusted)

@@ -11,6 +11,7 @@ from index_format.errors import StageMissing
 from index_format.reader import Index
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
+from stride_cli.training.options import TruthOptions
 from stride_cli.training.truth import Truth, build_truth
 
 SPECS = [
@@ -24,7 +25,7 @@ SPECS = [
 def with_truth(task_and_queries):
     """A task whose index has the truth of 12 subsets, and its queries."""
     task, queries = task_and_queries
-    build_truth(task, queries, n_subsets=12, alpha=0.5, workers=1)
+    build_truth(task, queries, TruthOptions(n_subsets=12, alpha=0.5, workers=1))
     return replace(task, index=Index.open(task.index.path)), queries
 
 

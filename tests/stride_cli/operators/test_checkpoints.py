@@ -44,7 +44,12 @@ PROMPT = "The French Revolution"
 
 def built(folder: Path, model: Path, name: str) -> Path:
     """An index of the folder's corpus for a model, without operators."""
-    api.build_index([str(folder / "corpus.jsonl")], model_path=str(model), out=folder / name, n_subsets=40)
+    api.build_index(
+        [str(folder / "corpus.jsonl")],
+        model_path=str(model),
+        out=folder / name,
+        options=api.BuildOptions(n_subsets=40),
+    )
     return folder / name
 
 

@@ -22,12 +22,13 @@ import numpy as np
 from numba.core.registry import CPUDispatcher
 from stride_cli.recovery import kernels, newton
 from stride_cli.recovery.lasso import correlate, solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 
 columns, y = np.load(sys.argv[1], mmap_mode=sys.argv[2] or None), np.load(sys.argv[3])
 others = [np.asfortranarray(columns), columns[::-1], [columns[:900], columns[900:]]]
 for given in [columns, *(others if sys.argv[2] else [])]:
     for ratio in (0.8, 0.05):
-        solve_lasso(given, y, n_subsets=len(y), lambda_ratio=ratio)
+        solve_lasso(given, y, LassoSettings(ratio), n_subsets=len(y))
     correlate(given, y)
 found = [v for module in (kernels, newton) for v in vars(module).values() if isinstance(v, CPUDispatcher)]
 found.append(kernels.scan_kernel(columns.shape[1]))

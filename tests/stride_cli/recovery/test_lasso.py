@@ -20,6 +20,7 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import problem as one_problem
 from stride_cli.recovery import screening
 from stride_cli.recovery.lasso import Solution, correlate, solve_batch, solve_lasso, solve_path
+from stride_cli.recovery.problem import LassoSettings
 
 PROBLEMS = settings(max_examples=60, deadline=None)
 
@@ -66,10 +67,16 @@ def problem(draw: Callable) -> dict:
     }
 
 
+def solve(case: dict, **changed) -> Solution:
+    names = ("lambda_ratio", "intercept", "nonneg")
+    settings = LassoSettings(**{name: case[name] for name in names} | changed)
+    return solve_lasso(case["columns"], case["y"], settings, n_subsets=case["n_subsets"])
+
+
 @PROBLEMS
 @given(problem())
 def test_agrees_with_scikit_learn(case):
-    solution = solve_lasso(**case, tolerance=1e-10)
+    solution = solve(case, tolerance=1e-10)
     matrix, y = dense(case["columns"], case["n_subsets"]), case["y"]
     if solution.lambda_ == 0.0:  # nothing correlates: any λ gives w = 0
         assert not len(solution.indices)
@@ -98,7 +105,7 @@ def test_agrees_with_scikit_learn(case):
 @PROBLEMS
 @given(problem())
 def test_optimality_conditions_hold_for_every_column(case):
-    solution = solve_lasso(**case, tolerance=1e-12)
+    solution = solve(case, tolerance=1e-12)
     matrix, y, weights = dense(case["columns"], case["n_subsets"]), case["y"], weights_of(solution)
     residual = y - solution.intercept - matrix @ weights
     np.testing.assert_allclose(solution.residual, residual, atol=1e-10)
@@ -121,8 +128,8 @@ def test_optimality_conditions_hold_for_every_column(case):
 @PROBLEMS
 @given(problem())
 def test_certificate_bounds_the_distance_to_the_minimum(case):
-    loose = solve_lasso(**case, tolerance=1e-2)
-    tight = solve_lasso(**case, tolerance=1e-13)
+    loose = solve(case, tolerance=1e-2)
+    tight = solve(case, tolerance=1e-13)
     matrix, y = dense(case["columns"], case["n_subsets"]), case["y"]
     values = [objective(matrix, y, weights_of(s), s.intercept, s.lambda_) for s in (loose, tight)]
     assert values[0] - values[1] <= loose.duality_gap + 1e-9 * (y @ y)
@@ -132,11 +139,10 @@ def test_certificate_bounds_the_distance_to_the_minimum(case):
 @PROBLEMS
 @given(problem())
 def test_lambda_max_is_where_weights_vanish(case):
-    case.pop("lambda_ratio")
-    at = solve_lasso(**case, lambda_ratio=1.0)
+    at = solve(case, lambda_ratio=1.0)
     assert not len(at.indices) and at.relative_gap == 0.0 and at.n_passes <= 1
     if at.lambda_max > 0:
-        below = solve_lasso(**case, lambda_ratio=1 - 1e-4, tolerance=1e-14)
+        below = solve(case, lambda_ratio=1 - 1e-4, tolerance=1e-14)
         assert len(below.indices)
 
 
@@ -144,10 +150,10 @@ def test_lambda_max_is_where_weights_vanish(case):
 @given(problem(), st.integers(0, 1000))
 def test_twins_share_evenly_whatever_their_order(case, seed):
     order = np.random.default_rng(seed).permutation(len(case["columns"]))
-    columns = case.pop("columns")
-    first = weights_of(solve_lasso(columns, **case, tolerance=1e-11))
+    columns = case["columns"]
+    first = weights_of(solve(case, tolerance=1e-11))
     second = np.empty(len(order))
-    second[order] = weights_of(solve_lasso(columns[order], **case, tolerance=1e-11))
+    second[order] = weights_of(solve(case | {"columns": columns[order]}, tolerance=1e-11))
     # w need not be unique (n > K), what it explains is
     matrix = dense(columns, case["n_subsets"])
     centred = matrix - matrix.mean(axis=0) if case["intercept"] else matrix
@@ -165,7 +171,10 @@ def test_disjoint_columns_are_soft_thresholded(nonneg, rng):
     products = y.reshape(10, 4).sum(axis=1)
     largest = float((products if nonneg else np.abs(products)).max())
     solution = solve_lasso(
-        columns, y, n_subsets=40, lambda_ratio=0.5 / largest, intercept=False, nonneg=nonneg, tolerance=1e-14
+        columns,
+        y,
+        LassoSettings(lambda_ratio=0.5 / largest, intercept=False, nonneg=nonneg, tolerance=1e-14),
+        n_subsets=40,
     )
     expected = np.sign(products) * np.maximum(np.abs(products) - 0.5, 0) / 4
     if nonneg:
@@ -182,7 +191,9 @@ def test_planted_weights_come_back(intercept, rng):
     weights[planted] = rng.choice([-1, 1], 10) * rng.uniform(1, 3, 10)
     y = np.bincount(columns[planted].ravel(), np.repeat(weights[planted], 10), minlength=n_subsets)
     y += 5.0 * intercept + 0.02 * rng.normal(size=n_subsets)
-    solution = solve_lasso(columns, y, n_subsets=n_subsets, lambda_ratio=0.1, intercept=intercept)
+    solution = solve_lasso(
+        columns, y, LassoSettings(lambda_ratio=0.1, intercept=intercept), n_subsets=n_subsets
+    )
     found = weights_of(solution)
     assert set(np.argsort(-np.abs(found))[:10]) == set(planted)
     np.testing.assert_array_equal(np.sign(found[planted]), np.sign(weights[planted]))
@@ -200,7 +211,7 @@ def wide(rng) -> tuple[np.ndarray, np.ndarray]:
 
 def test_same_answer_for_shards_threads_and_memory_maps(wide, tmp_path):
     columns, y = wide
-    whole = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-13)
+    whole = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.3, tolerance=1e-13), n_subsets=100)
     np.save(tmp_path / "part.npy", columns[:41_234])
     shards = [np.load(tmp_path / "part.npy", mmap_mode="r"), columns[41_234:41_235], columns[41_235:]]
     for other, threads in (
@@ -210,7 +221,9 @@ def test_same_answer_for_shards_threads_and_memory_maps(wide, tmp_path):
         (columns.astype(int), 1),
     ):
         before = numba.get_num_threads()
-        solution = solve_lasso(other, y, n_subsets=100, lambda_ratio=0.3, tolerance=1e-13, n_threads=threads)
+        solution = solve_lasso(
+            other, y, LassoSettings(lambda_ratio=0.3, tolerance=1e-13), n_subsets=100, n_threads=threads
+        )
         assert numba.get_num_threads() == before
         np.testing.assert_array_equal(solution.indices, whole.indices)
         np.testing.assert_allclose(solution.values, whole.values, atol=1e-7)
@@ -220,15 +233,15 @@ def test_thread_count_comes_back_after_an_error(wide):
     columns, y = wide
     before = numba.get_num_threads()
     with pytest.raises(NumericalError):
-        solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.01, max_epochs=1, n_threads=1)
+        solve_lasso(columns, y, LassoSettings(lambda_ratio=0.01, max_epochs=1), n_subsets=100, n_threads=1)
     assert numba.get_num_threads() == before
 
 
 @pytest.mark.parametrize("exponent", [-150, -9, -6, 6, 9, 150])
 def test_scale_of_y_only_scales_the_answer(wide, exponent):
     columns, y = wide
-    plain = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.5)
-    scaled = solve_lasso(columns, y * 10.0**exponent, n_subsets=100, lambda_ratio=0.5)
+    plain = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.5), n_subsets=100)
+    scaled = solve_lasso(columns, y * 10.0**exponent, LassoSettings(lambda_ratio=0.5), n_subsets=100)
     np.testing.assert_array_equal(scaled.indices, plain.indices)
     np.testing.assert_allclose(scaled.values * 10.0**-exponent, plain.values, rtol=1e-5)
     assert scaled.lambda_max == pytest.approx(plain.lambda_max * 10.0**exponent)
@@ -237,7 +250,7 @@ def test_scale_of_y_only_scales_the_answer(wide, exponent):
 def test_small_lambda_reaches_its_certificate(wide):
     columns, y = wide
     for ratio in (0.01, 0.001):
-        solution = solve_lasso(columns, y, n_subsets=100, lambda_ratio=ratio)
+        solution = solve_lasso(columns, y, LassoSettings(lambda_ratio=ratio), n_subsets=100)
         assert solution.relative_gap <= 1e-6
         largest = np.abs(correlate(columns, solution.residual)).max()
         assert largest <= solution.lambda_ * (1 + 1e-2)
@@ -248,13 +261,15 @@ def test_path_equals_separate_solutions(wide, rng):
     columns, y = wide
     ratios = [0.3, 0.9, 0.5, 1.0, 0.3]
     others = rng.normal(size=(2, 100))
-    path = solve_path(columns, np.vstack([y, others]), ratios, n_subsets=100, tolerance=1e-12)
+    path = solve_path(columns, np.vstack([y, others]), ratios, LassoSettings(tolerance=1e-12), n_subsets=100)
     assert [len(at_one) for at_one in path] == [3] * len(ratios)
     assert sum(at_one[0].n_passes for at_one in path[:-1]) < 2 * len(ratios) + 3
-    (single,) = zip(*solve_path(columns, y[None], ratios, n_subsets=100, tolerance=1e-12), strict=True)
+    (single,) = zip(
+        *solve_path(columns, y[None], ratios, LassoSettings(tolerance=1e-12), n_subsets=100), strict=True
+    )
     for ratio, (along, *_), by_itself in zip(ratios, path, single, strict=True):
         np.testing.assert_array_equal(along.values, by_itself.values)
-        alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=ratio, tolerance=1e-12)
+        alone = solve_lasso(columns, y, LassoSettings(lambda_ratio=ratio, tolerance=1e-12), n_subsets=100)
         assert along.lambda_ratio == pytest.approx(ratio)
         assert along.lambda_ == pytest.approx(alone.lambda_)
         np.testing.assert_array_equal(along.indices, alone.indices)
@@ -269,11 +284,16 @@ def test_batch_equals_separate_solutions(wide, count, rng, monkeypatch):
     measurements[1] = 7.0
     for nonneg in (False, True):
         batch = solve_batch(
-            columns, measurements, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12
+            columns,
+            measurements,
+            LassoSettings(lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12),
+            n_subsets=100,
         )
         assert not len(batch[1].indices)
         for y, together in zip(measurements[:3], batch, strict=False):
-            alone = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12)
+            alone = solve_lasso(
+                columns, y, LassoSettings(lambda_ratio=0.4, nonneg=nonneg, tolerance=1e-12), n_subsets=100
+            )
             np.testing.assert_array_equal(together.indices, alone.indices)
             np.testing.assert_array_equal(together.values, alone.values)
 
@@ -307,7 +327,7 @@ def test_one_pass_may_prove_the_gap_but_never_wrongly(ratio, collect, twins, rng
         if twins:
             columns = np.concatenate([columns[:150], columns[:150]])
         y = rng.normal(size=24) + 3.0 * (rng.random(24) < 0.1)
-        solution = solve_lasso(columns, y, n_subsets=24, lambda_ratio=ratio)
+        solution = solve_lasso(columns, y, LassoSettings(lambda_ratio=ratio), n_subsets=24)
         gap = gap_over_all(columns, solution, y)
         assert gap <= solution.relative_gap + 1e-12 <= 1e-6 + 1e-12
         if twins:
@@ -326,7 +346,10 @@ def test_a_column_left_out_that_comes_to_violate_is_found(monkeypatch):
     y = np.zeros(15)
     y[:5], y[9], y[10:] = 1.0, -3.9, 0.38
     solution = solve_lasso(
-        columns, y, n_subsets=15, lambda_ratio=2.0 / np.abs(dense(columns, 15).T @ y).max(), intercept=False
+        columns,
+        y,
+        LassoSettings(lambda_ratio=2.0 / np.abs(dense(columns, 15).T @ y).max(), intercept=False),
+        n_subsets=15,
     )
     assert solution.n_passes >= 2 and solution.indices.tolist() == [0, 1]
     slope = np.abs(dense(columns, 15).T @ solution.residual)
@@ -338,7 +361,7 @@ def test_usual_problems_at_large_lambda_take_one_pass(rng):
     for _ in range(5):
         y = rng.normal(size=100)
         y[columns[rng.integers(60_000)]] += 3.0
-        solution = solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.8)
+        solution = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.8), n_subsets=100)
         assert solution.n_passes == 1 and len(solution.indices)
         assert gap_over_all(columns, solution, y) <= 1e-6
 
@@ -349,8 +372,8 @@ def test_elastic_net_is_proven_by_one_pass_too(rng, monkeypatch):
     columns, y = regular_columns(rng, 300, 24, 5), rng.normal(size=24)
     for _ in range(20):
         y = rng.normal(size=24)
-        options = {"n_subsets": 24, "lambda_ratio": 0.8, "tolerance": 1e-10}
-        solution = solve_lasso(columns, y, **options)
+        settings = LassoSettings(lambda_ratio=0.8, tolerance=1e-10)
+        solution = solve_lasso(columns, y, settings, n_subsets=24)
         slope = np.abs(dense(columns, 24).T @ solution.residual)
         assert slope.max() <= solution.lambda_ * (1 + 1e-4)
 
@@ -358,7 +381,9 @@ def test_elastic_net_is_proven_by_one_pass_too(rng, monkeypatch):
 class TestDegenerate:
     @pytest.mark.parametrize("intercept", [False, True])
     def test_zero_measurements(self, rng, intercept):
-        solution = solve_lasso(regular_columns(rng, 30, 8, 3), np.zeros(8), n_subsets=8, intercept=intercept)
+        solution = solve_lasso(
+            regular_columns(rng, 30, 8, 3), np.zeros(8), LassoSettings(intercept=intercept), n_subsets=8
+        )
         assert len(solution.indices) == 0 and solution.lambda_max == 0.0 and solution.n_passes == 0
         assert solution.duality_gap == solution.relative_gap == solution.r_squared == 0.0
 
@@ -369,27 +394,29 @@ class TestDegenerate:
         assert solution.intercept == pytest.approx(constant)
 
     def test_constant_measurements_without_intercept_are_not_nothing(self, rng):
-        solution = solve_lasso(regular_columns(rng, 30, 7, 3), np.full(7, 3.0), n_subsets=7, intercept=False)
+        solution = solve_lasso(
+            regular_columns(rng, 30, 7, 3), np.full(7, 3.0), LassoSettings(intercept=False), n_subsets=7
+        )
         assert solution.lambda_max == pytest.approx(9.0) and len(solution.indices)
 
     def test_every_chunk_in_every_subset(self, rng):
         columns = np.tile(np.arange(6, dtype=np.uint16), (20, 1))
         y = rng.normal(size=6)
         assert not len(solve_lasso(columns, y, n_subsets=6).indices)  # centred columns are zero
-        plain = solve_lasso(columns, y, n_subsets=6, intercept=False, tolerance=1e-14)
+        plain = solve_lasso(columns, y, LassoSettings(intercept=False, tolerance=1e-14), n_subsets=6)
         assert plain.values == pytest.approx(np.full(20, 0.9 * y.mean() / 20))
 
     def test_empty_subsets_and_fewer_chunks_than_subsets(self, rng):
         columns = np.array([[0, 1], [2, 3], [1, 3]], dtype=np.uint16)
         y = rng.normal(size=50)
-        solution = solve_lasso(columns, y, n_subsets=50, lambda_ratio=0.01, tolerance=1e-12)
+        solution = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.01, tolerance=1e-12), n_subsets=50)
         reference = Lasso(alpha=solution.lambda_ / 50, tol=1e-14).fit(dense(columns, 50), y)
         np.testing.assert_allclose(weights_of(solution), reference.coef_, atol=1e-6)
 
     def test_no_chunk_correlates_positively(self):
         columns = np.array([[0, 1], [0, 2]], dtype=np.uint16)
         y = np.array([-5.0, -1, -1, 3, 4])
-        solution = solve_lasso(columns, y, n_subsets=5, nonneg=True)
+        solution = solve_lasso(columns, y, LassoSettings(nonneg=True), n_subsets=5)
         assert solution.lambda_max == 0.0 and not len(solution.indices) and solution.relative_gap == 0.0
 
     def test_no_chunk_correlates_at_all(self):
@@ -408,11 +435,11 @@ class TestDegenerate:
         """A hundred thousand chunks, ten distinct columns: a scan cannot keep all that matter at first."""
         columns = regular_columns(rng, 100_000, 5, 2)
         y = rng.normal(size=5)
-        solution = solve_lasso(columns, y, n_subsets=5, lambda_ratio=0.2, tolerance=1e-12)
+        solution = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.2, tolerance=1e-12), n_subsets=5)
         weights = weights_of(solution)
         distinct, group, count = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
         sums = np.bincount(group.ravel(), weights)
-        small = solve_lasso(distinct, y, n_subsets=5, lambda_ratio=0.2, tolerance=1e-12)
+        small = solve_lasso(distinct, y, LassoSettings(lambda_ratio=0.2, tolerance=1e-12), n_subsets=5)
         np.testing.assert_allclose(weights, (sums / count)[group.ravel()], atol=1e-12)
         fitted = dense(distinct, 5) @ sums + solution.intercept
         expected = dense(distinct, 5) @ weights_of(small) + small.intercept
@@ -420,7 +447,10 @@ class TestDegenerate:
 
     def test_one_chunk(self):
         solution = solve_lasso(
-            np.array([[1]], dtype=np.uint16), np.array([0.0, 4.0]), n_subsets=2, lambda_ratio=0.5
+            np.array([[1]], dtype=np.uint16),
+            np.array([0.0, 4.0]),
+            LassoSettings(lambda_ratio=0.5),
+            n_subsets=2,
         )
         assert solution.indices.tolist() == [0] and solution.r_squared == pytest.approx(0.75)
 
@@ -442,9 +472,6 @@ class TestDegenerate:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"lambda_ratio": 0.0}, "λ / λ_max is 0.0"),
-            ({"lambda_ratio": np.nan}, "λ / λ_max is nan"),
-            ({"tolerance": 0.0}, "tolerance is 0.0"),
             ({"n_subsets": 10}, r"shape \(1, 9\)"),
             ({"n_subsets": 2}, "3 subsets each, of 2"),
             ({"columns": np.zeros((4, 3))}, "2-D array of integers"),
@@ -460,10 +487,22 @@ class TestDegenerate:
         with pytest.raises(UsageError, match=message):
             solve_lasso(**arguments)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"lambda_ratio": 0.0}, "λ / λ_max is 0.0"),
+            ({"lambda_ratio": np.nan}, "λ / λ_max is nan"),
+            ({"tolerance": 0.0}, "tolerance is 0.0"),
+        ],
+    )
+    def test_settings_that_cannot_work(self, change, message):
+        with pytest.raises(UsageError, match=message):
+            LassoSettings(**change)
+
     def test_unreached_tolerance_is_an_error(self, wide):
         columns, y = wide
         with pytest.raises(NumericalError, match="did not reach") as caught:
-            solve_lasso(columns, y, n_subsets=100, lambda_ratio=0.01, max_epochs=3)
+            solve_lasso(columns, y, LassoSettings(lambda_ratio=0.01, max_epochs=3), n_subsets=100)
         assert caught.value.fix
 
 
@@ -474,9 +513,11 @@ def test_two_python_threads_may_solve_at_once():
         "import numpy as np\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from stride_cli.recovery.lasso import solve_lasso\n"
+        "from stride_cli.recovery.problem import LassoSettings\n"
+        "half = LassoSettings(lambda_ratio=0.5)\n"
         "rng = np.random.default_rng(0)\n"
         "columns = np.sort(rng.random((50_000, 40)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)\n"
-        "solve = lambda y: solve_lasso(columns, y, n_subsets=40, lambda_ratio=0.5).lambda_max\n"
+        "solve = lambda y: solve_lasso(columns, y, half, n_subsets=40).lambda_max\n"
         "print(len(list(ThreadPoolExecutor(4).map(solve, rng.normal(size=(40, 40))))))\n"
     )
     environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}

@@ -14,6 +14,7 @@ from sklearn.linear_model import Lasso
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso
 from stride_cli.recovery.part_pool import descend_part_kernel
+from stride_cli.recovery.problem import LassoSettings
 
 
 def design(seed: int, n: int, n_subsets: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,9 +50,12 @@ def test_half_a_design_agrees_with_scikit_learn_on_its_rows(seed, n, shape, rati
     kept = np.zeros(n_subsets, bool)
     kept[rng.permutation(n_subsets)[: n_subsets // 2 + 1]] = True
     found = solve_batch(
-        columns, y[None], n_subsets=n_subsets, lambda_ratio=ratio, intercept=intercept, nonneg=nonneg,
-        tolerance=1e-10, kept=kept[None],
-    )[0]  # fmt: skip
+        columns,
+        y[None],
+        LassoSettings(lambda_ratio=ratio, intercept=intercept, nonneg=nonneg, tolerance=1e-10),
+        n_subsets=n_subsets,
+        kept=kept[None],
+    )[0]
     part, target = matrix[kept], y[kept]
     offset = target.mean() if intercept else 0.0
     correlation = part.T @ (target - offset)

@@ -7,6 +7,7 @@ import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.ranking import count_neighbours, document_influences, mid_ranks, rank_documents
 
 
@@ -144,7 +145,7 @@ def test_planted_document_is_first(rng):
     y[columns[40]] += 1.0
     y[columns[41]] += 1.0
     y[columns[4_000]] -= 1.5
-    found = solve_lasso(columns, y, n_subsets=n_subsets, lambda_ratio=0.3)
+    found = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.3), n_subsets=n_subsets)
     up, down = rank_documents(found, columns, np.arange(n) // 2, top=3, bottom=1)
     assert up[0].document == 20 and down[0].document == 2_000
 

@@ -9,6 +9,7 @@ import pytest
 
 from index_format.design import build_columns
 from stride_cli.recovery import refinement
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.refinement import candidates, debiased, with_weights
 from stride_cli.recovery.several import solve_models
 
@@ -27,7 +28,9 @@ def planted(n_subsets: int, count: int, *, models: int = 1, seed: int = 0):
         y = np.zeros(n_subsets)
         np.add.at(y, columns.astype(np.int64), truth[:, None])
         parts.append(y - y.mean())
-    found = solve_models(designs, np.concatenate(parts)[None], n_subsets=n_subsets, lambda_ratio=0.1)[0]
+    found = solve_models(
+        designs, np.concatenate(parts)[None], LassoSettings(lambda_ratio=0.1), n_subsets=n_subsets
+    )[0]
     return designs, truth, large, found
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from index_format.design import build_columns
 from stride_cli.recovery.lasso import solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.several import mean_solution, solve_models
 from stride_cli.recovery.stability import draw_halves, solve_halves
 
@@ -30,8 +31,8 @@ def _rows(columns: np.ndarray) -> np.ndarray:
 
 def test_one_model_has_the_bits_of_its_own_lasso() -> None:
     designs, y = problem(1)
-    (found, _) = solve_models(designs, y, n_subsets=K, lambda_ratio=0.1)
-    alone = solve_lasso(designs[0], y[0], n_subsets=K, lambda_ratio=0.1)
+    (found, _) = solve_models(designs, y, LassoSettings(lambda_ratio=0.1), n_subsets=K)
+    alone = solve_lasso(designs[0], y[0], LassoSettings(lambda_ratio=0.1), n_subsets=K)
     assert mean_solution([alone]) is alone
     np.testing.assert_array_equal(found.values, alone.values)
     np.testing.assert_array_equal(found.indices, alone.indices)
@@ -39,10 +40,10 @@ def test_one_model_has_the_bits_of_its_own_lasso() -> None:
 
 def test_several_are_the_mean_of_each_on_its_own() -> None:
     designs, y = problem(3)
-    found = solve_models(designs, y, n_subsets=K, lambda_ratio=0.1)
+    found = solve_models(designs, y, LassoSettings(lambda_ratio=0.1), n_subsets=K)
     for solution, row in zip(found, y, strict=True):
         each = [
-            solve_lasso(own, part, n_subsets=K, lambda_ratio=0.1)
+            solve_lasso(own, part, LassoSettings(lambda_ratio=0.1), n_subsets=K)
             for own, part in zip(designs, np.split(row, 3), strict=True)
         ]
         expected = np.zeros(N)

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from index_format.design import build_columns
 from stride_cli.evaluation.metrics import predicted_response
 from stride_cli.recovery.lasso import solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.shrinkage import Shrinkage, shrink, shrink_solution
 
 HOW = Shrinkage(exponent=1.3, opposing=0.15)
@@ -46,7 +47,7 @@ def test_values():
 def test_a_solution_keeps_the_certificate_of_its_lasso():
     columns = build_columns(0, 300, n_subsets=60, degree=4, seed=1)
     y = np.random.default_rng(0).normal(size=60)
-    found = solve_lasso(columns, y, n_subsets=60, lambda_ratio=0.2)
+    found = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.2), n_subsets=60)
     shrunk = shrink_solution(found, HOW)
     assert shrink_solution(found, None) is found
     np.testing.assert_array_equal(shrunk.indices, found.indices)

@@ -7,6 +7,7 @@ import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_batch
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.ranking import Hit
 from stride_cli.recovery.stability import (
     Halves,
@@ -70,7 +71,7 @@ def test_what_explains_the_responses_is_stable_and_reliable():
 def test_noise_is_neither():
     columns = regular_columns(2000, 120, 6)
     y = np.random.default_rng(2).normal(size=120)
-    halves = solve_halves([columns], y, n_subsets=120, seed=0, draws=10, lambda_ratio=0.03)
+    halves = solve_halves([columns], y, LassoSettings(lambda_ratio=0.03), n_subsets=120, seed=0, draws=10)
     assert halves.reliability < 0.2
     # R² of what was seen says nothing: there are weights enough to fit anything
     assert np.mean([half.r_squared for half in halves.solutions]) > 0.9
@@ -81,7 +82,7 @@ def test_noise_is_neither():
 def test_reliability_is_the_correlation_on_the_rows_left_out():
     columns = regular_columns(60, 24, 4)
     y = planted(columns, 24, np.random.default_rng(1).normal(size=60), 0.1)
-    halves = solve_halves([columns], y, n_subsets=24, seed=7, draws=4, lambda_ratio=0.2)
+    halves = solve_halves([columns], y, LassoSettings(lambda_ratio=0.2), n_subsets=24, seed=7, draws=4)
     matrix = np.zeros((24, 60))
     matrix[columns.T, np.arange(60)] = 1.0
     expected = []
@@ -126,9 +127,13 @@ def test_a_document_in_no_half_has_no_stability():
 def test_a_half_is_the_lasso_of_its_rows():
     columns = regular_columns(100, 30, 4)
     y = np.random.default_rng(0).normal(size=30)
-    halves = solve_halves([columns], y, n_subsets=30, seed=1, draws=2, lambda_ratio=0.3, nonneg=True)
+    halves = solve_halves(
+        [columns], y, LassoSettings(lambda_ratio=0.3, nonneg=True), n_subsets=30, seed=1, draws=2
+    )
     for half, kept in zip(halves.solutions, halves.kept, strict=True):
-        alone = solve_batch(columns, y[None], n_subsets=30, lambda_ratio=0.3, nonneg=True, kept=kept[None])[0]
+        alone = solve_batch(
+            columns, y[None], LassoSettings(lambda_ratio=0.3, nonneg=True), n_subsets=30, kept=kept[None]
+        )[0]
         assert (half.values > 0).all()
         assert half.lambda_ == pytest.approx(alone.lambda_)
         assert half.residual @ half.residual == pytest.approx(alone.residual @ alone.residual, rel=0.02)

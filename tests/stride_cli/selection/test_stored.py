@@ -31,7 +31,8 @@ def build(tmp_path_factory: pytest.TempPathFactory):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from stride_cli.corpus.build import build_index
+    from stride_cli.corpus.build import IndexedModel, build_index
+    from stride_cli.corpus.options import BuildOptions
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {mark: number for number, mark in enumerate(["<s>", *alphabet])}
@@ -46,15 +47,9 @@ def build(tmp_path_factory: pytest.TempPathFactory):
     def make(**options):
         index = build_index(
             [str(corpus)],
-            tokenizer=tokenizer,
-            model_fingerprint="0" * 64,
-            tokenizer_fingerprint="1" * 64,
-            model_path=None,
-            out=folder / f"{len(list(folder.iterdir()))}.stride",
-            block_size=64,
-            n_subsets=4,
-            degree=2,
-            **options,
+            IndexedModel(tokenizer, tokenizer_fingerprint="1" * 64, fingerprint="0" * 64),
+            folder / f"{len(list(folder.iterdir()))}.stride",
+            BuildOptions(block_size=64, n_subsets=4, degree=2, **options),
         )
         return index, tokenizer, corpus
 

@@ -17,6 +17,7 @@ from stride_cli.errors import CorpusError, ModelError, NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype, mean_loss, planned_steps, train
+from stride_cli.training.marks import Marks
 from stride_cli.training.recorded_run import count_steps
 
 BATCH_TOKENS = 60
@@ -189,7 +190,7 @@ def test_checkpoints_are_called_for() -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks, epochs=2)
     called: list[int] = []
-    train(initial_model(recipe), chunks, recipe, checkpoint_steps=[3, 5], on_checkpoint=called.append)
+    train(initial_model(recipe), chunks, recipe, marks=Marks([3, 5], called.append))
     assert called == [3, 5]
 
 

@@ -81,7 +81,8 @@ def test_the_recipe_repeats_the_training(tmp_path: Path, corpus: str) -> None:
 
 
 def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
-    from stride_cli.corpus.build import build_index
+    from stride_cli.corpus.build import IndexedModel, build_index
+    from stride_cli.corpus.options import BuildOptions
     from stride_cli.corpus.readers import ReadOptions
 
     out = tmp_path / "model"
@@ -91,15 +92,9 @@ def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
     assert recipe is not None
     index = build_index(
         [corpus],
-        tokenizer=lm.tokenizer,
-        model_fingerprint=lm.fingerprint,
-        tokenizer_fingerprint=lm.tokenizer_fingerprint,
-        model_path=str(out),
-        out=tmp_path / "run.stride",
-        block_size=recipe.block_size,
-        n_subsets=None,
-        degree=None,
-        seed=0,
+        IndexedModel(lm.tokenizer, lm.tokenizer_fingerprint, lm.fingerprint, str(out)),
+        tmp_path / "run.stride",
+        BuildOptions(block_size=recipe.block_size),
     )
     chunks, _ = cut(read_corpus([corpus], ReadOptions()), lm.tokenizer, block_size=recipe.block_size)
     assert index.n_chunks == len(chunks) == recipe.corpus["chunks"] > 30

@@ -23,6 +23,7 @@ from index_format.verify import verify
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.training.jobs import Job
+from stride_cli.training.options import TruthOptions
 from stride_cli.training.outcomes import OutcomeStore, job_key
 from stride_cli.training.retraining import open_trainer, store_of
 from stride_cli.training.truth import Truth, build_truth, subset_mask, subset_seeds
@@ -76,7 +77,7 @@ def test_what_is_stored_comes_back(open_task):
     with pytest.raises(StageMissing, match="no truth yet") as caught:
         Truth.from_index(task.index)
     assert "stride evaluate truth" in caught.value.fix
-    built = build_truth(task, queries, n_subsets=3, alpha=0.5, workers=1)
+    built = build_truth(task, queries, TruthOptions(n_subsets=3, alpha=0.5, workers=1))
     assert (built.trained, built.reused) == (3, 0)
     assert built.losses.shape == (3, 1, len(queries)) and built.margins is None
     assert built.masks.sum(axis=1).tolist() == [round(task.n_chunks / 2)] * 3
@@ -97,41 +98,43 @@ def test_what_is_stored_comes_back(open_task):
 
 def test_extensions_keep_rows_and_train_only_what_is_new(open_task):
     task, queries = open_task()
-    first = build_truth(task, queries, n_subsets=2, alpha=0.5, workers=1)
-    second = build_truth(task, queries, n_subsets=1, alpha=0.3, workers=1)
+    first = build_truth(task, queries, TruthOptions(n_subsets=2, alpha=0.5, workers=1))
+    second = build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.3, workers=1))
     assert (second.trained, second.reused) == (1, 2)
-    third = build_truth(task, queries, n_subsets=3, alpha=0.5, workers=1)
+    third = build_truth(task, queries, TruthOptions(n_subsets=3, alpha=0.5, workers=1))
     assert third.trained == 1
     assert third.alpha.tolist() == [0.5, 0.5, 0.3, 0.5]
     shutil.rmtree(store_of(task.index))  # what the group has is not trained again even so
-    both = build_truth(task, queries, n_subsets=2, alpha=0.5, n_seeds=2, workers=1)
+    both = build_truth(task, queries, TruthOptions(n_subsets=2, alpha=0.5, n_seeds=2, workers=1))
     assert (both.trained, both.reused) == (4, 4)
     assert both.losses.shape == (4, 2, len(queries))
     np.testing.assert_array_equal(both.losses[:, 0], third.losses[:, 0])
     np.testing.assert_array_equal(both.losses[:2, 0], first.losses[:, 0])
     np.testing.assert_array_equal(both.losses[2, 0], second.losses[2, 0])
-    nothing = build_truth(task, queries, n_subsets=3, alpha=0.5, workers=1)
+    nothing = build_truth(task, queries, TruthOptions(n_subsets=3, alpha=0.5, workers=1))
     assert nothing.trained == 0 and nothing.n_seeds == 2
 
     # the same in one go
     task, _ = open_task()
     shutil.rmtree(task.index.path / "truth")
     shutil.rmtree(store_of(task.index))
-    whole = build_truth(task, queries, n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
+    whole = build_truth(task, queries, TruthOptions(n_subsets=3, n_seeds=2, alpha=0.5, workers=1))
     np.testing.assert_array_equal(whole.masks, both.masks[[0, 1, 3]])
     assert whole.losses.tobytes() == both.losses[[0, 1, 3]].tobytes()
 
 
 def test_other_queries_or_recipe_are_refused(open_task):
     task, queries = open_task()
-    build_truth(task, queries, n_subsets=1, alpha=0.5, workers=1)
+    build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, workers=1))
     with pytest.raises(UsageError, match="5 other queries") as caught:
-        build_truth(task, queries.take([0, 1]), n_subsets=1, alpha=0.5, workers=1)
+        build_truth(task, queries.take([0, 1]), TruthOptions(n_subsets=1, alpha=0.5, workers=1))
     assert "--overwrite" in caught.value.fix
     command = f"{sys.executable} train.py --mask {{mask}} --out {{out}}"
     with pytest.raises(UsageError, match="another recipe or command"):
-        build_truth(task, queries, n_subsets=1, alpha=0.5, command=command)
-    replaced = build_truth(task, queries.take([0, 1]), n_subsets=2, alpha=0.5, workers=1, overwrite=True)
+        build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, command=command))
+    replaced = build_truth(
+        task, queries.take([0, 1]), TruthOptions(n_subsets=2, alpha=0.5, workers=1, overwrite=True)
+    )
     assert replaced.losses.shape == (2, 1, 2)
     assert len(Truth.from_index(Index.open(task.index.path)).queries) == 2
 
@@ -141,24 +144,24 @@ def test_from_the_models_own_seed(open_task):
     other seeds it is."""
     task, queries = open_task()
     alpha = round(1 - 1 / task.n_chunks, 3)
-    own = build_truth(task, queries, n_subsets=2, alpha=alpha, own_seed=True, workers=1)
+    own = build_truth(task, queries, TruthOptions(n_subsets=2, alpha=alpha, own_seed=True, workers=1))
     assert own.own_seed and own.seeds.tolist() == [read_recipe(task.model.path).seed]
     read = Truth.from_index(Index.open(task.index.path))
     assert read.own_seed and read.losses.tobytes() == own.losses.tobytes()
     with pytest.raises(UsageError, match="from the model's own seed") as caught:
-        build_truth(task, queries, n_subsets=2, alpha=alpha, workers=1)
+        build_truth(task, queries, TruthOptions(n_subsets=2, alpha=alpha, workers=1))
     assert "give --own-seed" in caught.value.fix
-    other = build_truth(task, queries, n_subsets=2, alpha=alpha, workers=1, overwrite=True)
+    other = build_truth(task, queries, TruthOptions(n_subsets=2, alpha=alpha, workers=1, overwrite=True))
     assert not other.own_seed
     moved = np.abs(own.losses - own.base_losses).mean()
     assert moved < 0.5 * np.abs(other.losses - own.base_losses).mean()
     with pytest.raises(UsageError, match="from other seeds"):
-        build_truth(task, queries, n_subsets=3, alpha=alpha, own_seed=True, workers=1)
+        build_truth(task, queries, TruthOptions(n_subsets=3, alpha=alpha, own_seed=True, workers=1))
     with pytest.raises(UsageError, match="--own-seed is one seed"):
-        build_truth(task, queries, n_subsets=2, n_seeds=2, own_seed=True, workers=1)
+        build_truth(task, queries, TruthOptions(n_subsets=2, n_seeds=2, own_seed=True, workers=1))
     command = f"{sys.executable} train.py --mask {{mask}} --out {{out}}"
     with pytest.raises(UsageError, match="needs the recipe"):
-        build_truth(task, queries, n_subsets=2, own_seed=True, command=command)
+        build_truth(task, queries, TruthOptions(n_subsets=2, own_seed=True, command=command))
 
 
 def test_wrong_numbers(task_and_queries):
@@ -174,7 +177,7 @@ def test_wrong_numbers(task_and_queries):
         ({"command": "train {mask} {out}", "recipe": "x.json"}, "both say how to train"),
     ):
         with pytest.raises(UsageError) as caught:
-            build_truth(task, queries, **options)
+            build_truth(task, queries, TruthOptions(**options))
         assert message in caught.value.message
 
 
@@ -182,7 +185,7 @@ def test_an_appended_index_needs_a_new_truth(task_and_queries, tmp_path):
     from stride_cli.corpus.build import append_to_index
 
     task, queries = task_and_queries
-    build_truth(task, queries, n_subsets=1, alpha=0.5, workers=1)
+    build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, workers=1))
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "new", "text": "A new document about nothing at all."}) + "\n")
     append_to_index(
@@ -204,7 +207,7 @@ def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     command = " ".join(f"'{part}'" for part in parts) + " --mask {mask} --out={out} --seed {seed}"
     keep = tmp_path / "kept"
     built = build_truth(
-        task, queries, n_subsets=2, n_seeds=2, alpha=0.5, command=command, keep=keep, workers=2
+        task, queries, TruthOptions(n_subsets=2, n_seeds=2, alpha=0.5, command=command, keep=keep, workers=2)
     )
     assert built.trained == 4 and len(list(keep.glob("*/model.safetensors"))) == 4
     model = task.model.model
@@ -220,7 +223,7 @@ def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     # a changed script is another command
     script.write_text(TRAIN + "\n# changed\n")
     with pytest.raises(UsageError, match="another recipe or command"):
-        build_truth(task, queries, n_subsets=2, n_seeds=2, alpha=0.5, command=command)
+        build_truth(task, queries, TruthOptions(n_subsets=2, n_seeds=2, alpha=0.5, command=command))
 
 
 @pytest.mark.slow
@@ -231,12 +234,18 @@ def test_a_command_that_fails(task_and_queries, tmp_path):
     command = f"{sys.executable} {script} {{mask}} {{out}}"
     for workers in (1, 2):
         with pytest.raises(ModelError, match="exit code 1") as caught:
-            build_truth(task, queries, n_subsets=2, alpha=0.5, command=command, workers=workers)
+            build_truth(task, queries, TruthOptions(n_subsets=2, alpha=0.5, command=command, workers=workers))
         assert "| one" in caught.value.message and "| cannot find the corpus" in caught.value.message
     with pytest.raises(ModelError, match="cannot be started"):
-        build_truth(task, queries, n_subsets=1, alpha=0.5, command="no-such-program {mask} {out}", workers=1)
+        build_truth(
+            task,
+            queries,
+            TruthOptions(n_subsets=1, alpha=0.5, command="no-such-program {mask} {out}", workers=1),
+        )
     with pytest.raises(ModelError, match="no checkpoint that can be loaded"):
-        build_truth(task, queries, n_subsets=1, alpha=0.5, command="true {mask} {out}", workers=1)
+        build_truth(
+            task, queries, TruthOptions(n_subsets=1, alpha=0.5, command="true {mask} {out}", workers=1)
+        )
 
 
 RUN = """
@@ -245,13 +254,14 @@ from pathlib import Path
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.workspace import Workspace
+from stride_cli.training.options import TruthOptions
 from stride_cli.training.truth import build_truth
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.batches import ChunkReader
 index = Index.open(sys.argv[1])
 model = api.open_model(index, device="cpu", dtype="fp32")
 queries = read_texts(model, sys.argv[2], block_size=64)
-build_truth(Workspace.open(index, model), queries, n_subsets=12, alpha=0.5, workers=2)
+build_truth(Workspace.open(index, model), queries, TruthOptions(n_subsets=12, alpha=0.5, workers=2))
 """
 
 
@@ -275,12 +285,12 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
     workers = subprocess.run(["pgrep", "-r", "D,R,S", "-g", str(process.pid)], capture_output=True, text=True)
     assert workers.stdout == ""  # its workers went with it
     kept = {path: path.read_bytes() for path in store_of(task.index).glob("*.outcome")}
-    resumed = build_truth(task, queries, n_subsets=12, alpha=0.5, workers=1)
+    resumed = build_truth(task, queries, TruthOptions(n_subsets=12, alpha=0.5, workers=1))
     # nothing twice, and nothing left out
     assert (resumed.trained, resumed.reused) == (12 - len(left | grouped), len(left | grouped))
     assert {path: path.read_bytes() for path in kept} == kept
     shutil.rmtree(store_of(task.index))
-    whole = build_truth(task, queries, n_subsets=12, alpha=0.5, workers=2, overwrite=True)
+    whole = build_truth(task, queries, TruthOptions(n_subsets=12, alpha=0.5, workers=2, overwrite=True))
     assert whole.trained == 12
     # kept outcomes are the same bytes (above); of the others, the last bits of torch's forward pass depend,
     # now and then, on where a process has its arrays
@@ -313,7 +323,7 @@ def test_command_line(open_task, trained):
 def test_every_loss_is_of_its_own_subset_and_seed(open_task):
     """Row by row, seed by seed: what the store has for that job, and no two alike."""
     task, queries = open_task()
-    truth = build_truth(task, queries, n_subsets=2, n_seeds=2, alpha=0.5, workers=1)
+    truth = build_truth(task, queries, TruthOptions(n_subsets=2, n_seeds=2, alpha=0.5, workers=1))
     assert truth.seeds.tolist() == subset_seeds(task.index.seed, 2).tolist()
     digest = open_trainer(task, queries).digest
     with OutcomeStore(store_of(task.index)) as store:

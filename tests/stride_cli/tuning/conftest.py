@@ -25,8 +25,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [str(folder / "digits.npz")],
         model_path=str(folder / "model"),
         out=folder / "run.stride",
-        n_subsets=80,
-        degree=4,
+        options=api.BuildOptions(n_subsets=80, degree=4),
     )
     return folder
 

@@ -29,6 +29,7 @@ METHODS = (
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Two networks of a kind from different seeds on 40 small images, and the task of the first."""
+    from stride_cli.corpus.options import BuildOptions
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.classifier.directory import open_classifier
     from stride_cli.training.classifiers import ClassifierOptions, train_classifier
@@ -56,7 +57,10 @@ def trained(tmp_path_factory):
             )
             train_classifier(path / "images.npz", path / f"model{seed}", options)
         index = build_classifier_index(
-            path / "images.npz", model_path=path / "model0", out=path / "index", n_subsets=20, degree=2
+            path / "images.npz",
+            model_path=path / "model0",
+            out=path / "index",
+            options=BuildOptions(n_subsets=20, degree=2),
         )
         model = open_classifier(index, path / "model0", device="cpu")
         found[network] = (

@@ -24,6 +24,7 @@ from stride_cli.training.classifier_loop import train_network
 from stride_cli.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 from stride_cli.training.jobs import Job
+from stride_cli.training.options import TruthOptions
 from stride_cli.training.truth import Truth, build_truth
 
 
@@ -100,7 +101,9 @@ def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path
     index = Index.open(copy)
     model: Any = api.open_model(index)
     own = Workspace.open(index, model)
-    truth = build_truth(own, read_examples(model, "held-out"), n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
+    truth = build_truth(
+        own, read_examples(model, "held-out"), TruthOptions(n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
+    )
     assert truth.losses.shape == (3, 2, 60) and truth.margins is not None and truth.trained == 6
     # a new process has a new table: held-out rows keep their numbers in it
     index = Index.open(copy)

@@ -1,0 +1,97 @@
+"""What building and planning an index can be told; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stride_cli.corpus.gate_budget import MOST_BITS
+from stride_cli.errors import UsageError
+from stride_cli.options import Options, option
+
+DEFAULT_BLOCK_SIZE = 512
+MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
+
+
+@dataclass(frozen=True)
+class DesignOptions(Options):
+    """How a corpus is cut into chunks, and the subsets over them; None = chosen to fit corpus and model.
+
+    Attributes
+    ----------
+    block_size : most tokens of a chunk; the first token of a block is not scored
+    n_subsets, degree : K and d (`choose_design`)
+    """
+
+    block_size: int | None = option(
+        None,
+        "Most tokens of a chunk; default 512, or the model's context where that is shorter.",
+        low=2,
+        example=DEFAULT_BLOCK_SIZE,
+    )
+    n_subsets: int | None = option(
+        None,
+        "Number of subsets K; default: planned.",
+        flag="--subsets",
+        metavar="K",
+        low=1,
+        high=MAX_SUBSETS,
+        example=1000,
+    )
+    degree: int | None = option(
+        None, "Subsets of a chunk; default 10, at most K/2.", metavar="D", low=1, example=10
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k, d = self.n_subsets, self.degree
+        if k is not None and d is not None and k < d:
+            raise UsageError(
+                f"--subsets is {k}, expected at least the degree {d}: a chunk is in {d} different subsets",
+                fix=f"give --subsets {d} or more, or a smaller --degree",
+            )
+
+
+@dataclass(frozen=True)
+class BuildOptions(DesignOptions):
+    """What `stride index build` can be told; beside chunks and design:
+
+    Attributes
+    ----------
+    seed : of the design
+    store_text : whether the index keeps the documents' texts (queries show passages either way, decoded from
+        tokens)
+    overwrite : replace an index, and discard an unfinished build of another corpus or other settings
+    commit_seconds : work between two commits: what a kill can cost (more where committing takes over 5 % of
+        that); 0: after every batch
+    """
+
+    seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1)
+    store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text")
+    overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")
+    commit_seconds: float = option(2.0, "How often progress is saved: what a kill can cost.", low=0)
+
+
+@dataclass(frozen=True)
+class PlanOptions(DesignOptions):
+    """What `stride index plan` can be told; beside chunks and design:
+
+    Attributes
+    ----------
+    chunks : plan for so many, without a corpus
+    gate_dimension : p, the numbers of one operator; default: that of the default operators
+    checkpoints : further models that will be steered too, each with operators and subsets of its own
+    sketch : bits that are kept of every chunk's own gradient
+    store_text : whether the index will hold the documents' texts
+    """
+
+    chunks: int | None = option(
+        None, "Plan for N chunks, without a corpus.", metavar="N", low=1, example=100_000
+    )
+    gate_dimension: int | None = option(
+        None, "Numbers of one operator; default: what stride train fits.", metavar="P", low=1, example=4096
+    )
+    checkpoints: int = option(0, "How many further models stride train will be given.", metavar="N", low=0)
+    sketch: int = option(
+        0, "Bits a chunk that stride train will keep.", metavar="BITS", low=0, high=MOST_BITS, example=768
+    )
+    store_text: bool = option(True, "As for build.", flag="--no-text")

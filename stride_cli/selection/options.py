@@ -1,0 +1,42 @@
+"""What selecting documents, and judging a selection, can be told; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stride_cli.options import Options, option
+
+
+@dataclass(frozen=True)
+class SelectOptions(Options):
+    """How documents to train on are chosen.
+
+    Attributes
+    ----------
+    size : documents to choose
+    out : directory that gets the three files; None: none
+    by : how the scores of many queries become one order: "greedy" (best rank over queries), "sum" or "quota"
+        (tasks in turn)
+    method : whose scores, as for `stride baseline`
+    overwrite : replace a selection at `out`
+    """
+
+    size: int = option(1000, "Documents to choose.", low=1)
+    out: Path | None = option(None, "Where the three files go.", metavar="DIR")
+    by: str = option(
+        "greedy",
+        'greedy: best rank over queries; sum: of scores; quota: tasks in turn (by "task").',
+        choices=("greedy", "sum", "quota"),
+        listed=True,
+    )
+    method: str = option("stride", "Whose scores: a method of stride baseline --list, with options.")
+    overwrite: bool = option(False, "Replace a selection at DIR.")
+
+
+@dataclass(frozen=True)
+class JudgingOptions(Options):
+    """How a selection is judged: by what models that are fine-tuned on it answer to held-out queries."""
+
+    seeds: int = option(3, "Models fine-tuned on each file.", low=1)
+    max_new_tokens: int = option(64, "Longest greedy answer.", low=1)
