@@ -68,6 +68,21 @@ def test_the_main_job(shell) -> None:
         leading = {hit["document"]: hit["influence"] for hit in first["hits"][:5]}
         assert second["response"] == first["response"]
         assert {name: influences[name] for name in leading} == pytest.approx(leading, rel=1e-3, abs=1e-5)
+    _verdicts(shell)
+
+
+def _verdicts(shell) -> None:
+    """Of the demo's fifty facts at least 45 are clear, of a hundred prompts that have nothing to do with its
+    corpus (nonsense, code, everyday talk, other languages, things that do not exist) at most 5."""
+    facts = [json.loads(line) for line in shell("stride demo --all").splitlines()]
+    assert len(facts) == 50
+    assert sum(answer["verdict"] == "clear" for answer in facts) >= 45
+    unrelated = (ROOT / "tests/unrelated_prompts.txt").read_text(encoding="utf-8")
+    (shell.directory / "unrelated.txt").write_text(unrelated, encoding="utf-8")
+    asked = "stride query --file unrelated.txt --index stride-demo/demo.stride --top 1"
+    verdicts = [json.loads(line)["verdict"] for line in shell(asked).splitlines()]
+    assert len(verdicts) == 100
+    assert verdicts.count("clear") <= 5, verdicts
 
 
 @pytest.mark.slow

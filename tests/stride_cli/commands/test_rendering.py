@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from stride_cli.api import Answer
+from stride_cli.attribution.verdict import Verdict
 from stride_cli.commands.rendering import render_answer
 from stride_cli.data.queries import Query
 from stride_cli.recovery.lasso import Solution
@@ -78,8 +79,9 @@ def shown(width: int, found: Answer | None = None, *, colour: bool = False, **op
 
 
 def test_chunks_that_were_read_directly_are_counted() -> None:
-    assert "read directly" not in shown(100)
-    assert "40 chunks read directly" in " ".join(shown(100, replace(answer(), refined=40)).split())
+    assert "read from" not in shown(100)
+    read = " ".join(shown(100, replace(answer(), refined=40)).split())
+    assert "those of 40 chunks read from their own gradients" in read
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -89,7 +91,11 @@ def test_everything_is_there_and_fits(width: int) -> None:
     for part in ("documents that support this", "documents that oppose this", "history/three"):
         assert part in text
     together = " ".join(text.split())
-    assert "relative duality gap 1.0e-07, R² 0.900" in together
+    assert "influences: relative to each other, no unit; recovered from 300 subsets" in together
+    assert "R²" not in together  # it is the Lasso's, whose weights are not what is shown
+    in_full = " ".join(shown(width, verbose=True).split())
+    assert "of the recovery: λ = 0.03 λ_max, 3 of 50 chunks non-zero" in in_full
+    assert "relative duality gap 1.0e-07, R² 0.900" in in_full
     assert "40% +0.8 history/one" in together and "1 indistinguishable chunk" in together
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
     if width < 140:
@@ -132,15 +138,29 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
         replace(plain.supporters[0], prior=0.25, stability=0.85),
         hit(2, 0.0, backfilled=False, prior=0.1),
     ]
-    text = " ".join(shown(160, replace(plain, supporters=hits, prior="tfidf", reliability=0.71)).split())
+    found = replace(plain, supporters=hits, prior="tfidf", reliability=0.71)
+    text = " ".join(shown(160, found, verbose=True).split())
     assert "documents that support this, ranked by influence and overlap together" in text
     assert "+0.8 +0.25 by overlap in 85% of halves history/one" in text
-    assert "by overlap only" in text and "reliability 0.71" in text
-    assert "overlap" not in shown(160) and "reliability" not in shown(160)
+    assert "by overlap only" in text and "halves of the subsets predict each other at r = 0.71" in text
+    assert "overlap" not in shown(160) and "predict each other" not in shown(160, found)
+
+
+@pytest.mark.parametrize("word", ["clear", "weak", "guessing"])
+def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_below(word: str) -> None:
+    found = replace(answer(), verdict=Verdict(word, 0.5, 0.01, 0.02, 100), line=0.5)
+    lines = shown(120, found).splitlines()
+    assert lines[2].startswith(word.capitalize())
+    places = [
+        next(number for number, line in enumerate(lines) if part in line)
+        for part in ("history/one", "below: no stronger", "history/two", "history/three", "history/against")
+    ]
+    assert places == sorted(places)
+    assert "below" not in shown(160)  # not calibrated: there is no line
 
 
 def test_an_answer_without_hits() -> None:
     from dataclasses import replace
 
     text = shown(60, replace(answer(opposers=False), supporters=[]))
-    assert "support this" not in text and "duality gap" in " ".join(text.split())
+    assert "support this" not in text and "no unit" in " ".join(text.split())

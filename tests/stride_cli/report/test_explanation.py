@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.report.explanation import caveats, explain, flags, stands_out
+from stride_cli.report.explanation import caveats, explain, flags, stands_out, verdict
 
 REGIMES = [
-    ([0.4, 0.05], {}, "One document stands out: d0 supports this response with 40%", "Trust the strongest"),
-    ([0.03, -0.4], {}, "d1 opposes this response with 40%", "Trust the strongest"),
-    ([0.3, 0.25, -0.2], {}, "3 documents stand out, d0, d1, d2 (opposing): together they hold 75%", "Trust"),
+    (
+        [0.4, 0.05],
+        {},
+        "One document stands out: d0 supports this response with 40%",
+        "so do those of answers to nonsense",
+    ),
+    ([0.03, -0.4], {}, "d1 opposes this response with 40%", "so do those of answers to nonsense"),
+    ([0.3, 0.25, -0.2], {}, "3 documents stand out, d0, d1, d2 (opposing): together they hold 75%", "answers to nonsense"),
     ([0.02, 0.01], {}, "No document stands out", "hints only"),
     ([0.0], {"recovery__nonzeros": 0}, "No document moves this response", "Do not read anything"),
     ([0.0], {}, "None of the documents shown has any weight", "Do not read anything"),
@@ -25,7 +30,12 @@ REGIMES = [
     ([0.4], {"measurement__coverage": 0.9999}, "One document", "only 99.9% of the corpus"),
     ([0.4], {"measurement__subsets": 50, "recovery__nonzeros": 9}, "One document", "so few subsets"),
     ([0.4], {"loss": 5.0}, "One document", "finds the response unlikely"),
-    ([1.0], {"recovery__nonzeros": 1}, "d0 supports this response with 100%", "Trust the strongest"),
+    (
+        [1.0],
+        {"recovery__nonzeros": 1},
+        "d0 supports this response with 100%",
+        "so do those of answers to nonsense",
+    ),
 ]
 
 
@@ -105,3 +115,19 @@ def test_a_document_known_by_its_words_alone_says_so(record) -> None:
     hit = record([0.0])["hits"][0] | {"backfilled": False, "prior": 0.1}
     assert flags(hit) == ["by overlap only"]
     assert flags(hit | {"influence": 0.2}) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("clear", "Clear: the model is surer of this response than of 95% of those to unrelated prompts"),
+        ("weak", "single none of them out"),
+        ("guessing", "is no source"),
+    ],
+)
+def test_a_calibrated_answer_begins_with_its_verdict(record, word: str, says: str) -> None:
+    found = record([0.4, 0.05]) | {"verdict": word, "judged": {"line": 0.1}}
+    text = explain(found)
+    assert says in text and text.startswith(word.capitalize())
+    assert len(re.findall(r"\.(?: |$)", text)) == 2, text
+    assert verdict(record([0.4])) == ""

@@ -1,0 +1,98 @@
+"""`stride calibrate`, and what answers say because of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_format.reader import Index
+
+
+@pytest.fixture
+def index(workspace: Path, tmp_path: Path) -> Path:
+    """A copy of the index that a test may change."""
+    return Path(shutil.copytree(workspace / "run.stride", tmp_path / "run.stride"))
+
+
+def verdicts(run, index: Path, options: str = "") -> dict:
+    outcome = run(f"query 'The French Revolution began in' --index {index} --json {options}")
+    assert outcome.code == 0, outcome.err
+    return outcome.records[0]
+
+
+def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspace: Path) -> None:
+    opened = Index.open(workspace / "run.stride")
+    asked = opened.group_attributes("calibration")["nulls"]
+    losses = np.asarray(opened.array("calibration/null_losses"))
+    assert len(asked) == losses.shape[1] == 100
+    assert len({each["prompt"] for each in asked}) > 90  # nonsense, and different nonsense
+    record = verdicts(run, workspace / "run.stride")
+    assert record["verdict"] in ("clear", "weak", "guessing") and record["unit"] == "relative"
+    assert record["judged"]["nulls"] == np.isfinite(losses[-1]).sum()
+    above = [hit["above_line"] for hit in record["hits"]]
+    assert above == [hit["influence"] > record["judged"]["line"] for hit in record["hits"]]
+    assert above == sorted(above, reverse=True)
+    assert any(above) == (record["judged"]["stronger"] <= 0.05)
+    assert (record["verdict"] == "guessing") == (record["judged"]["surer"] > 0.05)
+
+
+def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
+    plain = verdicts(run, workspace / "run.stride")
+    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--no-shrink", "--refine 20"):
+        other = verdicts(run, workspace / "run.stride", options)
+        judged = {name: value for name, value in other["judged"].items() if name != "line"}
+        assert other["verdict"] == plain["verdict"]
+        assert judged == {name: value for name, value in plain["judged"].items() if name != "line"}
+        same_unit = options.startswith(("--top", "--refine"))
+        assert (other["judged"]["line"] is not None) == same_unit
+        assert (other["hits"][0]["above_line"] is not None) == same_unit
+
+
+def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: Path) -> None:
+    shutil.rmtree(index / "calibration")
+    record = verdicts(run, index)
+    assert record["verdict"] is None and record["judged"] is None
+    assert all(hit["above_line"] is None for hit in record["hits"])
+    outcome = run(f"calibrate --index {index} --nulls 30 --json")
+    assert outcome.code == 0, outcome.err
+    (made,) = outcome.records
+    assert made["schema"] == "stride.calibration/1" and made["nulls"] == 30
+    assert verdicts(run, index)["judged"]["nulls"] <= 30
+    assert run(f"index verify {index}").code == 0
+
+
+def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspace: Path) -> None:
+    assert run(f"calibrate --index {index}").code == 0
+    first, second = Index.open(workspace / "run.stride"), Index.open(index)
+    for name in ("null_scored", "null_losses", "null_strengths"):
+        one, two = (np.asarray(each.array(f"calibration/{name}")) for each in (first, second))
+        np.testing.assert_allclose(one, two, rtol=1e-4)
+    assert first.group_attributes("calibration")["nulls"] == second.group_attributes("calibration")["nulls"]
+
+
+def test_a_calibration_is_of_its_operators_and_of_its_chunks(run, index: Path, tmp_path: Path) -> None:
+    assert run(f"train --index {index} --overwrite --no-calibration --damping 0.2").code == 0
+    assert verdicts(run, index)["verdict"] is None
+    assert run(f"calibrate --index {index} --nulls 20").code == 0
+    assert verdicts(run, index)["verdict"] is not None
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"id": "new", "text": "A document that nobody has read before."}\n', encoding="utf-8")
+    assert run(f"index append {index} {more}").code == 0
+    assert verdicts(run, index)["verdict"] is None
+
+
+def test_what_cannot_be_is_refused(run, index: Path) -> None:
+    few = run(f"calibrate --index {index} --nulls 3")
+    assert few.code == 2 and "--nulls is 3 (expected 20 to 10,000)" in few.err
+    bare = run(f"calibrate --index {index.parent / 'nowhere.stride'}")
+    assert bare.code == 2
+
+
+def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
+    damaged = index / "calibration" / "zarr.json"
+    damaged.write_bytes(damaged.read_bytes().replace(b"prompt", b"qrompt", 1))
+    outcome = run(f"query 'The French Revolution began in' --index {index}")
+    assert outcome.code == 3 and "stride calibrate" in outcome.err and outcome.out == ""
