@@ -260,7 +260,7 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
     from stride_cli.attribution.options import CalibrationOptions
 
     begun = time.perf_counter()
-    session.calibration = ask(session, (options or CalibrationOptions()).nulls)
+    session.calibration = ask(session.attributor(), (options or CalibrationOptions()).nulls)
     losses = session.calibration.losses
     return {
         "schema": "stride.calibration/1",

@@ -17,19 +17,18 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attributor
-    from stride_cli.attribution.session import Session
     from stride_cli.data.queries import Query
 
 _QUERY_TOKENS = 4096  # padded tokens of queries measured at once
 _TOGETHER = 32  # queries whose influences of all chunks are held at once
 
 
-def calibrate(session: Session, nulls: int) -> NullAnswers:
-    """Ask null prompts as `Session.query` would by default, and publish the index's ``calibration/`` group.
+def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
+    """Ask null prompts, and publish the index's ``calibration/`` group.
 
     Parameters
     ----------
-    session : of a language model; the calibration is of its operators and chunks
+    attributor : as by default, of a language model; the calibration is of its operators and chunks
     nulls : how many prompts
 
     Raises
@@ -40,15 +39,16 @@ def calibrate(session: Session, nulls: int) -> NullAnswers:
     """
     from index_format.writer import GroupWriter
 
-    index = session.index
-    if session.model.table is not None:
+    workspace = attributor.workspace
+    index = workspace.index
+    if workspace.model.table is not None:
         raise UsageError(
             f"index '{index.path}' is of a classifier, of which there are no null prompts",
             fix="compare rows of known cause instead (stride evaluate --help)",
         )
     with progress("asking unrelated prompts", nulls, unit="prompts") as bar:
-        queries = null_queries(session.workspace, nulls, bar.advance)
-    answers = ask(session.attributor(), queries, session.chunk_document)
+        queries = null_queries(workspace, nulls, bar.advance)
+    answers = ask(attributor, queries)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
@@ -71,10 +71,11 @@ def stored_calibration(index: Index) -> NullAnswers | None:
     return NullAnswers(*arrays)
 
 
-def ask(attributor: Attributor, queries: list[Query], chunk_document: np.ndarray) -> NullAnswers:
+def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     """Losses and strengths of queries, at every length that their responses are cut to."""
     from stride_cli.data.query_set import QuerySet
 
+    chunk_document = np.asarray(attributor.workspace.index.array("corpus/chunk_document"))
     shape = (len(LENGTHS), len(queries))
     losses, strengths = np.full(shape, np.nan), np.full(shape, np.nan)
     cut = [

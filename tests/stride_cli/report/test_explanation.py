@@ -18,7 +18,12 @@ REGIMES = [
         "so do those of answers to nonsense",
     ),
     ([0.03, -0.4], {}, "d1 opposes this response with 40%", "so do those of answers to nonsense"),
-    ([0.3, 0.25, -0.2], {}, "3 documents stand out, d0, d1, d2 (opposing): together they hold 75%", "answers to nonsense"),
+    (
+        [0.3, 0.25, -0.2],
+        {},
+        "3 documents stand out, d0, d1, d2 (opposing): together they hold 75%",
+        "nonsense",
+    ),
     ([0.02, 0.01], {}, "No document stands out", "hints only"),
     ([0.0], {"recovery__nonzeros": 0}, "No document moves this response", "Do not read anything"),
     ([0.0], {}, "None of the documents shown has any weight", "Do not read anything"),
