@@ -46,8 +46,7 @@ def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
             f"index '{index.path}' is of a classifier, of which there are no null prompts",
             fix="compare rows of known cause instead (stride evaluate --help)",
         )
-    with progress("asking unrelated prompts", nulls, unit="prompts") as bar:
-        queries = null_queries(workspace, nulls, bar.advance)
+    queries = null_queries(workspace, nulls)
     answers = ask(attributor, queries)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

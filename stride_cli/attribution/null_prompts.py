@@ -7,24 +7,26 @@ the model is unsure of how it got there, and that no document is strong beside i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from stride_cli.errors import QueryError
+from stride_cli.data.queries import Query, prompt_tokens
+from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
+    from stride_cli.models.language.causal_lm import CausalLM
 
 SCORED_TOKENS = 16  # of a null prompt's response
-_LONGEST = 10  # words or tokens of a prompt
-_TRIES = 8  # prompts drawn for each that is wanted: the model may end right after one
+_PROMPT_TOKENS = (6, 9, 12)  # few lengths, so that many prompts are continued together
+_TOGETHER = 64
+_WORD = 6  # letters of a word that does not exist
 
 
-def null_queries(workspace: Workspace, count: int, told: Callable[[], None]) -> list[Query]:
+def null_queries(workspace: Workspace, count: int) -> list[Query]:
     """Null prompts with the model's greedy continuations.
 
     A third are tokens drawn from all over the corpus, a third whole words, a third words that do not exist,
@@ -32,26 +34,39 @@ def null_queries(workspace: Workspace, count: int, told: Callable[[], None]) -> 
 
     Parameters
     ----------
-    count : how many; fewer where the model has nothing to say after most
-    told : called after each
+    count : how many; those after which the model ends at once are left out
     """
-    from stride_cli.data.query_files import as_query
+    model = cast("CausalLM", workspace.model)
+    lengths = [min(length, max(2, model.context_length // 2)) for length in _PROMPT_TOKENS]
+    prompts: dict[int, list[list[int]]] = {length: [] for length in lengths}
+    drawn = _prompts(workspace)
+    for number in range(count):
+        length = lengths[number // 3 % len(lengths)]  # each kind in each length
+        while len(found := prompt_tokens(model, next(drawn))) < length:
+            pass
+        prompts[length].append(found[:length])
+    queries = []
+    with progress("asking unrelated prompts", count, unit="prompts") as bar:
+        for group in prompts.values():
+            for start in range(0, len(group), _TOGETHER):
+                some = group[start : start + _TOGETHER]
+                responses = model.generate_together(some, SCORED_TOKENS)
+                queries += [_query(model, *pair) for pair in zip(some, responses, strict=True) if pair[1]]
+                bar.advance(len(some))
+    return queries
 
-    found: list[Query] = []
-    for number, prompt in enumerate(_prompts(workspace)):
-        if len(found) == count or number == _TRIES * count:
-            break
-        try:
-            found.append(as_query(workspace.model, prompt, max_new_tokens=SCORED_TOKENS))
-        except QueryError:  # nothing but spaces was drawn, or the model ends right after it
-            continue
-        told()
-    return found
+
+def _query(model: CausalLM, prompt: list[int], response: list[int]) -> Query:
+    weights = np.zeros(len(prompt) + len(response), np.float32)
+    weights[len(prompt) :] = 1.0
+    asked, said = (str(model.tokenizer.decode(ids, skip_special_tokens=True)) for ids in (prompt, response))
+    return Query(asked, said, np.asarray(prompt + response, np.int64), weights, generated=True)
 
 
 def _prompts(workspace: Workspace) -> Iterator[str]:
+    """The three kinds in turn, each longer than any prompt has to be."""
     chunks, tokenizer = workspace.chunks, workspace.model.tokenizer
-    random = stream(workspace.seed, "null prompts")
+    random, length = stream(workspace.seed, "null prompts"), max(_PROMPT_TOKENS)
 
     def decoded(ids: np.ndarray) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
@@ -61,10 +76,9 @@ def _prompts(workspace: Workspace) -> Iterator[str]:
         return words[int(random.integers(len(words)))] if words else ""
 
     while True:
-        length = int(random.integers(3, _LONGEST + 1))
-        places = random.integers(len(chunks.tokens), size=length)
+        places = random.integers(len(chunks.tokens), size=2 * length)
         yield decoded(np.array([chunks.tokens[int(place)] for place in places], np.int64))
         yield " ".join(word() for _ in range(length))
-        letters = [letter for letter in "".join(word() for _ in range(4 * length)) if letter.isalpha()]
+        letters = [letter for letter in "".join(word() for _ in range(2 * length)) if letter.isalpha()]
         random.shuffle(letters)
-        yield " ".join("".join(letters[start : start + 6]) for start in range(0, len(letters), 6))
+        yield " ".join("".join(letters[start : start + _WORD]) for start in range(0, len(letters), _WORD))

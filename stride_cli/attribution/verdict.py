@@ -2,10 +2,11 @@
 
 An answer is held against those to prompts about which the corpus says nothing (`null_prompts`). Two things
 are compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
-influence as a multiple of that loss). Where the model is not surer than after all but 5 % of null prompts, it
-is *guessing*; where it is, and the strongest document is beyond all but 5 % of theirs, the answer is *clear*,
-else *weak*. So at most 5 % of prompts like these are called clear (split conformal prediction: Vovk,
-Gammerman and Shafer, 2005).
+influence as a multiple of that loss). Where the model is not surer than after all but a few of the null
+prompts, it is *guessing*; where it is, and the strongest document is beyond all but as few of theirs, the
+answer is *clear*, else *weak*. As few are a tenth, or less, so that at most 5 % of the null prompts would be
+called clear themselves, and so of others like them (split conformal prediction: Vovk, Gammerman and Shafer,
+2005).
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import JudgedRecord
 
 Word = Literal["clear", "weak", "guessing"]
-BEYOND = 0.05  # share of null prompts that may be as sure, and as strong
-FEWEST = round(1 / BEYOND)  # null prompts below which nothing can be beyond all but so few
+FALSE_CLEAR = 0.05  # share of null prompts that are called clear, at most
+# share of null prompts that may be as sure, and as strong. With .05, .08, .1, .15 and .22 of the demo's 50 facts
+# 44, 46, 46, 46 and 47 are clear, of two hundred unrelated prompts 4, 6, 8, 10 and 14
+_BEYOND = 0.1
+FEWEST = round(1 / FALSE_CLEAR)  # null prompts below which there is no such level
 LENGTHS = (1, 4, 16)  # scored tokens: of a short response the model is sure by chance more often
 
 
@@ -31,7 +35,8 @@ class Verdict:
     Attributes
     ----------
     word : "clear", "weak" or "guessing"
-    line : float          influence above which a document is stronger than any of all but 5 % of null prompts
+    line : float          influence above which a document is stronger than any of all but a few null prompts
+    beyond : float        that few, as a share
     surer : float         share of null prompts of whose response the model is as sure
     stronger : float      share of null prompts with a document as strong as this answer's strongest
     nulls : int           how many null prompts were asked
@@ -39,6 +44,7 @@ class Verdict:
 
     word: Word
     line: float
+    beyond: float
     surer: float
     stronger: float
     nulls: int
@@ -46,6 +52,7 @@ class Verdict:
     def to_record(self) -> JudgedRecord:
         return {
             "line": self.line,
+            "beyond": self.beyond,
             "surer": self.surer,
             "stronger": self.stronger,
             "nulls": self.nulls,
@@ -87,10 +94,21 @@ class NullAnswers:
         count = len(losses)
         if count < FEWEST:
             return None
-        # an answer is one of count + 1 that could be exchanged, were it to a null prompt
-        allowed = int(BEYOND * (count + 1))  # of which so many, itself among them, may be as sure, or strong
-        line = float(np.sort(strengths)[-allowed] * loss)
         surer = 1 + int((losses <= loss).sum())
         stronger = 1 + int((strengths * loss >= influence).sum())
+        allowed = _allowed(losses, strengths)
+        line = float(np.sort(strengths)[-allowed] * loss) if allowed else np.inf
         word: Word = "guessing" if surer > allowed else "clear" if influence > line else "weak"
-        return Verdict(word, line, surer / (count + 1), stronger / (count + 1), count)
+        share = count + 1  # an answer to a null prompt could be exchanged with any of them: it is one more
+        return Verdict(word, line, allowed / share, surer / share, stronger / share, count)
+
+
+def _allowed(losses: np.ndarray, strengths: np.ndarray) -> int:
+    """How many of count + 1 answers, itself among them, may be as sure as a clear one, and how many as
+    strong."""
+    surer = (losses[None, :] <= losses[:, None]).sum(axis=1)
+    stronger = (strengths[None, :] >= strengths[:, None]).sum(axis=1)
+    both = np.sort(np.maximum(surer, stronger))
+    # below the next of them, so many null prompts are clear
+    clear = int(FALSE_CLEAR * (len(losses) + 1)) - 1
+    return min(int(_BEYOND * (len(losses) + 1)), int(both[clear]) - 1)

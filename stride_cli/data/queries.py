@@ -65,7 +65,7 @@ def build_query(
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     if "\0" in prompt:
         raise QueryError("the prompt contains a NUL character", fix="remove it")
-    prompt_ids = _prompt_ids(model, prompt, chat)
+    prompt_ids = prompt_tokens(model, prompt, chat)
     generated = response is None
     if response is None:
         room = model.context_length - len(prompt_ids)
@@ -96,7 +96,8 @@ def build_query(
     return Query(prompt, response, ids, weights, generated)
 
 
-def _prompt_ids(model: CausalLM, prompt: str, chat: bool) -> list[int]:
+def prompt_tokens(model: CausalLM, prompt: str, chat: bool = False) -> list[int]:
+    """Token ids of a prompt, as the model is asked it."""
     if chat:
         if not getattr(model.tokenizer, "chat_template", None):
             raise QueryError(

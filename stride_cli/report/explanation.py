@@ -54,9 +54,10 @@ def verdict(record: Mapping[str, Any]) -> str:
         )
     above = sum(bool(hit.get("above_line")) for hit in record["hits"])
     which = f"{_count(above, 'document')} shown" if above else "its strongest document"
+    others = _percent(1 - record["judged"]["beyond"])
     return (
-        f"Clear: the model is surer of this response than of 95% of those to unrelated prompts, and {which} "
-        "moved it more than theirs."
+        f"Clear: the model is surer of this response than of {others} of those to unrelated prompts, and "
+        f"{which} moved it more than any moved {others} of theirs."
     )
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 class JudgedRecord(TypedDict):
     line: Annotated[
         float | None,
-        "influence above which a document is stronger than any of all but 5 % of unrelated prompts, relative "
+        "influence above which a document is stronger than any of all but a few unrelated prompts, relative "
         "to the loss; null where options make influences something else than unrelated prompts' were",
     ]
+    beyond: Annotated[float, "that few, as a share of them: at most .1"]
     surer: Annotated[float, "share of unrelated prompts whose response the model is as sure of"]
     stronger: Annotated[
         float, "share of unrelated prompts with a document as strong, relative to the loss, as the strongest"

@@ -2,7 +2,8 @@
 
 Runs `stride demo --all` in a directory (`--out`), timing it when that is new, and counts: prompts
 whose fact the model knows (its continuation holds the answer), prompts with the right document on top, and
-both, for the ten listed prompts and for all of them.
+both, for the ten listed prompts and for all of them; and how many answers are clear, weak and guesses, of these and
+of a hundred prompts that have nothing to do with the corpus (tests/unrelated_prompts.txt).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from stride_cli.api import demo_corpus
@@ -44,11 +46,27 @@ def main(arguments: list[str]) -> None:
                 "model_knows": sum(known),
                 "right_document_on_top": sum(top),
                 "both": sum(a and b for a, b in zip(known, top, strict=True)),
+                **_verdicts(chosen),
                 "seconds_of_a_first_run": seconds,
             }
         )
+    prompts_file = Path(__file__).parents[1] / "unrelated_prompts.txt"
+    index = out / "demo.stride"
+    asked = _stride("query", "--file", str(prompts_file), "--index", str(index), "--json", "--top", "1")
+    unrelated = [json.loads(line) for line in asked.splitlines()]
+    emit({"benchmark": "demo", "prompts": "unrelated", "count": len(unrelated), **_verdicts(unrelated)})
+
+
+def _verdicts(answers: list[dict]) -> dict[str, int]:
+    """How many answers have each verdict."""
+    found = Counter(answer["verdict"] for answer in answers)
+    return {word: found[word] for word in ("clear", "weak", "guessing")}
 
 
 def _demo(out: Path, *flags: str) -> str:
-    command = [sys.executable, "-m", "stride_cli", "demo", "--out", str(out), "--json", *flags]
+    return _stride("demo", "--out", str(out), "--json", *flags)
+
+
+def _stride(*arguments: str) -> str:
+    command = [sys.executable, "-m", "stride_cli", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -352,50 +352,57 @@ class CausalLM:
         cap = logit_cap(self.model)
         return None if cap is None else 1 - (logits / cap).square()
 
-    @torch.no_grad()
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
-        """Greedy continuation of one prompt.
+        """Greedy continuation of one prompt; see `generate_together`."""
+        return self.generate_together([prompt_ids], max_new_tokens)[0]
 
-        Stops before an end-of-sequence token (which is not returned), after `max_new_tokens`, or when the
-        context is full.
+    @torch.no_grad()
+    def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """Greedy continuations of prompts of one length.
+
+        Each stops before an end-of-sequence token (which is not returned), after `max_new_tokens`, or when
+        the context is full.
 
         Raises
         ------
         QueryError
-            The prompt is empty or leaves no room in the context.
+            The prompts are empty or leave no room in the context.
         NumericalError
             A logit is not finite.
         """
-        prompt = list(prompt_ids)
-        if not prompt:
+        length = len(prompts[0])
+        if not length:
             raise QueryError("the prompt has no token", fix="give at least one word")
-        room = self.context_length - len(prompt)
+        room = self.context_length - length
         if room <= 0:
             raise QueryError(
-                f"the prompt has {len(prompt)} tokens, the model's context is {self.context_length}",
+                f"the prompt has {length} tokens, the model's context is {self.context_length}",
                 fix=f"shorten it to fewer than {self.context_length} tokens",
             )
-        ends = self.end_tokens
-        ids = torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        ends = torch.tensor(sorted(self.end_tokens), dtype=torch.int64, device=self.device)
+        ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=self.device)
         # transformers 5.24 renamed it, and warns of the old name
         kept = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
         cache: Any = None
-        generated: list[int] = []
+        written: list[torch.Tensor] = []  # (B,) each
+        open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         for _ in range(min(max_new_tokens, room)):
             output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{kept: cache})
-            last = output.logits[0, -1]
+            last = output.logits[:, -1]
             if not bool(torch.isfinite(last).all()):
                 raise NumericalError(
-                    f"a logit after {len(prompt) + len(generated)} tokens is not finite",
+                    f"a logit after {length + len(written)} tokens is not finite",
                     fix="load the model with --dtype fp32, or check its weights",
                 )
-            token = int(last.argmax())
-            if token in ends:
+            token = last.argmax(dim=-1)
+            open_rows &= ~torch.isin(token, ends)
+            if not bool(open_rows.any()):
                 break
-            generated.append(token)
+            written.append(torch.where(open_rows, token, -1))
             cache = output[kept]
-            ids = torch.tensor([[token]], dtype=torch.int64, device=self.device)
-        return generated
+            ids = token[:, None]
+        rows = torch.stack(written, dim=1).tolist() if written else [[] for _ in prompts]
+        return [[token for token in row if token >= 0] for row in rows]
 
     def prepare(self, length: int) -> list[_BlockCall]:
         """What the blocks are called with at this sequence length, captured once from the model's own forward

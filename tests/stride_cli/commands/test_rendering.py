@@ -148,7 +148,7 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
 
 @pytest.mark.parametrize("word", ["clear", "weak", "guessing"])
 def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_below(word: str) -> None:
-    found = replace(answer(), verdict=Verdict(word, 0.5, 0.01, 0.02, 100), line=0.5)
+    found = replace(answer(), verdict=Verdict(word, 0.5, 0.09, 0.01, 0.02, 100), line=0.5)
     lines = shown(120, found).splitlines()
     assert lines[2].startswith(word.capitalize())
     places = [

@@ -125,13 +125,13 @@ def test_a_document_known_by_its_words_alone_says_so(record) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("clear", "Clear: the model is surer of this response than of 95% of those to unrelated prompts"),
+        ("clear", "Clear: the model is surer of this response than of 91% of those to unrelated prompts"),
         ("weak", "single none of them out"),
         ("guessing", "is no source"),
     ],
 )
 def test_a_calibrated_answer_begins_with_its_verdict(record, word: str, says: str) -> None:
-    found = record([0.4, 0.05]) | {"verdict": word, "judged": {"line": 0.1}}
+    found = record([0.4, 0.05]) | {"verdict": word, "judged": {"line": 0.1, "beyond": 0.09}}
     text = explain(found)
     assert says in text and text.startswith(word.capitalize())
     assert len(re.findall(r"\.(?: |$)", text)) == 2, text
