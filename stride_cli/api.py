@@ -24,6 +24,7 @@ from stride_cli.operators.options import (
     resolve_settings,
 )
 from stride_cli.selection.options import SelectOptions
+from stride_cli.startup import keep_imported, without_collection
 from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
@@ -165,11 +166,14 @@ def train(
     from index_format.location import local_directory
     from index_format.reader import Index
     from index_format.writer import GroupWriter
-    from stride_cli.data.batches import ChunkReader
-    from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
 
-    started = time.perf_counter()
-    index = Index.open(local_directory(index_path))
+    with without_collection():  # most of it is importing
+        from stride_cli.data.batches import ChunkReader
+        from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
+
+        started = time.perf_counter()
+        index = Index.open(local_directory(index_path))
+        keep_imported()
     if index.has("operators") and not overwrite:
         raise IndexExists(
             f"index '{index_path}' has operators already",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Word = Literal["clear", "weak", "guessing"]
 FALSE_CLEAR = 0.05  # share of null prompts that are called clear, at most
-# share of null prompts that may be as sure, and as strong. With .05, .08, .1, .15 and .22 of the demo's 50 facts
-# 44, 46, 46, 46 and 47 are clear, of two hundred unrelated prompts 4, 6, 8, 10 and 14
+# share of null prompts that may be as sure, and as strong. With .05, .08, .1, .15 and .22 are clear: of the
+# demo's 50 facts 44, 46, 46, 46 and 47, of two hundred unrelated prompts 4, 6, 8, 10 and 14
 _BEYOND = 0.1
 FEWEST = round(1 / FALSE_CLEAR)  # null prompts below which there is no such level
 LENGTHS = (1, 4, 16)  # scored tokens: of a short response the model is sure by chance more often

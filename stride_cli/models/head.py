@@ -65,7 +65,7 @@ class HeadBlock:
     raw: Tensor
     values: Tensor
     weight: Tensor
-    _normaliser: Tensor  # (b, s) log Σ exp
+    _normaliser: Tensor  # (b, s) float64, log Σ exp
     _error: Tensor  # (b, s, V) −ω p; lent to `labelled`
 
     def draw(self, uniform: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class HeadBlock:
         # a label's own entry is the sum of the others
         doubt = -error.scatter_(-1, where, 0).sum(dim=-1)  # (b, s), ω (1 − p)
         error.scatter_(-1, where, doubt[..., None])
-        log_p = (self.values.gather(-1, where)[..., 0] - self._normaliser).double()
+        log_p = self.values.gather(-1, where)[..., 0].double() - self._normaliser
         share = doubt.double() / torch.where(self.weight > 0, self.weight, 1).double()
         exact = torch.where(share < 0.5, -torch.log1p(-share.clamp_max(0.5)), -log_p)
         try:
@@ -126,10 +126,11 @@ def head_blocks(
         with torch.set_grad_enabled(tracked), around(rows, after):
             raw = model.logits(state)
         values = raw.detach().float()
-        normaliser = values.logsumexp(dim=-1)
         weight = weights[rows, after]
-        # ω p in one pass over the logits; exp(−inf) = 0 where ω = 0
-        error = torch.sub(values, (normaliser - weight.log())[..., None]).exp_().neg_()
+        # p in one pass over the logits, and log Σ exp from the largest: log p = v − log Σ exp
+        error = values.softmax(dim=-1)
+        normaliser = values.amax(dim=-1).double() - error.amax(dim=-1).double().log()
+        error.mul_(-weight[..., None])
         yield HeadBlock(rows, stretch, after, state, raw, values, weight, normaliser, error)
 
 

@@ -69,6 +69,7 @@ class PairLogitSpace(OperatorSpace):
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
+        # a basis of unit vectors, one for each pair: all of the corpus says which, not the sample's moments
         return cls.of_corpus(sample.chunks, sample.model.vocab_size, options.ranks[cls.name])
 
     @classmethod

@@ -70,6 +70,8 @@ class ResidualSpace(OperatorSpace):
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
+        # W reads along what LN(h) mostly is, U writes along what the loss mostly asks for: eigenvectors of
+        # Σ LN(h) LN(h)ᵀ and of Σ s sᵀ, s = −∂ℓ/∂h; no damping, for F in these r gates is estimated afterwards
         read, pull = sample.moments["read"], sample.moments["pull"]
         rank = min(options.ranks[cls.name], len(read))
         return cls(leading_directions(read, rank).T, leading_directions(pull, rank))

@@ -203,7 +203,8 @@ def collect_kernel(
                 value += residuals[q, columns[i, j]]
             score = value if signed else abs(value)
             if score < threshold[q]:
-                continue
+                continue  # near it: rounding alone had let the column pass
+            # full: as in `scan_kernel`; with the threshold rises what rounded sums are asked for
             if count[q] == capacity:
                 threshold[q] = keep_largest_kernel(ids[q, lane], values[q, lane], capacity, half, signed)
                 count[q] = half

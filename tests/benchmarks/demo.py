@@ -2,8 +2,8 @@
 
 Runs `stride demo --all` in a directory (`--out`), timing it when that is new, and counts: prompts
 whose fact the model knows (its continuation holds the answer), prompts with the right document on top, and
-both, for the ten listed prompts and for all of them; and how many answers are clear, weak and guesses, of these and
-of a hundred prompts that have nothing to do with the corpus (tests/unrelated_prompts.txt).
+both, for the ten listed prompts and for all of them; and how many answers are clear, weak and guesses, of
+these and of a hundred prompts that have nothing to do with the corpus (tests/unrelated_prompts.txt).
 """
 
 from __future__ import annotations
