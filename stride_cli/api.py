@@ -113,6 +113,7 @@ def build_index(
             raise UsageError(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
             )
+        _refuse_options_of_text(options, reading or ReadOptions())
         return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
     tokenizer = load_tokenizer(model_path)
     local = Path(model_path).expanduser()
@@ -125,6 +126,23 @@ def build_index(
         context=context_length(model_path),
     )
     return build.build_index(sources, model, out, options, reading or ReadOptions())
+
+
+def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:
+    """UsageError where a classifier's index is given what only a corpus of text has."""
+    from stride_cli.corpus.readers import Fields, ReadOptions
+    from stride_cli.options import entries, refuse_foreign
+
+    given = {"block_size": options.block_size, "store_text": options.store_text}
+    given |= {name: getattr(reading, name) for name in entries(ReadOptions)}
+    given |= {name: getattr(reading.fields, name) for name in entries(Fields)}
+    refuse_foreign(
+        given,
+        (),
+        (BuildOptions, ReadOptions, Fields),
+        because="of a corpus of text, and this model is a classifier",
+        otherwise="give a language model with --model",
+    )
 
 
 def train(

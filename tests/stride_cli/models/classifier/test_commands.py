@@ -77,6 +77,11 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
     )
     assert code == 0 and record["rows"] == 300 and record["held_out_accuracy"] > 0.5
     assert f"stride index build {digits_file} --model {model}" in err
+    for flag in ("--block-size 64", "--no-text", "--on-bad skip", "--text-field body"):
+        code, found, err = run(f"index build {digits_file} --model {model} --out {index} {flag}")
+        name = flag.split()[0]
+        assert code == 2 and not found and f"{name} is an option of a corpus of text" in err
+        assert f"leave out {name}" in err and not index.exists()
     assert run(f"index build {digits_file} --model {model} --out {index} --subsets 200")[0] == 0
     code, (record,), _ = run(f"train --index {index}")
     assert code == 0 and record["space"] == "head-matrix+linear-matrix" and record["coverage"] == 1.0
