@@ -16,7 +16,6 @@ _BAR = 10
 _SIDE_BY_SIDE = 140  # columns from which supporters and opposers stand beside each other
 _COLOURS = {"supports": "green", "opposes": "magenta"}
 _VERDICTS = {"clear": "green", "weak": "yellow", "guessing": "bold yellow"}
-_LINE = "below: no stronger than what unrelated prompts get"
 
 
 def render_answer(
@@ -110,12 +109,14 @@ def _list(title: str, hits: Sequence[HitRecord], query: str, largest: float) -> 
     from rich.padding import Padding
     from rich.text import Text
 
+    from stride_cli.report.explanation import BELOW_THE_LINE
+
     number = max(len(f"{hit['rank']:g}") for hit in hits)
     lines: list[RenderableType] = [Text(f"\n{title}", style="italic")]
     above = [hit["above_line"] for hit in hits]
     for place, hit in enumerate(hits):
         if hit["sign"] == "supports" and above[place] is False and (place == 0 or above[place - 1]):
-            lines.append(Text(f"{'─' * (number + 1)} {_LINE} ───", style="dim"))
+            lines.append(Text(f"{'─' * (number + 1)} {BELOW_THE_LINE} ───", style="dim"))
         lines.append(_heading(hit, largest, number))
         lines.append(Padding(_passage(hit, query), (0, 0, 0, number + 1)))
     return lines

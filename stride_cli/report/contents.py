@@ -34,7 +34,7 @@ class ShownHit:
     whole : bool               `text` is the whole chunk
     chunk : int
     picture : str              of a classifier: its input, a ``data:`` address; else empty
-    prior, stability : as in the record of a hit
+    prior, stability, above_line : as in the record of a hit
     """
 
     document: str
@@ -51,11 +51,12 @@ class ShownHit:
     picture: str = ""
     prior: float | None = None
     stability: float | None = None
+    above_line: bool | None = None
 
 
 @dataclass(frozen=True)
 class Responses:
-    """What the K subsets answered against what the influences explain of it, both (K,) float64 in nats."""
+    """What the K subsets answered against what the recovery explains of it, both (K,) float64 in nats."""
 
     measured: np.ndarray
     recovered: np.ndarray
@@ -249,6 +250,7 @@ def _shown_hit(
         chunk=record["chunk"],
         prior=record.get("prior"),
         stability=record.get("stability"),
+        above_line=record.get("above_line"),
     )
 
 

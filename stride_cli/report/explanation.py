@@ -21,6 +21,7 @@ _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
+BELOW_THE_LINE = "below: no stronger than what unrelated prompts get"
 
 
 def explain(record: Mapping[str, Any]) -> str:

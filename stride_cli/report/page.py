@@ -12,6 +12,7 @@ from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.characters import printable
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, shortened, write_whole
+from stride_cli.report.explanation import BELOW_THE_LINE
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -44,6 +45,7 @@ article > details > div { padding: 0 1rem 1rem; }
 .text { white-space: pre-wrap; margin: .3rem 0; max-width: none; }
 mark { background: var(--carry); color: inherit; border-radius: .2rem; padding: .05rem 0; }
 mark u, .text u { color: var(--word); font-weight: 600; text-decoration: none; }
+.line { border-top: 2px dashed var(--rule); color: var(--faint); margin: .6rem 0 0; padding-top: .2rem; }
 .flag { color: var(--warn); } ul.caveats { padding-left: 1.2rem; margin: .3rem 0; }
 ul.caveats li { color: var(--warn); }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 2rem; }
@@ -116,8 +118,8 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         f"<h1>{_text(title)}</h1>",
         f'<p class="faint">{queries}. Which training documents made the model say this? A document supports '
         "a response if training on it lowers the response’s loss, and opposes it if training on it raises "
-        "the loss. Influence is in nats per scored token; a share is the part of all influence on the "
-        "response.</p>",
+        "the loss. Influences are relative, without a unit: compare them within an answer. A share is the "
+        "part of all influence on the response.</p>",
         f'<p class="faint">{_legend(answers)}</p>',
         '<div class="tools"><input id="filter" type="search" aria-label="filter" '
         'placeholder="filter by words in prompts and documents">'
@@ -154,16 +156,19 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
 
 
 def _contents(answers: Sequence[ShownAnswer]) -> str:
-    rows = ["<tr><th>query</th><th>strongest document</th><th>share</th></tr>"]
+    judged = any(answer.record.get("verdict") for answer in answers)
+    verdict = "<th>verdict</th>" if judged else ""
+    rows = [f"<tr><th>query</th><th>strongest document</th><th>share</th>{verdict}</tr>"]
     for number, (answer, hit) in enumerate(zip(answers, prominence(answers), strict=True), 1):
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         strongest = "–" if hit is None else _text(shortened(hit.document, 40))
         if hit is not None and hit.sign == "opposes":
             strongest += " (opposes)"
         share = "–" if hit is None else _percent(hit.share)
+        verdict = f"<td>{answer.record.get('verdict') or '–'}</td>" if judged else ""
         rows.append(
             f'<tr data-for="q{number}"><td><a href="#q{number}">{_text(prompt)}</a></td>'
-            f"<td>{strongest}</td><td>{share}</td></tr>"
+            f"<td>{strongest}</td><td>{share}</td>{verdict}</tr>"
         )
     return '<div class="wide"><table class="contents">' + "".join(rows) + "</table></div>"
 
@@ -209,14 +214,19 @@ def _card(number: int, answer: ShownAnswer) -> str:
 def _hits(title: str, hits: Sequence[ShownHit], query: str, largest: float) -> str:
     if not hits:
         return ""
-    return f"<h3>{title}</h3>" + "\n".join(_hit(hit, query, largest) for hit in hits)
+    parts = [f"<h3>{title}</h3>"]
+    for place, hit in enumerate(hits):
+        if hit.above_line is False and hit.sign == "supports" and (place == 0 or hits[place - 1].above_line):
+            parts.append(f'<p class="line">{BELOW_THE_LINE}</p>')
+        parts.append(_hit(hit, query, largest))
+    return "\n".join(parts)
 
 
 def _hit(hit: ShownHit, query: str, largest: float) -> str:
     numbers = []
     if hit.influence:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
-        numbers.append(f'<span class="faint">{hit.influence:+.4g} nats</span>')
+        numbers.append(f'<span class="faint">{hit.influence:+.4g}</span>')
     if hit.prior:
         numbers.append(f'<span class="faint">{hit.prior:+.4g} by overlap</span>')
     if hit.stability is not None:
@@ -283,8 +293,8 @@ def _plots(answer: ShownAnswer) -> str:
     if answer.responses is not None:
         parts.append(
             "<div><h3>What the subsets answered</h3>"
-            '<p class="faint">Each dot is a subset: its measured response against what the influences '
-            f"recover of it, in nats.</p>{response_plot(answer.responses)}</div>"
+            '<p class="faint">Each dot is a subset: its measured response against what the recovery '
+            f"explains of it, in nats.</p>{response_plot(answer.responses)}</div>"
         )
     if answer.concentration is not None:
         parts.append(
@@ -311,9 +321,8 @@ def _certificate(answer: ShownAnswer) -> str:
         rows.append(("reliability", f"{answer.record['reliability']:.2f}, from halves of the subsets"))
     if measurement["agreement"] is not None:
         rows.append(("linear against exact", f"r = {measurement['agreement']:.4f}"))
-    return (
-        "<h3>Certificate</h3><dl>" + "".join(f"<dt>{key}</dt><dd>{row}</dd>" for key, row in rows) + "</dl>"
-    )
+    shown = "".join(f"<dt>{key}</dt><dd>{row}</dd>" for key, row in rows)
+    return f"<h3>Certificate of the recovery</h3><dl>{shown}</dl>"
 
 
 def _number(value: float | None) -> str:

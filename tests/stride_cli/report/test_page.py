@@ -73,6 +73,18 @@ def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
     assert not any(name.startswith("on") for name, _ in page.attributes)
 
 
+def test_verdicts_stand_first_and_a_line_parts_the_hits(shown) -> None:
+    plain = Page(render_report([shown(), shown()], title="x")).text
+    assert "verdict" not in plain and "no stronger than" not in plain and "nats a token" in plain
+    judged = shown(verdict="clear", judged={"line": 0.5, "beyond": 0.09})
+    hits = [{**hit, "above_line": hit["influence"] > 0.5} for hit in judged.record["hits"]]
+    page = Page(render_report([from_record({**judged.record, "hits": hits})] * 2, title="x"))
+    assert page.text.count("clear") == 2 and page.text.count("Clear: ") == 2
+    parts = ("Clear: ", "40% of all influence", "below: no stronger", " 5% of all influence")
+    places = [page.text.replace("d1", " ").index(part) for part in parts]
+    assert places == sorted(places) and page.text.count("below: no stronger") == 2
+
+
 def test_documents_cannot_write_html(shown) -> None:
     nasty = "</mark></p><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x00 “quotes” & \ud800"
     answer = shown(prompt=nasty, response=nasty, id=nasty)
