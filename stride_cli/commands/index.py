@@ -212,8 +212,8 @@ def plan(
             "--checkpoints", metavar="N", help="How many further models stride train will be given."
         ),
     ] = 0,
-    sketch: Annotated[
-        int, typer.Option("--sketch", metavar="BITS", help="Bits a chunk that stride train will keep.")
+    project: Annotated[
+        int, typer.Option("--project", metavar="BYTES", help="Bytes a chunk that stride train will keep.")
     ] = 0,
     no_text: Annotated[bool, typer.Option("--no-text", help="As for build.")] = False,
     json: Json = False,
@@ -255,7 +255,7 @@ def plan(
         gate_dimension=gate_dimension,
         finetuned=was_finetuned(model),
         checkpoints=checkpoints,
-        sketch=sketch,
+        project=project,
         vocabulary=vocabulary,
         store_text=not no_text,
     )

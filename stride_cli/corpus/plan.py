@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import PACKED_BYTES, check_sketch, default_gates, sketch_bytes
+from stride_cli.corpus.gate_budget import PACKED_BYTES, check_projection, default_gates, projection_bytes
 from stride_cli.errors import CorpusError, UsageError
 
 DEFAULT_BLOCK_SIZE = 512
@@ -57,12 +57,12 @@ class Plan:
         Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
     gate_dimension, gate_bytes : int
         p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
-    sketch_bytes : int
-        What the sketches of each model take on disk; 0 without.
+    projection_bytes : int
+        What the projections of all models take on disk; 0 without.
     bytes : dict of str to int
         Bytes on disk of each array.
     total_bytes : int
-        Their sum, without gates and sketches.
+        Their sum, without gates and projections.
     build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
         What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
         form holds (beside the model and a batch, about 2 GB at most; one model after the other); what stays
@@ -81,7 +81,7 @@ class Plan:
     expected_overlapping: float
     gate_dimension: int
     gate_bytes: int
-    sketch_bytes: int
+    projection_bytes: int
     bytes: dict[str, int]
     total_bytes: int
     build_memory_bytes: int
@@ -192,7 +192,7 @@ def plan_index(
     gate_dimension: int | None = None,
     finetuned: bool = False,
     checkpoints: int = 0,
-    sketch: int = 0,
+    project: int = 0,
     vocabulary: int = 1 << 16,
     store_text: bool = True,
 ) -> Plan:
@@ -210,8 +210,8 @@ def plan_index(
         Whether the model is a fine-tuned one, whose default operators are larger.
     checkpoints : int
         Further models that will be steered too, each with operators and subsets of its own.
-    sketch : int
-        Bits that are kept of every chunk's own gradient.
+    project : int
+        Bytes that are kept of every chunk's own gradient.
     vocabulary : int
         Decides whether a token takes 2 bytes or 4.
     store_text : bool
@@ -223,7 +223,7 @@ def plan_index(
         raise UsageError(
             f"--checkpoints is {checkpoints}, expected 0 or more", fix="leave it out for the model alone"
         )
-    check_sketch(sketch)
+    check_projection(project)
     n = counts.chunks
     k, d = choose_design(n, n_subsets, degree)
     p = default_gates(k, counts.tokens, finetuned=finetuned) if gate_dimension is None else gate_dimension
@@ -244,7 +244,7 @@ def plan_index(
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
-    sketches = sketch_bytes(n, sketch)
+    projected = projection_bytes(n, project)
     return Plan(
         n_documents=counts.documents or None,
         n_chunks=n,
@@ -258,12 +258,12 @@ def plan_index(
         expected_overlapping=expected_overlapping(n, k, d),
         gate_dimension=p,
         gate_bytes=one_model * (1 + checkpoints),
-        sketch_bytes=sketches * (1 + checkpoints),
+        projection_bytes=projected * (1 + checkpoints),
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES,
         fit_memory_bytes=fit_bytes,
-        query_memory_bytes=(sizes["design/columns"] + one_model + sketches) * (1 + checkpoints),
+        query_memory_bytes=(sizes["design/columns"] + one_model + projected) * (1 + checkpoints),
     )
 
 
