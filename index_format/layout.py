@@ -135,15 +135,13 @@ _SPECS = (
         "1 where fitting used chunk i; chunks beyond its end were appended later and not seen",
     ),
     ArraySpec(
-        "operators/sketch_codes",
+        "operators/projection_codes",
         ("uint8",),
         ("...",),
         False,
-        "row i: signs of chunk i's gate gradient along leading directions, a bit each, the highest first",
+        "row i: signs of a random projection of chunk i's gate gradient, a bit each, the highest first",
     ),
-    ArraySpec("operators/sketch_step", ("float32",), ("...",), False, "mean size that these signs stand for"),
-    ArraySpec("operators/sketch_directions", ("int8",), ("...",), False, "(m, 8192) these directions"),
-    ArraySpec("operators/sketch_direction_scale", ("float32",), ("...",), False, "and their scales"),
+    ArraySpec("operators/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
     ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
     ArraySpec(
         "operators/checkpoint_*",

@@ -158,6 +158,8 @@ def train(
 ) -> TrainRecord:
     """Fit the operators of an index and publish them in it; an interrupted fit continues.
 
+    Where there are operators, and projections are asked for without `overwrite`, only these are added.
+
     Parameters
     ----------
     index_path : path of the index; `IndexReadOnly` for a URL or a zip file
@@ -175,7 +177,7 @@ def train(
     ------
     IndexMismatch      the model or tokenizer is not the index's; a checkpoint has another tokenizer
     ModelError         a checkpoint cannot be loaded
-    IndexExists        operators are there and ``overwrite`` is False
+    IndexExists        operators (and all projections that are asked for) are there, ``overwrite`` is False
     """
     import hashlib
     import json
@@ -192,12 +194,15 @@ def train(
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
         keep_imported()
+    options = options or ClosedOptions()
     if index.has("operators") and not overwrite:
+        if isinstance(options, ClosedOptions) and options.project:
+            own_model = model or open_model(index, model_path, device=device, dtype=dtype)
+            return _project(index_path, index, options, own_model, started, save_seconds)
         raise IndexExists(
             f"index '{index_path}' has operators already",
             fix="query them, or fit anew with --overwrite",
         )
-    options = options or ClosedOptions()
     checkpoints = find_checkpoints(index, options.checkpoints)
     models = [model or open_model(index, model_path, device=device, dtype=dtype)]
     options = like_own(options, models[0], index)
@@ -237,6 +242,60 @@ def train(
     }
     seconds["load"] += loaded
     seconds["write"] += time.perf_counter() - publishing
+    return _train_record(index_path, index, own, listed, reports, seconds)
+
+
+def _project(
+    index_path: str | Path | RemotePath,
+    index: Index,
+    options: ClosedOptions,
+    model: AttributableModel,
+    started: float,
+    save_seconds: float,
+) -> TrainRecord:
+    """`train` where operators are there and projections are asked for: these alone are added."""
+    import hashlib
+    import json
+
+    from index_format.writer import GroupWriter
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.operators.projection_pass import check_projectable, project_index
+
+    check_projectable(index, options, model)
+    operators = index.group_attributes("operators")["build_key"]
+    identity = [index.digest, operators, options.project, str(model.dtype)]
+    build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    loaded = time.perf_counter() - started
+    with GroupWriter(index_path, "operators", build_key) as writer:
+        own, reports = project_index(
+            writer, index, model, ChunkReader(index), options.project, save_seconds=save_seconds
+        )
+        publishing = time.perf_counter()
+        writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})
+    seconds: TrainSeconds = {
+        "load": loaded + sum(report["load"] for report in reports),
+        "fit": sum(report["fit"] for report in reports),
+        "write": time.perf_counter() - publishing,
+    }
+    return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
+
+
+def _train_record(
+    index_path: str | Path | RemotePath,
+    index: Index,
+    own: dict[str, Any],
+    listed: Sequence[dict[str, Any]],
+    reports: Sequence[dict[str, Any]],
+    seconds: TrainSeconds,
+) -> TrainRecord:
+    """What `train` returns.
+
+    Parameters
+    ----------
+    own : attributes of the group of operators
+    listed : of those of further checkpoints
+    reports : of each model, its loss and seconds (load, fit, write)
+    """
     return {
         "schema": "stride.train/1",
         "index": str(index_path),
@@ -245,7 +304,8 @@ def train(
         "layer": own["layer"],
         "subsets": index.n_subsets,
         "gate_size": own["gate_size"],
-        "sketch": own["sketch"],
+        "project": own["project"],
+        "projected": own["projected"],
         "coverage": own["coverage"],
         "step": own["step"],
         "step_agreement": own["step_agreement"],

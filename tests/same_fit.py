@@ -16,7 +16,7 @@ def assert_same_fit(folder: Path, other: Path) -> None:
     """Two directories of operators hold the same files, arrays and settings.
 
     How far steps agree is measured by torch's forward pass, whose last bits depend, now and then, on where a
-    process has its arrays; gates, bases and sketches do not.
+    process has its arrays; gates, bases and projections do not.
     """
     files = [
         {path.relative_to(each) for path in each.rglob("*") if path.is_file()} for each in (folder, other)

@@ -99,12 +99,12 @@ class Attributor:
     defaults: dict[str, Any]
     options: RecoveryOptions = field(default_factory=RecoveryOptions)
 
-    def steered(self, *, sketched: bool = False) -> Iterator[SteeredModel]:
-        """Every model (or those with sketches) with its operators, loaded as it is asked for."""
+    def steered(self, *, projected: bool = False) -> Iterator[SteeredModel]:
+        """Every model (or those with projections) with its operators, loaded as it is asked for."""
         from stride_cli.operators.steered_model import SteeredModel
 
         for number, operators in enumerate(self.operators):
-            if operators.sketches is not None or not sketched:
+            if operators.projections is not None or not projected:
                 yield SteeredModel.of(self.load(number), operators)
 
     @property
@@ -306,7 +306,7 @@ class Attributor:
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
-        seconds = second_estimates(self.steered(sketched=True), queries, batches, self.workspace)
+        seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
         wanted = [
             candidates(self.designs.each, solution, self.options.refine, second)
             for solution, second in zip(solutions, seconds, strict=True)

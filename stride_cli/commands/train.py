@@ -26,7 +26,7 @@ Examples:
   stride train --index run.stride
   stride train --index run.stride --fit sgd --steps 2000
   stride train --index run.stride --recipe paper
-  stride train --index run.stride --sketch 768
+  stride train --index run.stride --project 512
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 
@@ -91,11 +91,11 @@ def train(
     if wants_json(json):
         emit(result)
         return
-    bits = f", {result['sketch']:,} bits a chunk" if result["sketch"] else ""
+    kept = f", {result['project']:,} bytes of every chunk" if result["project"] else ""
     note(
         f"fitted {result['subsets']:,} operators "
         f"({result['fit']}, {result['space']}, layer {result['layer']}, "
-        f"{result['gate_size']:,} gates each{bits}) in {result['seconds']['fit']:.1f} s; "
+        f"{result['gate_size']:,} gates each{kept}) in {result['seconds']['fit']:.1f} s; "
         f"coverage {result['coverage']:.0%}"
     )
     for entry in result["checkpoints"]:

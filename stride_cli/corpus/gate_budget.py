@@ -1,4 +1,4 @@
-"""How many gates the default operators have, for K subsets, and the bytes that they and sketches take.
+"""How many gates the default operators have, for K subsets, and the bytes that they and projections take.
 
 Arithmetic alone: the plan of an index needs it before there is a model.
 """
@@ -6,6 +6,8 @@ Arithmetic alone: the plan of an index needs it before there is a model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from stride_cli.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8:
 _PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
-MOST_BITS = 4096  # of a chunk's sketch: see `sketches`
-FOLDED = 8192  # numbers that a chunk's gates are folded into for it
+MOST_PROJECTED = 8192  # bytes of a chunk's projection: see `projections`
 
 
 def inside_gates(allowed: GateRange, n_subsets: int) -> int:
@@ -67,6 +68,15 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
     return inside + 2 * logit_gates(n_subsets, inside, 2) + pairs
 
 
-def sketch_bytes(n_chunks: int, bits: int) -> int:
-    """What sketches of so many bits a chunk take on disk: the bits, a scale, and the directions as int8."""
-    return n_chunks * (-(-bits // 8) + 4) + bits * (FOLDED + 4 * FOLDED // 256) if bits else 0
+def check_projection(size: int) -> None:
+    """Refuse bytes a chunk that projections cannot have (UsageError)."""
+    if not 0 <= size <= MOST_PROJECTED or size % 8:
+        raise UsageError(
+            f"--project is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})",
+            fix="try --project 512",
+        )
+
+
+def projection_bytes(n_chunks: int, size: int) -> int:
+    """What projections of so many bytes a chunk take on disk: these, and a scale."""
+    return n_chunks * (size + 4) if size else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stride_cli.corpus.gate_budget import MOST_BITS
+from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, option
 
@@ -80,7 +80,7 @@ class PlanOptions(DesignOptions):
     chunks : plan for so many, without a corpus
     gate_dimension : p, the numbers of one operator; default: that of the default operators
     checkpoints : further models that will be steered too, each with operators and subsets of its own
-    sketch : bits that are kept of every chunk's own gradient
+    project : bytes that are kept of every chunk's own gradient
     store_text : whether the index will hold the documents' texts
     """
 
@@ -91,7 +91,16 @@ class PlanOptions(DesignOptions):
         None, "Numbers of one operator; default: what stride train fits.", metavar="P", low=1, example=4096
     )
     checkpoints: int = option(0, "How many further models stride train will be given.", metavar="N", low=0)
-    sketch: int = option(
-        0, "Bits a chunk that stride train will keep.", metavar="BITS", low=0, high=MOST_BITS, example=768
+    project: int = option(
+        0,
+        "Bytes a chunk that stride train will keep.",
+        metavar="BYTES",
+        low=0,
+        high=MOST_PROJECTED,
+        example=512,
     )
     store_text: bool = option(True, "As for build.", flag="--no-text")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_projection(self.project)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, sketch_bytes
+from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, projection_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 
@@ -56,12 +56,12 @@ class Plan:
         Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
     gate_dimension, gate_bytes : int
         p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
-    sketch_bytes : int
-        What the sketches of each model take on disk; 0 without.
+    projection_bytes : int
+        What the projections of all models take on disk; 0 without.
     bytes : dict of str to int
         Bytes on disk of each array.
     total_bytes : int
-        Their sum, without gates and sketches.
+        Their sum, without gates and projections.
     build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
         What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
         form holds (beside the model and a batch, about 2 GB at most; one model after the other); what stays
@@ -80,7 +80,7 @@ class Plan:
     expected_overlapping: float
     gate_dimension: int
     gate_bytes: int
-    sketch_bytes: int
+    projection_bytes: int
     bytes: dict[str, int]
     total_bytes: int
     build_memory_bytes: int
@@ -170,7 +170,7 @@ def plan_index(
     counts : CorpusCounts
         Zero documents or tokens: not known, and left out of the bytes.
     options : PlanOptions
-        Design (`choose_design`, which also names the errors), operators and sketches.
+        Design (`choose_design`, which also names the errors), operators and projections.
     finetuned : bool
         Whether the model is a fine-tuned one, whose default operators are larger.
     vocabulary : int
@@ -198,7 +198,7 @@ def plan_index(
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
-    sketches = sketch_bytes(n, options.sketch)
+    projected = projection_bytes(n, options.project)
     models = 1 + options.checkpoints
     return Plan(
         n_documents=counts.documents or None,
@@ -213,12 +213,12 @@ def plan_index(
         expected_overlapping=expected_overlapping(n, k, d),
         gate_dimension=p,
         gate_bytes=one_model * models,
-        sketch_bytes=sketches * models,
+        projection_bytes=projected * models,
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES,
         fit_memory_bytes=fit_bytes,
-        query_memory_bytes=(sizes["design/columns"] + one_model + sketches) * models,
+        query_memory_bytes=(sizes["design/columns"] + one_model + projected) * models,
     )
 
 

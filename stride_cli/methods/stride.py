@@ -114,7 +114,7 @@ class StrideMethod:
         if self._prior is not None:
             self._prior.fit(workspace)
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
-        kept += sum(found.sketches.nbytes for _, found in self._fitted if found.sketches is not None)
+        kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
         self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
 
     def _design_of(self, workspace: Workspace, number: int) -> Designs:
@@ -233,7 +233,7 @@ class DirectReadout:
     shrink : bool                    as for `StrideMethod`
     """
 
-    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "sketch"))
+    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project"))
     def __init__(self, *, checkpoints: str | None = None, shrink: bool = True, **given: Any) -> None:
         self.name = "direct"
         self.bytes_per_chunk = 0.0

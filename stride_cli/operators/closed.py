@@ -37,8 +37,8 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
+from stride_cli.operators.projections import Projector
 from stride_cli.operators.saving import save_atomically
-from stride_cli.operators.sketch_fit import fit_sketches
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
@@ -70,7 +70,7 @@ class ClosedSettings:
     trajectory : paths of checkpoints along its training, each with the share of `time` that it stands for;
         the model itself has the rest (exact)
     stability : λ_stab
-    sketch : bits that are kept of every chunk's own gradient (`sketches`); whitened bases only
+    project : bytes that are kept of every chunk's own gradient (`projections`); whitened bases only
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
     """
@@ -84,7 +84,7 @@ class ClosedSettings:
     time: float | None = None
     trajectory: tuple[tuple[str, float], ...] = ()
     stability: float = 1.0
-    sketch: int = 0
+    project: int = 0
     batch_tokens: int = 4096
     seed: int = 0
 
@@ -135,9 +135,13 @@ def fit_closed(
     """
     # 1. The bases, shared by all subsets, from a sample
     steered = fit_spaces(model, chunks, settings)
-    # 2. One pass over the corpus: M G, and what F is estimated from where the bases do not hold it
+    # 2. One pass over the corpus: M G, what F is estimated from where the bases do not hold it, and a few
+    # bytes of every chunk's own gradient
+    projector = None
+    if settings.project:
+        projector = Projector(steered.gate_size, settings.project, chunks.n_chunks, settings.seed)
     sums, fisher, probes, loss = _accumulate(
-        steered, chunks, columns, n_subsets, settings, scratch, save_seconds
+        steered, chunks, columns, n_subsets, settings, scratch, save_seconds, projector
     )
     curvature = _label_fisher(steered, chunks, settings) if settings.curvature == "exact" else None
     if settings.trajectory:
@@ -165,18 +169,6 @@ def fit_closed(
     # 4. Where spaces do not share a unit, they are given one
     if not on_one_scale(settings):
         _equalise(gates, probes)
-    # 5. A few bits of every chunk's own gradient, in a pass of its own
-    sketches = None
-    if settings.sketch:
-        sketches = fit_sketches(
-            steered,
-            chunks,
-            settings.sketch,
-            seed=settings.seed,
-            batch_tokens=settings.batch_tokens,
-            scratch=scratch,
-            save_seconds=save_seconds,
-        )
     return Operators(
         spaces=[space.cpu() for space in steered.spaces],
         gates=[gate.numpy() for gate in gates],
@@ -184,7 +176,7 @@ def fit_closed(
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
-        sketches=sketches,
+        projections=None if projector is None else projector.projections(),
         log={"loss": np.asarray([loss])},
     )
 
@@ -270,9 +262,10 @@ def _accumulate(
     settings: ClosedSettings,
     scratch: Path | None,
     save_seconds: float,
+    projector: Projector | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor], float]:
     """One pass: M G (K, p), Fisher rows (N, p) where wanted, and a few true gradients (S, p) of every space
-    (none where `_equalise` has no use for them); mean loss."""
+    (none where `_equalise` has no use for them); mean loss. The projector is handed every gradient."""
     # F is estimated from drawn labels where no basis holds it: as many rows as fit in memory, of chunks that
     # are drawn once; the first of them are probes of how far each space moves the corpus
     spaces = steered.spaces
@@ -301,6 +294,8 @@ def _accumulate(
         state = torch.load(saved, weights_only=True, mmap=False)
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
         sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
+        if projector is not None:
+            projector.resume(state["projector"])
     last_saved, pause = time.monotonic(), save_seconds
     total = int(chunks.lengths.sum())
     with progress("fitting operators", total, unit="tokens") as bar:
@@ -316,8 +311,10 @@ def _accumulate(
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]
                 share = chunks.share(batch)
+                true = [gradient.cpu() for gradient in true]
+                if projector is not None:
+                    projector.add(batch, true)
                 for position, gradient in enumerate(true):
-                    gradient = gradient.cpu()
                     weighted = gradient * share
                     # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is
                     # formed; the d-th subsets of all rows together
@@ -335,11 +332,11 @@ def _accumulate(
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
             bar.advance(int(chunks.lengths[plan[number]].sum()))
-            # the sketches' pass comes after this one, and needs all of it
-            ended = settings.sketch and number + 1 == len(plan)
-            if saved is not None and (ended or time.monotonic() - last_saved > pause):
+            if saved is not None and time.monotonic() - last_saved > pause:
                 state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
                 state |= {"sums": sums, "fisher": fisher, "probes": probes}
+                if projector is not None:
+                    state["projector"] = projector.state()
                 started = time.monotonic()
                 save_atomically(state, saved)
                 last_saved = time.monotonic()

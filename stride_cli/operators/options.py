@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stride_cli.corpus.gate_budget import MOST_BITS
+from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, entries, option, refuse_foreign
 
@@ -80,7 +80,7 @@ class ClosedOptions(FitOptions):
     ----------
     damping : γ relative to the mean eigenvalue
     curvature : how the Fisher matrix is taken
-    sketch : bits that are kept of every chunk's own gradient, to choose what a refined query reads
+    project : bytes that are kept of every chunk's own gradient, to choose what a refined query reads
     batch_tokens : padded tokens in one forward pass
     """
 
@@ -97,18 +97,22 @@ class ClosedOptions(FitOptions):
         "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
         choices=("kronecker", "fisher", "exact"),
     )
-    sketch: int = option(
+    project: int = option(
         0,
-        "closed: keep so many bits of every chunk's own gradient, by a second pass over the corpus; "
-        "stride query --refine then finds what is worth reading by them too. For large corpora, where "
-        "chunks are 30 times as many as subsets and more; try 768.",
+        "closed: keep so many bytes of every chunk's own gradient, signs of a random projection made in the "
+        "same pass; stride query --refine then finds what is worth reading by them too. Try 512, or 1024. "
+        "Where operators are there: keep them, and project what has no projection yet.",
         low=0,
-        high=MOST_BITS,
-        metavar="BITS",
-        example=768,
+        high=MOST_PROJECTED,
+        metavar="BYTES",
+        example=512,
     )
     batch_tokens: int | None = option(None, low=1)
     recipe: ClassVar[None] = None  # that of the paper is of the other fit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_projection(self.project)
 
 
 @dataclass(frozen=True)
@@ -275,13 +279,13 @@ def _closed(
                 f"space {cls.name} has a Fisher matrix of its own, and the curvature is {chosen.curvature}",
                 fix="use --curvature kronecker, and not the space residual",
             )
-    if options.sketch and not is_whitened(chosen):
+    if options.project and not is_whitened(chosen):
         raise UsageError(
-            "sketches need gates that are sums over chunks' gradients, which "
+            "projections need gates that are sums over chunks' gradients, which "
             f"{'+'.join(names)} with curvature {chosen.curvature} does not have",
-            fix="leave out --sketch, or --space and --curvature",
+            fix="leave out --project, or --space and --curvature",
         )
-    return replace(chosen, sketch=options.sketch)
+    return replace(chosen, project=options.project)
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:

@@ -57,6 +57,11 @@ class SteeredModel:
         )
 
     @property
+    def gate_size(self) -> int:
+        """p summed over the spaces."""
+        return sum(space.gate_size for space in self.spaces)
+
+    @property
     def first_block(self) -> int:
         """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
         return 0 if self.layer_space else self.layer

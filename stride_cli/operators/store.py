@@ -12,7 +12,7 @@ from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
 from stride_cli.operators.gates import Gates, PackedGates
 from stride_cli.operators.operator_space import OperatorSpace
-from stride_cli.operators.sketches import Sketches
+from stride_cli.operators.projections import Projections, about, read_projections
 from stride_cli.operators.spaces import space_from_arrays
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Operators:
     seen : (n,) uint8                   1 where the fit has seen the chunk
     direct_scale : float or None        of closed forms with whitened gates: times g_i · g_x, the response to
                                         chunk i alone; None where gates are not sums over chunks' gradients
-    sketches : Sketches or None         a few bits of every chunk's own gradient
+    projections : Projections or None   a few bytes of every chunk's own gradient
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
     """
@@ -57,7 +57,7 @@ class Operators:
     seen: np.ndarray
     step: float = 1.0
     direct_scale: float | None = None
-    sketches: Sketches | None = None
+    projections: Projections | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -93,11 +93,8 @@ class Operators:
                 arrays[f"{prefix}_gates"] = gate
             stored.append({**space.settings(), "arrays": sorted(space.arrays())})
         arrays["seen"] = self.seen
-        if self.sketches is not None:
-            arrays["sketch_codes"] = self.sketches.codes
-            arrays["sketch_step"] = self.sketches.step
-            arrays["sketch_directions"] = self.sketches.directions.values
-            arrays["sketch_direction_scale"] = self.sketches.directions.scale
+        if self.projections is not None:
+            arrays |= self.projections.arrays()
         for name, values in self.log.items():
             arrays[f"training_log_{name}"] = np.asarray(values, dtype=np.float64)
         attributes = {
@@ -107,16 +104,15 @@ class Operators:
             "fit": self.fit,
             "step": self.step,
             "direct_scale": self.direct_scale,
-            "sketch": 0 if self.sketches is None else self.sketches.bits,
-            "sketch_seed": None if self.sketches is None else self.sketches.seed,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
+            **about(self.projections),
         }
         return arrays, attributes
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Operators:
-        """The inverse of `to_arrays`."""
+    def from_arrays(cls, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> Operators:
+        """The inverse of `to_arrays`; arrays may lie in several files."""
         spaces: list[OperatorSpace] = []
         gates: list[Gates] = []
         for stored in attributes["spaces"]:
@@ -137,11 +133,6 @@ class Operators:
                 gates.append(PackedGates(gate, np.asarray(arrays[f"{prefix}_gate_scale"])))
             else:
                 gates.append(gate)
-        sketches = None
-        if attributes.get("sketch"):
-            names = ("codes", "step", "directions", "direction_scale")
-            codes, step, *packed = (np.asarray(arrays[f"sketch_{name}"]) for name in names)
-            sketches = Sketches(codes, step, PackedGates(*packed), int(attributes["sketch_seed"]))
         prefix = "training_log_"
         log = {key[len(prefix) :]: np.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}
         return cls(
@@ -152,7 +143,7 @@ class Operators:
             seen=np.asarray(arrays["seen"]),
             step=float(attributes["step"]),
             direct_scale=attributes.get("direct_scale"),
-            sketches=sketches,
+            projections=read_projections(arrays, attributes),
             log=log,
         )
 
@@ -172,8 +163,13 @@ class Operators:
         names = [name.removeprefix(prefix) for name in index.names("operators") if name.startswith(prefix)]
         if not checkpoint:
             names = [name for name in names if not name.startswith(_CHECKPOINT)]
-        arrays = {name: np.asarray(index.array(f"{prefix}{name}")) for name in names}
-        return cls.from_arrays(arrays, attributes)
+        found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
+        if found.projections is not None and len(found.projections) > index.n_chunks:
+            raise IndexDamaged(
+                f"there are {len(found.projections):,} projections of {index.n_chunks:,} chunks",
+                fix="fit the operators again: stride train --overwrite",
+            )
+        return found
 
     def packed(self) -> Operators:
         """The same operators as they are after they were stored: large gate matrices in int8."""

@@ -60,9 +60,9 @@ class IndexPlanRecord(TypedDict):
     expected_overlapping: Annotated[float, "other chunks that share d / 3 or more, expected"]
     gate_dimension: Annotated[int, "p, numbers of one operator"]
     gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"]
-    sketch_bytes: Annotated[int, "what --sketch keeps on disk; of all models"]
+    projection_bytes: Annotated[int, "what --project keeps on disk; of all models"]
     bytes: Annotated[dict[str, Any], "array → bytes on disk"]
-    total_bytes: Annotated[int, "their sum, without gates and sketches"]
+    total_bytes: Annotated[int, "their sum, without gates and projections"]
     build_memory_bytes: Annotated[int, "what the build holds at most, beside the tokenizer"]
     fit_memory_bytes: Annotated[
         int,

@@ -36,7 +36,8 @@ class TrainRecord(TypedDict):
     layer: Annotated[int, "residual spaces act after this many blocks"]
     subsets: Annotated[int, "K"]
     gate_size: Annotated[int, "gates of one operator, summed over its spaces"]
-    sketch: Annotated[int, "bits that are kept of every chunk's own gradient; 0: none"]
+    project: Annotated[int, "bytes that are kept of every chunk's own gradient; 0: none"]
+    projected: Annotated[int, "chunks of which they are kept"]
     coverage: Annotated[float, "share of the chunks that the fit has seen"]
     step: Annotated[float, "share of the gates at which exact measurement takes its differences"]
     step_agreement: Annotated[

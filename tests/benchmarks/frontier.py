@@ -10,10 +10,11 @@ that neighbours share theirs. `debiased`: least squares on what the Lasso chose.
 subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
 half points at; their gates would have to be fitted for each query. `read`: recovery, then so many of its
 likeliest chunks read from their own gradients (``--refine``), chosen by the recovery alone, or by the pairs
-of tokens that chunks share with the query too, by sketches of so many bits of every chunk (``--sketch``), or
-by pairs and sketches. `lds_shrunk`: the same scores, small ones made smaller as `stride query` does in
-pre-training. `bytes_per_chunk`: of gates in int8, the design and sketches;
-`sketch_bytes` of the latter alone.
+of tokens that chunks share with the query too, by projections of so many bytes of every chunk
+(``--project``), or by pairs and projections; `recall10` and `recall50`: how many of the chunks that are
+strongest by the direct readout are among those read. `lds_shrunk`: the same scores, small ones made smaller
+as `stride query` does in pre-training. `bytes_per_chunk`: of gates in int8, the design and projections;
+`projection_bytes` of the latter alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from index_format.design import build_columns
 from stride_cli.attribution.additive import additive_measurement
 from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
-from stride_cli.attribution.direct_readout import query_gradients, second_estimates, sketched_influences
+from stride_cli.attribution.direct_readout import projected_influences, query_gradients, second_estimates
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.evaluation.resampling import Resampler
@@ -37,7 +38,7 @@ from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import ClosedOptions, resolve_settings
-from stride_cli.operators.sketch_fit import fit_sketches
+from stride_cli.operators.projection_pass import fit_projections
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
@@ -50,7 +51,8 @@ from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K
 READ, READ_PER_SUBSET = (50, 100, 200, 400, 800), (100, 30, 10, 3)
-BITS = (256, 768)
+BYTES = (128, 512, 1024, 2048)  # a chunk
+RECALL = (10, 50)
 _QUERY_TOKENS = 4096
 
 
@@ -60,7 +62,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(ClosedOptions(space=given.space), task.model, task.index)
     degree = task.index.degree
-    note("a pass over the corpus for each number of bits, and one")
+    note("a pass over the corpus for each size of projections, and one")
     direct, seconds, size = readouts(task, truth.queries, settings)
     resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     about = {
@@ -82,9 +84,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
         return record
 
-    def cost(columns: np.ndarray, n_subsets: int, sketch_bytes: float = 0.0) -> dict[str, float]:
+    def cost(columns: np.ndarray, n_subsets: int, projection_bytes: float = 0.0) -> dict[str, float]:
         # int8 gates with their scales, and the design's own rows
-        held = (n_subsets * size * (1 + 4 / 256) + columns.nbytes) / task.n_chunks + sketch_bytes
+        held = (n_subsets * size * (1 + 4 / 256) + columns.nbytes) / task.n_chunks + projection_bytes
         per_subset = task.n_chunks / n_subsets
         return {"subsets": n_subsets, "chunks_per_subset": per_subset, "bytes_per_chunk": held}
 
@@ -94,13 +96,13 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
         columns = columns_of(task, n_subsets, degree, "random")
         solutions = solve(direct, columns, n_subsets, defaults["lambda_ratio"])
-        for (by, bits), second in seconds.items():
-            held = -(-bits // 8) + 4.0 if bits else 0.0
-            about_it = {"what": "read", "by": by, "bits": bits, "sketch_bytes": held}
+        for (by, kept), second in seconds.items():
+            held = kept + 4.0 if kept else 0.0
+            about_it = {"what": "read", "by": by, "projection_bytes": held}
             same = {**about_it, **cost(columns, n_subsets, held)}
             for count in READ:
-                scores = read(direct, columns, solutions, n_subsets, count, second)
-                yield {**same, "read": count, **quality(scores)} | about
+                scores, found = read(direct, columns, solutions, n_subsets, count, second)
+                yield {**same, "read": count, **found, **quality(scores)} | about
     for ratio in PER_SUBSET:
         n_subsets = max(2 * degree, round(task.n_chunks / ratio))
         for design in ("random", "documents"):
@@ -120,7 +122,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def readouts(
     task: Any, queries: Any, settings: Any
 ) -> tuple[np.ndarray, dict[tuple[str, int], np.ndarray | None], int]:
-    """Direct readout (Q, n), second estimates by kind and bits, and p."""
+    """Direct readout (Q, n), second estimates by kind and bytes, and p."""
     steered = fit_spaces(task.model, task.chunks, settings)
     batches = [queries.batch(group) for group in queries.groups(_QUERY_TOKENS)]
     asked = query_gradients(steered, batches)
@@ -128,16 +130,13 @@ def readouts(
     products = gradient_products(steered, asked, task.chunks, batch_tokens=tokens)
     pairs = second_estimates([], queries, batches, task)
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
-    for bits in BITS:
-        sketches = fit_sketches(steered, task.chunks, bits, seed=settings.seed, batch_tokens=tokens)
+    for size in BYTES:
+        made = fit_projections(steered, task.chunks, size, seed=settings.seed, batch_tokens=tokens)
         seen = np.ones(task.n_chunks, np.uint8)
-        kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, sketches=sketches)
-        sketched = SteeredModel.of(task.model, kept)
-        found = sketched_influences([sketched], batches, task.n_chunks)
-        assert found is not None
-        seconds["sketches", bits] = found
-        both = second_estimates([sketched], queries, batches, task)
-        seconds["pairs and sketches", bits] = both
+        kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, projections=made)
+        projected = SteeredModel.of(task.model, kept)
+        seconds["projections", size] = projected_influences([projected], batches, task.n_chunks)
+        seconds["pairs and projections", size] = second_estimates([projected], queries, batches, task)
     return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in steered.spaces)
 
 
@@ -187,20 +186,29 @@ def read(
     n_subsets: int,
     count: int,
     second: np.ndarray | None,
-) -> np.ndarray:
-    """The solutions' weights, with those of the likeliest chunks replaced by the direct readout."""
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The solutions' weights, with those of the likeliest chunks replaced by the direct readout; and how many
+    of its strongest are among these, by `RECALL`."""
     influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
     estimates = [None] * len(solutions) if second is None else second
     chosen = [
         candidates([columns], solution, count, estimate)
         for solution, estimate in zip(solutions, estimates, strict=True)
     ]
-    return dense(
-        [
-            with_weights(solution, chunks, row[chunks], others=others)
-            for solution, (chunks, others), row in zip(solutions, chosen, influences, strict=True)
-        ]
-    )
+    order = np.argsort(-direct, axis=1)
+    found = {
+        f"recall{most}": float(
+            np.mean(
+                [np.isin(top[:most], chunks).mean() for top, (chunks, _) in zip(order, chosen, strict=True)]
+            )
+        )
+        for most in RECALL
+    }
+    weights = [
+        with_weights(solution, chunks, row[chunks], others=others)
+        for solution, (chunks, others), row in zip(solutions, chosen, influences, strict=True)
+    ]
+    return dense(weights), found
 
 
 def debiased(direct: np.ndarray, columns: np.ndarray, n_subsets: int, scores: np.ndarray) -> np.ndarray:

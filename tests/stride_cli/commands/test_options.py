@@ -239,9 +239,9 @@ def test_a_value_out_of_range_is_refused_in_settings(
             "leave out --damping, or use --fit closed",
         ),
         (
-            "train --index gone.stride --recipe paper --sketch 768",
-            "--sketch is an option of --fit closed, and this fit is sgd",
-            "leave out --sketch",
+            "train --index gone.stride --recipe paper --project 512",
+            "--project is an option of --fit closed, and this fit is sgd",
+            "leave out --project",
         ),
         (
             "train --index gone.stride --steps 10",
@@ -305,8 +305,8 @@ def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> N
 
 
 def test_options_by_name_become_those_of_one_fit() -> None:
-    assert train_options() == ClosedOptions() == train_options("closed", steps=None, sketch=0)
-    assert train_options("sgd", sketch=0, damping=None, buckets=7) == SgdOptions(buckets=7)
+    assert train_options() == ClosedOptions() == train_options("closed", steps=None, project=0)
+    assert train_options("sgd", project=0, damping=None, buckets=7) == SgdOptions(buckets=7)
     with pytest.raises(TypeError, match="stepps"):
         train_options("sgd", stepps=3)
 

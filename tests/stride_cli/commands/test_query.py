@@ -164,20 +164,21 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
 
 
 @pytest.mark.slow
-def test_sketches_choose_what_refine_reads(run, workspace: Path, tmp_path: Path) -> None:
-    """stride train --sketch: a second pass, after which few chunks read hold what all of them would tell."""
-    index = shutil.copytree(workspace / "run.stride", tmp_path / "sketched.stride")
-    fitted = run(f"train --index {index} --sketch 48 --overwrite --json").records[0]
+def test_projections_choose_what_refine_reads(run, workspace: Path, tmp_path: Path) -> None:
+    """stride train --project: added to the operators there are, after which few chunks read hold what all of
+    them would tell."""
+    index = shutil.copytree(workspace / "run.stride", tmp_path / "projected.stride")
+    fitted = run(f"train --index {index} --project 256 --json").records[0]
     verified = run(f"index verify {index}")
     assert verified.code == 0
     line = f"query {PROMPT} --top 3 --json"
     whole = run(f"{line} --index {workspace}/run.stride --refine 1000000").records[0]["hits"]
     few = run(f"{line} --index {index} --refine 20").records[0]["hits"]
-    assert fitted["sketch"] == 48
+    assert fitted["project"] == 256 and fitted["projected"] > 0
     assert few[0]["document"] == whole[0]["document"]
     assert few[0]["influence"] == pytest.approx(whole[0]["influence"], rel=1e-3)
-    refused = run(f"train --index {index} --sketch 64 --fit sgd --overwrite")
-    assert refused.code == 2 and "--sketch" in refused.err
+    refused = run(f"train --index {index} --project 64 --fit sgd --overwrite")
+    assert refused.code == 2 and "--project" in refused.err
 
 
 def test_small_influences_are_shrunk_unless_told_otherwise(run, workspace: Path) -> None:

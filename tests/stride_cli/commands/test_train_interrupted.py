@@ -18,7 +18,7 @@ from tests.same_fit import assert_same_fit
 pytestmark = pytest.mark.slow
 
 FITS = {
-    "closed": "--fit closed --sketch 48 --save-seconds 0",
+    "closed": "--fit closed --project 48 --save-seconds 0",
     "sgd": "--fit sgd --steps 25 --save-seconds 0",
 }
 

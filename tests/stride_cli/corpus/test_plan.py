@@ -132,11 +132,11 @@ def test_a_plan_in_numbers() -> None:
     three = plan_index(counts, PlanOptions(checkpoints=2))
     assert three.gate_bytes == 3 * default.gate_bytes and three.fit_memory_bytes == default.fit_memory_bytes
     assert three.query_memory_bytes == 3 * default.query_memory_bytes
-    kept = plan_index(counts, PlanOptions(checkpoints=2, sketch=768))
-    assert three.sketch_bytes == 0 and kept.sketch_bytes > 3 * 100 * counts.chunks
-    assert kept.query_memory_bytes == three.query_memory_bytes + kept.sketch_bytes
-    with pytest.raises(UsageError, match="--sketch is 9999"):
-        PlanOptions(sketch=9999)
+    kept = plan_index(counts, PlanOptions(checkpoints=2, project=96))
+    assert three.projection_bytes == 0 and kept.projection_bytes == 3 * 100 * counts.chunks
+    assert kept.query_memory_bytes == three.query_memory_bytes + kept.projection_bytes
+    with pytest.raises(UsageError, match="--project is 9999"):
+        PlanOptions(project=9999)
     assert plan_index(counts, finetuned=True).gate_dimension > default.gate_dimension
     lean = plan_index(counts, PlanOptions(store_text=False), vocabulary=100_000)
     assert lean.bytes["corpus/tokens"] == 20_000

@@ -118,7 +118,7 @@ def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
         open_method("stride:refine=-1")
 
 
-def test_sketches_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypatch) -> None:
+def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypatch) -> None:
     """With as few subsets as here the recovery alone knows little: either finds more of what matters."""
     task, queries = task_and_queries
 
@@ -128,8 +128,8 @@ def test_sketches_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypa
         return found
 
     exact = np.abs(score_all(method(f",refine={task.n_chunks}"), queries))
-    plain, sketched = method(",refine=4"), method(",refine=4,sketch=24")
-    assert sketched.bytes_per_chunk > plain.bytes_per_chunk + 3 + 4
+    plain, projected = method(",refine=4"), method(",refine=4,project=64")
+    assert projected.bytes_per_chunk == pytest.approx(plain.bytes_per_chunk + 64 + 4)
 
     def found(scores: np.ndarray) -> float:
         """Share of the influence of the chunks whose scores are exact."""
@@ -142,22 +142,23 @@ def test_sketches_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypa
         lambda columns, solution, count, second: candidates(columns, solution, count),
     )
     alone = found(score_all(plain, queries))
-    assert found(score_all(sketched, queries)) == pytest.approx(alone)
+    assert found(score_all(projected, queries)) == pytest.approx(alone)
     monkeypatch.undo()
-    assert by_pairs > alone and found(score_all(sketched, queries)) > alone
+    assert by_pairs > alone and found(score_all(projected, queries)) > alone
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("sketch=-1", "stride: sketch is -1"),
-        ("sketch=5000", "expected 0 to 4,096"),
-        ("sketch=8,fit=sgd", "stride: sketch is an option of fit=closed, and this fit is sgd"),
-        ("sketch=8,space=residual", "sums over chunks"),
-        ("sketch=8,space=logit,curvature=fisher", "sums over chunks"),
+        ("project=-8", "stride: project is -8"),
+        ("project=9000", "expected 0 to 8,192"),
+        ("project=100", "expected a multiple of 8"),
+        ("project=8,fit=sgd", "stride: project is an option of fit=closed, and this fit is sgd"),
+        ("project=8,space=residual", "sums over chunks"),
+        ("project=8,space=logit,curvature=fisher", "sums over chunks"),
     ],
 )
-def test_fits_that_cannot_have_sketches_are_refused(task_and_queries, options: str, message: str) -> None:
+def test_fits_that_cannot_have_projections_are_refused(task_and_queries, options: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_method(f"stride:{options}").fit(task_and_queries[0])
 

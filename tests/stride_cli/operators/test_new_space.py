@@ -135,7 +135,7 @@ def test_it_takes_part_in_sums(index_path: Path) -> None:
     for options in (
         api.ClosedOptions(space="random-projection+pair-logit"),
         api.SgdOptions(space="random-projection"),
-        api.ClosedOptions(space="random-projection", sketch=64),
+        api.ClosedOptions(space="random-projection", project=64),
     ):
         with pytest.raises(api.UsageError):
             api.train(index_path, options, overwrite=True)

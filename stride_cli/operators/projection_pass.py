@@ -1,0 +1,209 @@
+"""Projections for an index whose operators are there: a pass over the chunks that have none."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from index_format.errors import IndexExists, IndexMismatch
+from stride_cli.errors import UsageError
+from stride_cli.operators.checkpoints import find_checkpoints, open_stored
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.operators.projections import Projections, Projector
+from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.operators.store import Operators, array_name
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from index_format.writer import GroupWriter
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.protocol import AttributableModel
+
+_REPLACED = re.compile(r"[/.](projection|sketch)_\w+$")  # arrays; sketches are stride 0.1's
+_SETTINGS = {
+    "space": "spaces",
+    "layer": "layer",
+    "rank": "ranks",
+    "buckets": "n_buckets",
+    "stability": "stability",
+    "damping": "damping",
+    "curvature": "curvature",
+    "seed": "seed",
+}  # option → what of the operators' settings it decides
+
+
+def fit_projections(
+    steered: SteeredModel,
+    chunks: ChunkReader,
+    size: int,
+    *,
+    seed: int,
+    batch_tokens: int,
+    known: Projections | None = None,
+    scratch: Path | None = None,
+    save_seconds: float = 60.0,
+) -> Projections:
+    """Project every chunk that is not known.
+
+    Parameters
+    ----------
+    size : b, bytes of signs a chunk
+    seed : int                          of the folding
+    batch_tokens : int                  padded tokens at once
+    known : Projections, optional       of the first chunks, by the same folding
+    scratch : directory, optional       where an interrupted pass continues from
+    save_seconds : float                how often the pass is saved there
+
+    Raises
+    ------
+    NumericalError      a loss is not finite
+    """
+    projector = Projector(steered.gate_size, size, chunks.n_chunks, seed, known)
+    rows = np.arange(0 if known is None else len(known), chunks.n_chunks)
+    plan = chunks.plan(batch_tokens, rows)
+    first, saved = 0, scratch / "projections.pt" if scratch is not None else None
+    if saved is not None and saved.exists():
+        state = torch.load(saved, weights_only=True, mmap=False)
+        first = state.pop("next")
+        projector.resume(state)
+    last_saved, pause = time.monotonic(), save_seconds
+    with progress("projecting chunks", len(rows), unit="chunks") as bar:
+        bar.advance(sum(len(group) for group in plan[:first]))
+        for number in range(first, len(plan)):
+            for batch in map(chunks.batch, chunks.small_groups(plan[number])):
+                projector.add(batch, gate_gradients(steered, batch)[0])
+            bar.advance(len(plan[number]))
+            if saved is not None and time.monotonic() - last_saved > pause:
+                started = time.monotonic()
+                save_atomically({"next": number + 1, **projector.state()}, saved)
+                last_saved = time.monotonic()
+                if save_seconds:
+                    pause = max(save_seconds, 20 * (last_saved - started))
+    return projector.projections()
+
+
+def project_index(
+    writer: GroupWriter,
+    index: Index,
+    model: AttributableModel,
+    chunks: ChunkReader,
+    size: int,
+    *,
+    save_seconds: float,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Write an index's operators anew, as they are, with projections of every chunk by every model.
+
+    What has been projected already, to as many bytes, is kept; what has been done when the process dies too.
+
+    Parameters
+    ----------
+    model : the index's own
+
+    Returns
+    -------
+    attributes : what the group is to be published with
+    reports : of each model, its loss in nats when it was fitted, and seconds: load, fit, write
+
+    Raises
+    ------
+    ModelError, IndexMismatch      a checkpoint is gone, or has changed
+    NumericalError                 a loss is not finite
+    """
+    stored = index.group_attributes("operators")
+    entries = [stored, *stored.get("checkpoints", [])]
+    scratch = writer.scratch_path("pass").parent
+    reports: list[dict[str, Any]] = list((writer.state or {}).get("reports", ()))
+    for number in range(len(reports), len(entries)):
+        begun = time.perf_counter()
+        own = open_stored(index, model, number) if number else model
+        loaded = time.perf_counter() - begun
+        operators, fit = Operators.from_index(index, number), entries[number]["settings"]
+        known = operators.projections
+        place = scratch / f"model-{number}"
+        place.mkdir(exist_ok=True)
+        made = fit_projections(
+            SteeredModel.of(own, operators),
+            chunks,
+            size,
+            seed=fit["seed"],
+            batch_tokens=fit["batch_tokens"],
+            known=known if known is not None and known.size == size else None,
+            scratch=place,
+            save_seconds=save_seconds,
+        )
+        fitted = time.perf_counter()
+        for name, values in made.arrays().items():
+            writer.append(array_name(name, number), values)
+        report = {"load": loaded, "fit": fitted - begun - loaded, "write": time.perf_counter() - fitted}
+        reports.append({"loss": float(operators.log["loss"][-1]), **report})
+        writer.commit({"reports": reports})
+        shutil.rmtree(place)
+    for name in index.names("operators"):
+        if not _REPLACED.search(name):
+            for piece in index.shards(name):
+                writer.append(name, piece)
+    for entry in entries:
+        entry |= {"project": size, "projected": chunks.n_chunks, "project_seed": entry["settings"]["seed"]}
+        entry["settings"]["project"] = size
+        entry.pop("sketch", None)
+    return stored, reports
+
+
+def check_projectable(index: Index, options: ClosedOptions, model: AttributableModel) -> None:
+    """Whether `project_index` would do what these options ask for.
+
+    Raises
+    ------
+    UsageError         the operators' gates are not sums over chunks' gradients, or an option asks for others
+    IndexMismatch      they are of another model
+    IndexExists        every chunk is projected
+    """
+    stored = index.group_attributes("operators")
+    again = "fit operators anew with --overwrite"
+    if stored["direct_scale"] is None:
+        raise UsageError(
+            f"projections need gates that are sums over chunks' gradients, which the operators of index "
+            f"'{index.path}' do not have (fit {stored['fit']}, {stored['space']})",
+            fix=f"leave out --project, or {again} and the default fit",
+        )
+    if stored["model_fingerprint"] != model.fingerprint:
+        raise IndexMismatch(
+            f"the operators of index '{index.path}' are of another model (expected "
+            f"{stored['model_fingerprint']}, found {model.fingerprint})",
+            fix=again,
+        )
+    wanted = asdict(resolve_settings(options, model, index))
+    for name, field in _SETTINGS.items():
+        found, asked = stored["settings"][field], wanted[field]
+        asked = list(asked) if isinstance(asked, tuple) else asked
+        if getattr(options, name) is not None and asked != found:
+            raise UsageError(
+                f"the operators of index '{index.path}' have {field} {found} (expected {asked})",
+                fix=f"leave out {name}, for projections by the operators that are there, or {again}",
+            )
+    checkpoints = stored.get("checkpoints", [])
+    if options.checkpoints:
+        asked = [checkpoint.fingerprint for checkpoint in find_checkpoints(index, options.checkpoints)]
+        if asked != [entry["model_fingerprint"] for entry in checkpoints]:
+            raise UsageError(
+                f"the operators of index '{index.path}' are of other checkpoints",
+                fix=f"leave out checkpoints, for projections by those that are there, or {again}",
+            )
+    if all(
+        (entry.get("project"), entry.get("projected")) == (options.project, index.n_chunks)
+        for entry in (stored, *checkpoints)
+    ):
+        raise IndexExists(
+            f"index '{index.path}' has projections of every chunk already",
+            fix="query it with --refine, or give another size",
+        )

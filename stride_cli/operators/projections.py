@@ -1,0 +1,250 @@
+"""Projections: of every chunk's gate gradient the signs of a random projection, some hundred bytes a chunk.
+
+    z_i = h(G_i),   G_i = scored_i g_i        kept of chunk i:  sign(z_i), step_i = Σ_j z_ij² / Σ_j |z_ij|
+    G_i · g_x  ≈  z_i · h(g_x)  ≈  step_i · Σ_j sign(z_ij) h(g_x)_j
+
+h folds the p gates of all spaces, in random order and with random signs, into r numbers, whose products
+are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009). It needs no sample of the
+corpus and says the same of a chunk whatever else is there: it is made in the pass that adds up the subsets,
+and a chunk that comes later gets the one that it would have had.
+
+Of a chunk only signs are kept (Charikar, STOC 2002), of a query three bits a number. That is the noise of
+r / 1.6 numbers in an eighth of the bytes of int8. Nor do leading directions of a sample say more at some
+hundred bytes a chunk: of chunks outside of it they hold a few percent (`tests/benchmarks/frontier.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from index_format.errors import IndexDamaged
+from stride_cli.output import note
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from index_format.shards import ShardedArray
+    from stride_cli.data.batches import Batch
+
+PLANES = 3  # bits of each of a query's numbers: eight find as much
+_CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
+_GATES_A_PLACE = 4  # that are added up, at least
+_QUERIES_AT_ONCE = 8  # whose planes stay in the processor's cache while the codes pass
+
+
+class Folding:
+    """h: the p gates of all spaces → r numbers.
+
+    Parameters
+    ----------
+    size : p
+    count : r
+    seed : int      names the random order and signs
+    """
+
+    def __init__(self, size: int, count: int, seed: int) -> None:
+        random = stream(seed, "projection folding")
+        # where gates are few, each is taken several times: a place without any would have no sign
+        copies = max(1, -(-_GATES_A_PLACE * count // size))
+        places = random.permutation(copies * size) % count
+        # places r … 2 r − 1 are those of gates that count negative
+        places += count * random.integers(0, 2, len(places))
+        self.count = count
+        self._places = places.astype(np.int32).reshape(copies, size)
+
+    def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
+        """One (B, p) a space → (B, r) float32."""
+        from stride_cli.operators.gate_kernels import add_to_places
+
+        sums = np.zeros((len(gradients[0]), 2 * self.count), np.float32)
+        start = 0
+        for gradient in gradients:
+            stop = start + gradient.shape[1]
+            wide = np.ascontiguousarray(gradient.float().cpu().numpy())
+            for places in self._places[:, start:stop]:
+                add_to_places(wide, places, sums)
+            start = stop
+        # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
+        folded: np.ndarray = sums[:, : self.count] - sums[:, self.count :]
+        return folded / np.float32(len(self._places)) ** 0.5
+
+
+@dataclass(frozen=True)
+class Projections:
+    """8 b signs of every chunk.
+
+    Attributes
+    ----------
+    codes : (n, b) uint8      bit j, the highest first: whether z_ij is positive; b is a multiple of 8
+    step : (n,) float32       Σ_j z_ij² / Σ_j |z_ij|; 0 of a chunk without a scored token
+    seed : int                of the folding
+    """
+
+    codes: np.ndarray | ShardedArray
+    step: np.ndarray
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """b, bytes of signs a chunk."""
+        return self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes + self.step.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def arrays(self) -> dict[str, Any]:
+        """Name within the index's group of operators → values, for `read_projections`."""
+        return {"projection_codes": self.codes, "projection_step": self.step}
+
+    def products(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
+        """Estimates of ``scored_i g_i · g_q``, of every chunk that is projected.
+
+        Parameters
+        ----------
+        gradients : one (Q, p) float32 a space      g_q
+
+        Returns
+        -------
+        ndarray (Q, n) float32
+        """
+        folding = Folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
+        planes, units = bit_planes(folding(gradients))
+        found = np.empty((len(units), len(self)), np.float32)
+        pieces = [self.codes] if isinstance(self.codes, np.ndarray) else self.codes.shards
+        start = 0
+        for piece in pieces:
+            rows = slice(start, start + len(piece))
+            for first in range(0, len(units), _QUERIES_AT_ONCE):
+                some = slice(first, first + _QUERIES_AT_ONCE)
+                scan(piece, self.step[rows], planes[some], units[some], found[some, rows])
+            start = rows.stop
+        return found
+
+
+def about(projections: Projections | None) -> dict[str, int | None]:
+    """The attributes that the group of operators has of projections: bytes a chunk, chunks, seed."""
+    if projections is None:
+        return {"project": 0, "projected": 0, "project_seed": None}
+    return {"project": projections.size, "projected": len(projections), "project_seed": projections.seed}
+
+
+def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> Projections | None:
+    """The inverse of `Projections.arrays` and `about`; mapped codes stay mapped.
+
+    Raises
+    ------
+    IndexDamaged      there are none, or not of the shape that the attributes say
+    """
+    if attributes.get("sketch"):  # of stride 0.1: signs along leading directions of a sample
+        note("sketches that stride 0.1 made are passed over: stride train --project 512 replaces them")
+    if not attributes.get("project"):
+        return None
+    shape = int(attributes["projected"]), int(attributes["project"])
+    codes, step = (arrays.get(f"projection_{name}", np.zeros(0)) for name in ("codes", "step"))
+    found = [(each.shape, each.dtype) for each in (codes, step)]
+    if found != [(shape, np.uint8), (shape[:1], np.float32)] or shape[1] % 8:
+        raise IndexDamaged(
+            f"the projections are not {shape[0]:,} rows of {shape[1]:,} bytes of signs, and a scale each",
+            fix="fit the operators again: stride train --overwrite",
+        )
+    return Projections(codes, np.asarray(step), int(attributes["project_seed"]))
+
+
+class Projector:
+    """Projections in the making: a pass hands in chunks' gradients as it meets them.
+
+    Parameters
+    ----------
+    gate_size : p of all spaces
+    size : b, bytes of signs a chunk
+    n_chunks : n
+    seed : int                          of the folding
+    known : Projections, optional       of the first chunks, by the same folding
+    """
+
+    def __init__(
+        self, gate_size: int, size: int, n_chunks: int, seed: int, known: Projections | None = None
+    ) -> None:
+        self._folding = Folding(gate_size, 8 * size, seed)
+        self._seed = seed
+        self._codes = np.zeros((n_chunks, size), np.uint8)
+        self._step = np.zeros(n_chunks, np.float32)
+        if known is not None:
+            self._codes[: len(known)], self._step[: len(known)] = known.codes, known.step
+
+    def add(self, batch: Batch, gradients: Sequence[torch.Tensor]) -> None:
+        """The batch's gate gradients g_i, one (B, p) a space."""
+        # of the chunk's whole loss: a sum over tokens, which does not change when the corpus grows
+        z = self._folding(gradients) * batch.scored.numpy()[:, None]
+        self._codes[batch.rows], self._step[batch.rows] = encode(z)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What `resume` goes on from; not a copy."""
+        return {"codes": torch.from_numpy(self._codes), "step": torch.from_numpy(self._step)}
+
+    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._codes, self._step = state["codes"].numpy(), state["step"].numpy()
+
+    def projections(self) -> Projections:
+        """What was handed in; zeros of the others."""
+        return Projections(self._codes, self._step, self._seed)
+
+
+def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes (t, r / 8) uint8 and steps (t,) float32 of z (t, r)."""
+    size = np.abs(z).sum(axis=1)
+    # of step · sign(z), whose product with z itself is to be ‖z‖²
+    step = np.divide(np.square(z).sum(axis=1), size, out=np.zeros_like(size), where=size > 0)
+    return np.packbits(z > 0, axis=1), step.astype(np.float32)
+
+
+def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Queries' numbers v (Q, r) float32, rounded: v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1.
+
+    Returns
+    -------
+    planes : (Q, 3, r / 64) uint64      bit j of plane k: whether t_jk is 1; ordered as bits of codes are
+    units : (Q,) float32
+    """
+    most = (1 << PLANES) - 1  # Σ_k 2^k t_jk is odd, from −7 to 7
+    largest = _CLIP * np.sqrt(np.square(numbers).mean(axis=1, keepdims=True))
+    scaled = numbers * (most / np.maximum(largest, np.finfo(np.float32).tiny))
+    places = np.clip(np.rint((scaled + most) / 2), 0, most)
+    # so that the product with v itself is ‖v‖², whatever was cut off
+    products = np.einsum("qr,qr->q", numbers, 2 * places - most)
+    squares = np.square(numbers).sum(axis=1)
+    units = np.divide(squares, products, out=np.zeros_like(squares), where=products > 0)
+    bits = places.astype(np.uint8)[:, None] >> np.arange(PLANES, dtype=np.uint8)[:, None] & 1
+    return np.packbits(bits, axis=2).view(np.uint64), units.astype(np.float32)
+
+
+def scan(
+    codes: np.ndarray, step: np.ndarray, planes: np.ndarray, units: np.ndarray, found: np.ndarray
+) -> None:
+    """``found[q, i] = step_i · unit_q · Σ_j sign_ij Σ_k 2^k t_qjk``: chunks shared out among threads.
+
+    Parameters
+    ----------
+    codes : (n, b) uint8, step : (n,) float32
+    planes, units : of `bit_planes`
+    found : (Q, n) float32
+    """
+    from stride_cli.operators.gate_kernels import sign_products
+
+    words = np.require(codes, requirements=["C", "A"]).view(np.uint64)
+    parts = np.array_split(np.arange(len(words)), max(1, min(torch.get_num_threads(), len(words))))
+    rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
+    if len(rows) == 1:
+        sign_products(words, step, planes, units, found)
+        return
+    with ThreadPoolExecutor(max(1, len(rows))) as pool:
+        list(pool.map(lambda own: sign_products(words[own], step[own], planes, units, found[:, own]), rows))

@@ -1,0 +1,181 @@
+"""`stride train --project` where operators are there: only projections are added, of what has none yet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_format.errors import IndexDamaged, IndexExists, IndexMismatch
+from index_format.reader import Index
+from index_format.verify import verify
+from stride_cli import api
+from stride_cli.attribution.direct_readout import projected_influences
+from stride_cli.corpus.build import append_to_index
+from stride_cli.errors import UsageError
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.operators import projection_pass as module
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.operators.store import Operators
+from tests.prepared import Prepared
+from tests.same_fit import assert_same_fit
+
+QUICK = {"space": "mlp-matrix+logit", "rank": 8}
+BYTES = 64
+
+
+@pytest.fixture(scope="module")
+def other(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second model of the same tokenizer, its weights a little off."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(trained / "model", folder)
+    weights = folder / "model.safetensors"
+    save_file({name: 1.01 * values for name, values in load_file(weights).items()}, weights, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fitted(trained: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index with operators of two models, without projections."""
+    index = tmp_path_factory.mktemp("fitted") / "run.stride"
+    shutil.copytree(trained / "run.stride", index)
+    api.train(index, api.ClosedOptions(**QUICK, checkpoints=[other]), device="cpu", dtype="fp32")
+    return index
+
+
+@pytest.fixture
+def copied(fitted: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(fitted, tmp_path / "run.stride"))
+
+
+def project(index: Path, size: int = BYTES, **options):
+    return api.train(index, api.ClosedOptions(project=size, **options), device="cpu", dtype="fp32")
+
+
+def test_the_result_is_that_of_a_fit_with_them(
+    trained: Path, other: Path, copied: Path, tmp_path: Path
+) -> None:
+    record = project(copied)
+    anew = Path(shutil.copytree(trained / "run.stride", tmp_path / "anew.stride"))
+    options = api.ClosedOptions(**QUICK, checkpoints=[other], project=BYTES)
+    expected = api.train(anew, options, device="cpu", dtype="fp32")
+    changing = ("index", "seconds", "checkpoints")
+    assert {k: v for k, v in record.items() if k not in changing} == {
+        k: v for k, v in expected.items() if k not in changing
+    }
+    assert (record["project"], record["projected"]) == (BYTES, Index.open(copied).n_chunks)
+    assert verify(copied) == []
+    attributes = [Index.open(index).group_attributes("operators") for index in (copied, anew)]
+    for each in attributes:
+        del each["build_key"]
+    assert attributes[0] == attributes[1]
+    for name in Index.open(anew).names("operators"):
+        np.testing.assert_array_equal(Index.open(copied).array(name), Index.open(anew).array(name), name)
+    # mapped, not read
+    projections = Operators.from_index(Index.open(copied), 1).projections
+    assert projections is not None and isinstance(projections.codes, np.memmap)
+
+
+def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
+    trained: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(copied)
+    before = Index.open(copied).n_chunks
+    text = "The Directory followed the Convention, and bread was dear in Paris that winter. "
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "later", "text": text * 8}) + "\n")
+    tokenizer = load_tokenizer(trained / "model")
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    append_to_index(copied, [str(more)], tokenizer=tokenizer, tokenizer_fingerprint=fingerprint)
+    n_chunks = Index.open(copied).n_chunks
+    assert n_chunks > before
+
+    def estimates() -> np.ndarray:
+        session = api.Session.open(copied, model=api.open_model(Index.open(copied), device="cpu"))
+        query = api.as_query(session.model, "The Directory", response="followed the Convention")
+        steered = SteeredModel.of(session.model, session.operators)
+        found = projected_influences([steered], [query.batch()], n_chunks)
+        assert found is not None
+        return found[0]
+
+    assert not estimates()[before:].any()
+    real, read = module.gate_gradients, []
+    monkeypatch.setattr(
+        module, "gate_gradients", lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1]
+    )
+    assert project(copied)["projected"] == n_chunks
+    assert sorted(np.concatenate(read)) == sorted([*range(before, n_chunks)] * 2)  # by both models
+    assert estimates().argmax() >= before  # the text that the query repeats
+    assert Operators.from_index(Index.open(copied)).seen.shape == (before,)  # the fit's own coverage stays
+    with pytest.raises(IndexExists, match="every chunk already"):
+        project(copied)
+    read.clear()
+    project(copied, 128)  # of another size: all of them
+    assert len(np.concatenate(read)) == 2 * n_chunks
+
+
+def test_what_it_cannot_do_is_refused(
+    trained: Path, other: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, message in (
+        ({"rank": 4}, "ranks"),
+        ({"space": "logit"}, "spaces"),
+        ({"damping": 0.5}, "damping"),
+        ({"checkpoints": [trained / "model"]}, "other checkpoints"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            project(copied, **options)
+    assert project(copied, **QUICK)["project"] == BYTES  # the options that they were fitted with
+    with pytest.raises(IndexExists, match="operators already"):
+        api.train(copied, api.ClosedOptions(), device="cpu")
+    stochastic = Path(shutil.copytree(trained / "run.stride", tmp_path / "sgd.stride"))
+    api.train(stochastic, api.SgdOptions(steps=2), device="cpu", dtype="fp32")
+    with pytest.raises(UsageError, match="fit sgd"):
+        project(stochastic)
+    strange = api.open_model(Index.open(copied), device="cpu", dtype="fp32")
+    monkeypatch.setattr(type(strange), "fingerprint", property(lambda model: "of another"))
+    with pytest.raises(IndexMismatch, match="another model"):
+        api.train(copied, api.ClosedOptions(project=128), model=strange)
+
+
+def test_more_projections_than_chunks_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(copied)
+    index = Index.open(copied)
+    monkeypatch.setattr(index, "n_chunks", 3)
+    with pytest.raises(IndexDamaged, match="of 3 chunks"):
+        Operators.from_index(index)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_ends_with_the_same_bits(
+    copied: Path, fitted: Path, tmp_path: Path, prepared: Prepared
+) -> None:
+    whole = Path(shutil.copytree(fitted, tmp_path / "whole.stride"))
+    command = ["stride", "train", "--project", "64", "--save-seconds", "0", "--device", "cpu"]
+    command += ["--dtype", "fp32", "--index"]
+    assert prepared.start([*command, str(whole)]).wait() == 0
+    finished, kills = copied / "operators" / "projection_codes", 0
+    for pause in (0.05, 0.2, 0.4):
+        process = prepared.start([*command, str(copied)])
+        while process.poll() is None and not (copied / "operators.partial").exists():
+            time.sleep(0.02)
+        time.sleep(pause)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        if finished.exists():
+            break
+    if not finished.exists():
+        assert prepared.start([*command, str(copied)]).wait() == 0
+    assert kills > 0
+    assert_same_fit(copied / "operators", whole / "operators")
+    assert verify(copied) == []

@@ -1,0 +1,307 @@
+"""Projections against linear algebra written out, and of a real model against its chunks' own gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index_format.errors import IndexDamaged
+from index_format.shards import ShardedArray
+from stride_cli.attribution.direct_readout import chunk_influences, projected_influences, second_estimates
+from stride_cli.attribution.shared_pairs import shared_pairs
+from stride_cli.corpus.gate_budget import projection_bytes
+from stride_cli.data.batches import ChunkReader, pad_batch
+from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace
+from stride_cli.operators import closed as module
+from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.linear_response import measure_linear
+from stride_cli.operators.projection_pass import fit_projections
+from stride_cli.operators.projections import Folding, Projections, bit_planes, encode, scan
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.operators.store import Operators
+
+K, DEGREE, BYTES = 24, 3, 128
+
+
+@pytest.fixture(scope="module")
+def columns() -> np.ndarray:
+    random = np.random.default_rng(1)
+    return np.stack([np.sort(random.choice(K, DEGREE, replace=False)) for _ in range(40)]).astype(np.uint16)
+
+
+def settings_for(**changes) -> ClosedSettings:
+    ranks = {"mlp-matrix": 4, "logit": 4}
+    return ClosedSettings(spaces=("mlp-matrix", "logit"), layer=2, ranks=ranks, batch_tokens=96, **changes)
+
+
+@pytest.fixture(scope="module")
+def fitted(model, chunks: ChunkReader, columns: np.ndarray) -> Operators:
+    return fit_closed(model, chunks, columns, K, settings_for(project=BYTES))
+
+
+@pytest.fixture(scope="module")
+def asked(chunks: ChunkReader):
+    pairs = [chunks.chunk(row) for row in (3, 17, 30)]
+    return pad_batch(np.arange(3), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5_000), min_size=1, max_size=3),
+    count=st.sampled_from((64, 192, 1024)),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25, deadline=None)
+def test_folding_adds_every_gate_to_as_few_places_as_leave_none_empty(
+    sizes: list[int], count: int, seed: int
+) -> None:
+    total = sum(sizes)
+    folding = Folding(total, count, seed)
+    random = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(2, size, generator=random) for size in sizes]
+    assert folding(rows).shape == (2, count)
+    assert total < 50 or (folding(rows) != 0).all()
+    np.testing.assert_array_equal(folding([2.0 * row for row in rows]), 2.0 * folding(rows))
+    # one gate at a time: a unit vector, up to its sign, where there are gates enough
+    space = seed % len(sizes)
+    unit = [torch.zeros(1, size) for size in sizes]
+    unit[space][0, seed % sizes[space]] = 1.0
+    copies = max(1, -(-4 * count // total))
+    found = np.abs(folding(unit))
+    assert (found != 0).sum() <= copies
+    if copies == 1:
+        assert found.sum() == found.max() == 1.0
+    again = Folding(total, count, seed + 1)
+    assert total < 9 or not np.array_equal(again(rows), folding(rows))
+
+
+def test_products_of_folded_rows_are_those_of_the_gates_up_to_noise() -> None:
+    rows = torch.randn(60, 100_000, generator=torch.Generator().manual_seed(0))
+    folded = Folding(100_000, 2048, 3)([rows[:, :60_000], rows[:, 60_000:]])
+    noise = (folded @ folded.T - (rows @ rows.T).numpy()) / 100_000
+    assert float(noise.std()) == pytest.approx(2048**-0.5, rel=0.2) and abs(float(noise.mean())) < 2e-3
+
+
+@pytest.mark.parametrize("size", [5000, 300])
+def test_estimates_are_unbiased(size: int) -> None:
+    """Over foldings: a product of .5, with the noise of 8 b numbers and of what rounding to signs adds; also
+    where gates are fewer than signs."""
+    random = torch.Generator().manual_seed(0)
+    pair = torch.nn.functional.normalize(torch.randn(2, size, generator=random), dim=1)
+    own, asked = pair[:1], 0.5 * pair[:1] + 0.75**0.5 * pair[1:]
+    expected = float(own @ asked.T)
+    found = []
+    for seed in range(300):
+        codes, step = encode(Folding(size, 1024, seed)([own]))
+        found.append(float(Projections(codes, step, seed).products([asked])[0, 0]))
+    assert np.mean(found) == pytest.approx(expected, abs=4 * np.std(found) / 300**0.5)
+    assert np.std(found) < 2 * 1024**-0.5
+
+
+@given(
+    size=st.integers(1, 12).map(lambda words: 8 * words),
+    count=st.integers(0, 40),
+    queries=st.integers(1, 11),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_scan_is_the_product_of_signs_with_rounded_numbers(
+    size: int, count: int, queries: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    z = random.normal(size=(count, 8 * size)) * random.exponential(size=(count, 1))
+    z[: count // 4] = 0.0
+    codes, step = encode(z.astype(np.float32))
+    assert codes.shape == (count, size) and codes.dtype == np.uint8 and step.dtype == np.float32
+    sums = np.abs(z).sum(axis=1)
+    np.testing.assert_allclose(step * np.maximum(sums, 1e-9), np.square(z).sum(axis=1), rtol=1e-4)
+    numbers = random.normal(size=(queries, 8 * size)).astype(np.float32)
+    planes, units = bit_planes(numbers)
+    bits = np.unpackbits(planes.view(np.uint8), axis=2).reshape(queries, 3, 8 * size).astype(int)
+    rounded = units[:, None] * np.tensordot(2 * bits - 1, [1, 2, 4], (1, 0))
+    assert (np.corrcoef(np.r_[rounded, numbers])[:queries, queries:].diagonal() > 0.9).all()
+    np.testing.assert_allclose((rounded * numbers).sum(axis=1), np.square(numbers).sum(axis=1), rtol=1e-4)
+    found = np.empty((queries, count), np.float32)
+    scan(codes, step, planes, units, found)
+    expected = rounded @ (np.where(z > 0, 1, -1) * step[:, None]).T
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_codes_in_several_files_and_threads_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    codes, step = encode(random.normal(size=(50, 256)).astype(np.float32))
+    asked = [torch.from_numpy(random.normal(size=(9, 700)).astype(np.float32))]
+    whole = Projections(codes, step, 1).products(asked)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    pieces = ShardedArray([codes[:7], codes[7:8], codes[8:]])
+    np.testing.assert_array_equal(Projections(pieces, step, 1).products(asked), whole)
+
+
+def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fitted, asked) -> None:
+    steered = SteeredModel.of(model, fitted)
+    responses = measure_linear(steered, asked)
+    sizes = np.bincount(columns.reshape(-1), minlength=K)
+    rows = np.arange(chunks.n_chunks)
+    exact = chunk_influences([steered], [asked], chunks, rows, responses, sizes)
+    found = projected_influences([steered], [asked], chunks.n_chunks)
+    assert found is not None
+    for a, b in zip(exact, found, strict=True):
+        assert np.corrcoef(a, b)[0, 1] > 0.3
+    assert [int(row.argmax()) for row in found] == [3, 17, 30]  # each query is a chunk of the corpus
+    np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-9)
+    np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
+
+
+def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted, asked) -> None:
+    steered = SteeredModel.of(model, fitted)
+    bare = SteeredModel.of(model, replace(fitted, projections=None))
+    assert projected_influences([bare], [asked], 40) is None
+    one = projected_influences([steered], [asked], 43)
+    mixed = projected_influences([steered, bare, steered], [asked], 43)
+    assert one is not None and mixed is not None
+    assert not one[:, 40:].any() and one[:, :40].any()
+    np.testing.assert_allclose(mixed, one, atol=1e-9)
+
+
+def test_shared_pairs_say_what_to_read_and_projections_too(model, chunks, fitted, asked) -> None:
+    rows = [3, 17, 30]
+    ids, weights = zip(*(chunks.chunk(row) for row in rows), strict=True)
+    queries = QuerySet(ids, weights, [str(row) for row in rows])
+
+    def estimates(operators: Operators) -> np.ndarray:
+        steered = SteeredModel.of(model, operators)
+        return second_estimates([steered], queries, [asked], Workspace(None, model, chunks, 0))
+
+    pairs, both = estimates(replace(fitted, projections=None)), estimates(fitted)
+    counted = shared_pairs(queries, chunks, model.vocab_size)
+    projected = projected_influences([SteeredModel.of(model, fitted)], [asked], chunks.n_chunks)
+    for number, row in enumerate(rows):
+        assert np.corrcoef(pairs[number], counted[number])[0, 1] == pytest.approx(1.0)
+        assert np.corrcoef(both[number], pairs[number] + projected[number])[0, 1] == pytest.approx(1.0)
+        assert pairs[number].argmax() == both[number].argmax() == row
+    for found in (pairs, both):
+        np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-9)
+        np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
+
+
+def test_they_survive_their_arrays(fitted: Operators, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays, attributes = fitted.to_arrays()
+    back = Operators.from_arrays(arrays, attributes).projections
+    assert back is not None and fitted.projections is not None
+    np.testing.assert_array_equal(back.codes, fitted.projections.codes)
+    np.testing.assert_array_equal(back.step, fitted.projections.step)
+    assert (back.size, len(back), back.seed) == (BYTES, 40, 0)
+    assert (attributes["project"], attributes["projected"]) == (BYTES, 40)
+    kept = sum(values.nbytes for name, values in arrays.items() if name.startswith("projection_"))
+    assert kept == back.nbytes == projection_bytes(40, BYTES)
+    # what stride 0.1 kept instead is passed over, and said
+    old = {name: value for name, value in attributes.items() if "project" not in name}
+    assert Operators.from_arrays(arrays, old | {"sketch": 768}).projections is None
+    assert "stride train --project" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("projection_codes", lambda values: values[:, :-8]),
+        ("projection_codes", lambda values: values.astype(np.int8)),
+        ("projection_codes", lambda values: values[:30]),
+        ("projection_step", lambda values: values[:30]),
+        ("projection_step", lambda values: values.astype(np.float64)),
+        ("projection_step", None),
+    ],
+)
+def test_arrays_of_another_shape_are_refused(fitted: Operators, name: str, change) -> None:
+    arrays, attributes = fitted.to_arrays()
+    if change is None:
+        del arrays[name]
+    else:
+        arrays[name] = change(arrays[name])
+    with pytest.raises(IndexDamaged, match=f"40 rows of {BYTES}"):
+        Operators.from_arrays(arrays, attributes)
+
+
+def test_the_fit_itself_is_the_same_with_them(model, chunks: ChunkReader, columns, fitted: Operators) -> None:
+    plain = fit_closed(model, chunks, columns, K, settings_for())
+    assert plain.projections is None
+    for with_them, without in zip(fitted.gates, plain.gates, strict=True):
+        np.testing.assert_array_equal(with_them, without)
+
+
+def test_an_interrupted_fit_continues_to_the_same_bits(
+    model, chunks: ChunkReader, columns, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = module.gate_gradients, []
+
+    def dies(*arguments, **keywords):
+        calls.append(arguments)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(module, "gate_gradients", dies)
+    saving = {"scratch": tmp_path, "save_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving)
+    calls.clear()
+    calls.extend([()] * 8)
+    resumed = fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving).projections
+    assert 0 < len(calls) - 8 < len(chunks.plan(96))
+    assert resumed is not None and fitted.projections is not None
+    for name in ("codes", "step"):
+        np.testing.assert_array_equal(getattr(fitted.projections, name), getattr(resumed, name))
+
+
+def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
+    model, chunks: ChunkReader, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stride_cli.operators import projection_pass
+
+    steered, whole = SteeredModel.of(model, fitted), fitted.projections
+    assert whole is not None
+    made = fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=96)
+    np.testing.assert_array_equal(made.codes, whole.codes)
+    np.testing.assert_array_equal(made.step, whole.step)
+    # of thirty that are known not one is read again; interrupted, it goes on
+    real, read = projection_pass.gate_gradients, []
+
+    def watched(steered, batch):
+        if len(read) == 2:
+            read.append(None)
+            raise KeyboardInterrupt
+        read.append(batch.rows)
+        return real(steered, batch)
+
+    monkeypatch.setattr(projection_pass, "gate_gradients", watched)
+    known = Projections(whole.codes[:30], whole.step[:30], whole.seed)
+    saving = {"known": known, "scratch": tmp_path, "save_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=60, **saving)
+    more = fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=60, **saving)
+    assert sorted(np.concatenate([rows for rows in read if rows is not None])) == list(range(30, 40))
+    np.testing.assert_array_equal(more.codes[:30], whole.codes[:30])
+    # batches of another size round otherwise: a sign next to zero may turn
+    assert np.unpackbits(more.codes ^ whole.codes, axis=1).mean() < 1e-3
+    np.testing.assert_allclose(more.step, whole.step, rtol=1e-4)
+
+
+def test_a_chunk_is_projected_as_a_sum_over_its_tokens(model, chunks: ChunkReader, fitted) -> None:
+    """z = h(scored_i g_i), chunk by chunk."""
+    projections = fitted.projections
+    assert projections is not None
+    folding = Folding(fitted.gate_size, 8 * BYTES, projections.seed)
+    z = []
+    for row in range(chunks.n_chunks):
+        batch = chunks.batch(np.array([row]))
+        gradients = gate_gradients(SteeredModel.of(model, fitted), batch)[0]
+        z.append(folding(gradients)[0] * float(batch.scored[0]))
+    codes, step = encode(np.stack(z))
+    np.testing.assert_allclose(projections.step, step, rtol=1e-3)
+    assert np.unpackbits(codes ^ projections.codes, axis=1).mean() < 1e-3  # but for z next to 0
