@@ -24,7 +24,7 @@ class Hit:
     ----------
     rank : float         1 is the strongest; documents with the same influence share the mean of their ranks
     document : int
-    influence : float    sum of its chunks' weights, in the unit of y (nats per token); 0.0 if backfilled
+    influence : float    sum of its chunks' weights, in the unit of y; 0.0 if backfilled
     share : float        |influence| / Σ|w| over all chunks, in [0, 1]
     sign : str           "supports" (training on it lowers the loss of the prediction) or "opposes"
     chunk : int          its chunk with the largest weight of that sign (backfilled: the best correlated one)

@@ -44,7 +44,7 @@ class HitRecord(TypedDict):
     prior: NotRequired[
         Annotated[
             float | None,
-            "with --prior: what it adds to the influence, nats; the rank is by the sum. Else null",
+            "with --prior: what it adds to the influence, in its unit; the rank is by the sum. Else null",
         ]
     ]
     stability: NotRequired[
