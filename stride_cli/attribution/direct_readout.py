@@ -56,8 +56,8 @@ def projected_influences(
     """Estimates of every chunk's influence from its projection, of each query at mean 0 and variance 1.
 
     The error of an estimate is as large as the chunk's gradient. Estimates are divided by the root of that:
-    halfway to units of their errors the 100 highest hold more of the 50 strongest chunks (instructions: .40
-    for .35 at 512 bytes a chunk) and as many of the 10 strongest.
+    halfway to units of their errors the 100 highest hold more of the 50 strongest chunks (instructions: .43
+    for .37 at 512 bytes a chunk) and as many of the 10 strongest.
 
     Parameters
     ----------

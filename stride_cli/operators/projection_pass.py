@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,7 @@ def project_index(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write an index's operators anew, as they are, with projections of every chunk by every model.
 
-    What has been projected already, to as many bytes, is kept; what has been done when the process dies too.
+    What has been projected already, to as many bytes, is kept. A process that dies is gone on from.
 
     Parameters
     ----------
@@ -155,7 +155,9 @@ def project_index(
     for entry in entries:
         entry |= {"project": size, "projected": chunks.n_chunks, "project_seed": entry["settings"]["seed"]}
         entry["settings"]["project"] = size
-        entry.pop("sketch", None)
+        for about in (entry, entry["settings"]):  # of stride 0.1
+            about.pop("sketch", None)
+            about.pop("sketch_seed", None)
     return stored, reports
 
 
@@ -182,7 +184,8 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
             f"{stored['model_fingerprint']}, found {model.fingerprint})",
             fix=again,
         )
-    wanted = asdict(resolve_settings(options, model, index))
+    # without projections: what else would be fitted may not allow them, but is there already
+    wanted = asdict(resolve_settings(replace(options, project=0), model, index))
     for name, field in _SETTINGS.items():
         found, asked = stored["settings"][field], wanted[field]
         asked = list(asked) if isinstance(asked, tuple) else asked

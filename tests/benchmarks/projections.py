@@ -111,7 +111,7 @@ def quality(estimate: np.ndarray, direct: np.ndarray, halves: np.ndarray) -> dic
 
 def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The scan by the pass, for so many queries at once."""
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)
     random = np.random.default_rng(0)
     codes = random.integers(0, 256, (given.chunks, given.bytes), np.uint8)
     step = random.random(given.chunks, np.float32)
@@ -129,7 +129,6 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         ratio = best["scan"] / best["pass"]
         yield {
             **same,
-            "threads": given.threads,
             "queries": queries,
             "pass_seconds": best["pass"],
             "scan_seconds": best["scan"],
@@ -148,7 +147,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--chunks", type=int, default=1_000_000)
     parser.add_argument("--bytes", type=int, default=256)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     given = parser.parse_args(arguments)
     for row in found(given) if given.index else speed(given):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import build, fitting, measurement
+from tests.benchmarks import build, fitting, measurement, projections
 from tests.benchmarks._machine import interleave, watched_memory
 
 WORDS = ["water", "stone", "river", "mountain", "history", "science", "treaty", "empire", "island", "planet"]
@@ -105,3 +105,22 @@ def test_fitting(index: Path) -> None:
     assert closed["share_of_bare_pass"] > 0 and closed["gate_megabytes"] > 0
     assert shares["functions"] and shares["operations"]
     assert sgd["processor_seconds_per_step"] != 0
+
+
+def test_projections_find_more_with_more_bytes(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [{"id": str(n), "text": f"{word} {WORDS[n - 1]}"} for n, word in enumerate(WORDS)]
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    monkeypatch.setattr(projections, "READ", 12)
+    monkeypatch.setattr(projections, "SIZES", (64, 1024))
+    rows = list(projections.found(Namespace(index=index, model=None, queries=queries, first=2)))
+    by = {(row["by"], row["bytes"]): row for row in rows}
+    assert len(by) == len(rows) == 2 + 3 * 2
+    assert by["direct", 0]["recall10"] == 1.0
+    assert by["projections", 1024]["recall10"] > by["int8", 64]["recall10"]
+    for row in rows:
+        assert row["queries"] == 8 and 0 <= row["recall10"] <= 1 and -1 <= row["kept"] <= 1
+    (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1))
+    assert fast["ratio"] == pytest.approx(3 * fast["ratio_per_query"])

@@ -14,6 +14,7 @@ import pytest
 from index_format.errors import IndexDamaged, IndexExists, IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
+from index_format.writer import GroupWriter
 from stride_cli import api
 from stride_cli.attribution.direct_readout import projected_influences
 from stride_cli.corpus.build import append_to_index
@@ -22,7 +23,7 @@ from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.operators import projection_pass as module
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.operators.store import Operators
+from stride_cli.operators.store import Operators, array_name
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -120,6 +121,29 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     read.clear()
     project(copied, 128)  # of another size: all of them
     assert len(np.concatenate(read)) == 2 * n_chunks
+
+
+def test_sketches_of_stride_0_1_are_replaced(copied: Path) -> None:
+    index = Index.open(copied)
+    attributes = index.group_attributes("operators")
+    for entry in (attributes, *attributes["checkpoints"]):
+        for name in ("project", "projected", "project_seed"):
+            del entry[name]
+        del entry["settings"]["project"]
+        entry |= {"sketch": 768, "sketch_seed": 0}
+        entry["settings"]["sketch"] = 768
+    with GroupWriter(copied, "operators", "as stride 0.1 left it") as writer:
+        for name in index.names("operators"):
+            writer.append(name, index.array(name))
+        for place in (0, 1):
+            writer.append(array_name("sketch_codes", place), np.zeros((index.n_chunks, 96), np.uint8))
+        writer.publish({name: value for name, value in attributes.items() if name != "arrays"})
+    assert Operators.from_index(Index.open(copied)).projections is None
+    project(copied)
+    found = Index.open(copied)
+    assert not any("sketch" in name for name in found.names("operators"))
+    assert "sketch" not in json.dumps(found.group_attributes("operators"))
+    assert Operators.from_index(found, 1).projections is not None
 
 
 def test_what_it_cannot_do_is_refused(
