@@ -35,7 +35,7 @@ def explain(record: Mapping[str, Any]) -> str:
     """
     if record.get("verdict") is None:
         return f"{_finding(record)} {_with_opinion(record, _trust(record))}"
-    return f"{verdict(record)} {_finding(record)}"
+    return f"{verdict(record)} {_finding(record) if record['verdict'] == 'clear' else _strongest(record)}"
 
 
 def verdict(record: Mapping[str, Any]) -> str:
@@ -142,6 +142,15 @@ def stands_out(record: Mapping[str, Any]) -> bool:
     """Whether some document of the answer holds clearly more of the influence than its fellows."""
     weighted = _weighted(record)
     return bool(weighted) and _prominent(record, weighted[0])
+
+
+def _strongest(record: Mapping[str, Any]) -> str:
+    """The strongest document, without a word on what that means."""
+    weighted = _weighted(record)
+    if not weighted:
+        return _finding(record)
+    held = _percent(_largest(weighted))
+    return f"The strongest shown, {weighted[0]['document']}, holds {held} of all influence."
 
 
 def _finding(record: Mapping[str, Any]) -> str:

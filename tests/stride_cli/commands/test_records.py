@@ -37,6 +37,7 @@ LINES = (
     ("train", "--index run.stride --device cpu", ["stride.train/1"]),
     ("train", "--index mlp.stride --device cpu", ["stride.train/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),
+    ("calibrate", "--index run.stride --nulls 20", ["stride.calibration/1"]),
     ("query", "'The French' --bottom 2 --explain --index run.stride", ["stride.answer/1"]),
     ("query", "--row 3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),
     ("report", "'The French' --index run.stride", ["stride.report/1"]),

@@ -135,4 +135,5 @@ def test_a_calibrated_answer_begins_with_its_verdict(record, word: str, says: st
     text = explain(found)
     assert says in text and text.startswith(word.capitalize())
     assert len(re.findall(r"\.(?: |$)", text)) == 2, text
+    assert ("stands out: d0" in text) is (word == "clear")
     assert verdict(record([0.4])) == ""
