@@ -96,6 +96,8 @@ def _how(answer: Answer) -> str:
         found += ", small ones shrunk"
     if answer.coverage < 1:
         found += f"; {answer.coverage:.1%} of the chunks seen"
+    if answer.verdict is None and not answer.labels:
+        found += "; no verdict, as this index is not calibrated (stride calibrate)"
     return found
 
 

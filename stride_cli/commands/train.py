@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +17,8 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.errors import UsageError
-from stride_cli.operators.options import FITS, FLAT, TrainOptions, fit_of, train_options
-from stride_cli.options import Options, entries, option
+from stride_cli.operators.options import FITS, FLAT, SavingOptions, TrainOptions, fit_of, train_options
+from stride_cli.options import entries
 
 EXAMPLE = """\b
 Examples:
@@ -29,13 +28,6 @@ Examples:
   stride train --index run.stride --project 512
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
-
-
-@dataclass(frozen=True)
-class SavingOptions(Options):
-    """How an interrupted fit goes on."""
-
-    save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0)
 
 
 @with_flags

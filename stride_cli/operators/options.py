@@ -20,6 +20,13 @@ _CLASSIFIER_DAMPING = 1.0
 
 
 @dataclass(frozen=True)
+class SavingOptions(Options):
+    """How an interrupted fit goes on."""
+
+    save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0)
+
+
+@dataclass(frozen=True)
 class FitChoice(Options):
     """Which of the two fits: it decides which options there are."""
 

@@ -11,7 +11,7 @@ import pytest
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.audit.options import AuditOptions, FindingsOptions
 from stride_cli.commands.options import Flags
-from stride_cli.commands.train import SavingOptions, _options
+from stride_cli.commands.train import _options
 from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
@@ -25,7 +25,14 @@ from stride_cli.evaluation.options import (
     TailPatchOptions,
 )
 from stride_cli.methods.registry import open_method
-from stride_cli.operators.options import FLAT, ClosedOptions, FitChoice, SgdOptions, train_options
+from stride_cli.operators.options import (
+    FLAT,
+    ClosedOptions,
+    FitChoice,
+    SavingOptions,
+    SgdOptions,
+    train_options,
+)
 from stride_cli.options import Entry, entries
 from stride_cli.selection.options import JudgingOptions, SelectOptions
 from stride_cli.training.options import (
