@@ -199,9 +199,11 @@ def train(
         if isinstance(options, ClosedOptions) and options.project:
             own_model = model or open_model(index, model_path, device=device, dtype=dtype)
             return _project(index_path, index, options, own_model, started, save_seconds)
+        # a kill may have fallen between the fit and its calibration
+        judged = index.has("calibration")
         raise IndexExists(
-            f"index '{index_path}' has operators already",
-            fix="query them, or fit anew with --overwrite",
+            f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
+            fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
         )
     checkpoints = find_checkpoints(index, options.checkpoints)
     models = [model or open_model(index, model_path, device=device, dtype=dtype)]

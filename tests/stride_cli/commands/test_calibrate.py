@@ -58,6 +58,10 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: 
     record = verdicts(run, index)
     assert record["verdict"] is None and record["judged"] is None
     assert all(hit["above_line"] is None for hit in record["hits"])
+    # as after a kill between the fit and its calibration
+    again = run(f"train --index {index}")
+    assert again.code == 2 and "has operators already, and no calibration" in again.err
+    assert "fix: stride calibrate" in again.err
     outcome = run(f"calibrate --index {index} --nulls 30 --json")
     assert outcome.code == 0, outcome.err
     (made,) = outcome.records

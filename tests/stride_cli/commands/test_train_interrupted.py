@@ -17,8 +17,9 @@ from tests.same_fit import assert_same_fit
 
 pytestmark = pytest.mark.slow
 
+# without the prompts that are asked once a fit is whole
 FITS = {
-    "closed": "--fit closed --project 48 --save-seconds 0",
+    "closed": "--fit closed --project 48 --save-seconds 0 --no-calibration",
     "sgd": "--fit sgd --steps 25 --save-seconds 0",
 }
 
