@@ -16,6 +16,7 @@ from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import LdsOptions
+from stride_cli.models.kinds import kind_of_index
 from stride_cli.operators.options import (
     ClosedOptions,
     SgdOptions,
@@ -200,7 +201,7 @@ def train(
             own_model = model or open_model(index, model_path, device=device, dtype=dtype)
             return _project(index_path, index, options, own_model, started, save_seconds)
         # a kill may have fallen between the fit and its calibration
-        judged = index.has("calibration")
+        judged = index.has("calibration") or kind_of_index(index) == "classifier"
         raise IndexExists(
             f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
             fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
