@@ -16,7 +16,7 @@ from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import LdsOptions
-from stride_cli.models.kinds import kind_of_index
+from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.operators.options import (
     ClosedOptions,
     SgdOptions,
@@ -104,7 +104,6 @@ def build_index(
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import kind_of
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
