@@ -277,7 +277,7 @@ def _project(
     seconds: TrainSeconds = {
         "load": loaded + sum(report["load"] for report in reports),
         "fit": sum(report["fit"] for report in reports),
-        "write": time.perf_counter() - publishing,
+        "write": time.perf_counter() - publishing + sum(report["write"] for report in reports),
     }
     return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
 

@@ -251,7 +251,11 @@ class Attributor:
             self.settings,
             n_subsets=self.operators[0].n_subsets,
         )
-        return [self._shrunk(solutions, solutions) for solutions in found]
+        return [self.unread(solutions) for solutions in found]
+
+    def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
+        """What the Lasso's solutions come to where no chunk is read."""
+        return self._shrunk(solutions, solutions)
 
     def _shrunk(self, solutions: Sequence[Solution], read: Sequence[Solution]) -> list[Attribution]:
         from stride_cli.recovery.shrinkage import shrink_solution

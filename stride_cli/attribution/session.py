@@ -354,8 +354,11 @@ class Session:
         """What may be concluded, by the default's influences, which null prompts were asked for."""
         if self.calibration is None:
             return None
-        if not attributor.like_default or attributor.options.refine:
-            (found,) = self.attributor().influences(None, [], measured.responses)
+        default = self.attributor()
+        if attributor.like_default:
+            (found,) = default.unread([found.solution])
+        else:
+            (found,) = default.influences(None, [], measured.responses)
         strongest, scored = found.strongest(self.chunk_document), int(query.weights.sum())
         return self.calibration.judge(float(measured.losses[0]), strongest, scored)
 
