@@ -9,7 +9,7 @@ import numpy as np
 
 from stride_cli.recovery import kernels
 from stride_cli.recovery.newton import Problem, newton_steps
-from stride_cli.recovery.thinning import thin
+from stride_cli.recovery.thinning import settle, thin
 
 _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps are tried
 _DESCENT = 0.4  # from one λ to the next on the way down
@@ -113,6 +113,10 @@ class Pool:
         product = float(self.target @ self.residual)
         return Certificate(objective, _dual(product, squares, penalty.lambda_, largest))
 
+    def _own_certificate(self, penalty: Penalty) -> Certificate:
+        """`certify` as if there were no other columns."""
+        return self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
+
     def minimise(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
         """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do.
 
@@ -160,7 +164,7 @@ class Pool:
             self.n_steps += part.sweep(penalty, whole, 2, threshold)
             self.n_steps += part.sweep(penalty, nonzero(part.weights), _ROUNDS, threshold)
             part.refresh_residual(penalty)
-            certificate = part.certify(penalty, float(part.scores(penalty).max(initial=0.0)))
+            certificate = part._own_certificate(penalty)
             if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:
                 break
             threshold *= 0.3
@@ -203,6 +207,26 @@ class Pool:
         if self.certify(penalty, np.inf).objective > objective * (1 + 1e-9):  # rounding got the better of it
             self.weights, self.residual = before
 
+    def settle(self, penalty: Penalty, goal: float) -> None:
+        """Where the residual does not prove the gap over the pool ≤ goal, solve for the support's weights.
+
+        Newton steps end as soon as their own dual point proves it; a pass over all columns knows only the
+        residual, and would send the problem back again and again.
+        """
+        before = self.weights, self.residual
+        certificate = self._own_certificate(penalty)
+        if certificate.objective - certificate.bound <= goal:
+            return
+        support = nonzero(self.weights)
+        self.weights = self.weights.copy()
+        self.weights[support] = settle(
+            self.rows[support], self.weights[support], self.target, penalty.lambda_, centred=penalty.intercept
+        )
+        self.refresh_residual(penalty)
+        settled = self._own_certificate(penalty)
+        if settled.objective - settled.bound > certificate.objective - certificate.bound:
+            self.weights, self.residual = before
+
     def _newton(self, penalty: Penalty, goal: float, max_steps: int) -> float:
         """Semismooth Newton steps until the gap over the pool is ≤ goal; the best bound found.
 
@@ -218,9 +242,14 @@ class Pool:
             dual = part._newton_whole(penalty, 0.5 * goal, max_steps)
             self.n_steps, self._sigma = part.n_steps, part._sigma
             self.weights[working], self.residual = part.weights, part.residual
-            certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
-            bound = max(bound, certificate.bound)
             bound = max(bound, self._dual_at(dual, penalty))
+            certificate = self._own_certificate(penalty)
+            if certificate.objective - max(bound, certificate.bound) > goal:
+                # the steps crawl: their support is found by now, its weights are not
+                self.thin(penalty)
+                self.settle(penalty, goal)
+                certificate = self._own_certificate(penalty)
+            bound = max(bound, certificate.bound)
             gap = certificate.objective - bound
             if self.n_steps >= max_steps:
                 break
@@ -237,7 +266,7 @@ class Pool:
             self.n_steps += max(1, steps)
             self.weights = weights
             self.refresh_residual(penalty)
-            certificate = self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
+            certificate = self._own_certificate(penalty)
             bound = max(bound, certificate.bound)
             largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
             bound = max(bound, _dual(*self._products(dual), penalty.lambda_, largest))

@@ -247,6 +247,7 @@ class Problem:
         self.pool.refresh_residual(self.penalty)
         if self.stage <= self.penalty.lambda_:
             self.pool.thin(self.penalty)
+            self.pool.settle(self.penalty, self.settings.tolerance * self.half)
             self.done = self._proven()
 
     def _proven(self) -> bool:

@@ -68,6 +68,38 @@ def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool
     return weights
 
 
+def settle(
+    rows: np.ndarray, weights: np.ndarray, target: np.ndarray, lambda_: float, *, centred: bool
+) -> np.ndarray:
+    """The weights (S,) whose columns score exactly λ with the signs that they have: M_Sᵀ(y − M_S w) = λ s.
+
+    The objective cannot tell weights apart that differ by the root of its rounding; their residuals it can,
+    and the certificate is made from these. `weights` come back as they are where the columns are dependent,
+    where a sign would change, or above 4,096 subsets.
+
+    Parameters
+    ----------
+    rows : (S, d)         distinct columns
+    weights : (S,)        float64, none of them zero
+    target : (K,)         y_c
+    """
+    n_subsets = len(target)
+    if n_subsets > _LARGEST or not 0 < len(rows) <= n_subsets - centred:
+        return weights
+    matrix = np.zeros((n_subsets, len(rows)))
+    matrix[rows.T, np.arange(len(rows))] = 1.0
+    if centred:
+        matrix -= rows.shape[1] / n_subsets
+    basis, upper = qr(matrix, mode="economic", check_finite=False)
+    diagonal = np.abs(np.diag(upper))
+    if diagonal.min() <= _ROUNDING * diagonal.max():
+        return weights
+    signs = np.sign(weights)
+    shift = solve_triangular(upper, signs, trans="T", check_finite=False)
+    exact = solve_triangular(upper, basis.T @ target - lambda_ * shift, check_finite=False)
+    return exact if (exact * signs > 0).all() else weights
+
+
 def _tableau(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Independent columns (r,), the other columns (o,), and these in terms of the independent ones (r, o)."""
     count = min(matrix.shape)

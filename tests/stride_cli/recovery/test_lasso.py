@@ -136,6 +136,20 @@ def test_certificate_bounds_the_distance_to_the_minimum(case):
     assert loose.relative_gap <= 1e-2 and tight.relative_gap <= 1e-13
 
 
+@pytest.mark.parametrize("seed", [0, 72, 157, 169])
+def test_a_tight_certificate_comes_where_newton_steps_crawl(seed):
+    """More columns than subsets, all nearly aligned with y: many w explain as much, to all digits.
+
+    Without solving for the support's weights, one such problem in 70 did not end.
+    """
+    rng = np.random.default_rng(seed)
+    columns = regular_columns(rng, 43, 16, 8)
+    y = rng.normal(size=16) + 10
+    case = {"columns": columns, "y": y, "n_subsets": 16, "intercept": False, "lambda_ratio": 0.5}
+    for nonneg in (False, True):
+        assert solve(case | {"nonneg": nonneg}, tolerance=1e-13).relative_gap <= 1e-13
+
+
 @PROBLEMS
 @given(problem())
 def test_lambda_max_is_where_weights_vanish(case):
