@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FLAT
 from stride_cli.options import Entry, Options, entries, option
@@ -73,12 +73,12 @@ def _hint(entry: Entry) -> Any:
 # device and dtype of "train" and "query" are set apart: fitting may run where queries do not
 SECTIONS: dict[str, type] = {
     "general": _section("GeneralSettings", GeneralSettings),
-    "train": _section("TrainSettings", *FLAT, Placement),
+    "train": _section("TrainSettings", *FLAT, CalibrationOptions, Placement),
     "query": _section("QuerySettings", QueryOptions, Placement),
 }
 _DECLARED = {
     "general": entries(GeneralSettings),
-    "train": entries(*FLAT, Placement),
+    "train": entries(*FLAT, CalibrationOptions, Placement),
     "query": entries(QueryOptions, Placement),
 }
 

@@ -23,6 +23,8 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
+# a fifth of what answers are held against after each stride train; tests of verdicts ask for all of them
+os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
 
 # what takes longest goes first, so that neither of two processes ends long after the other
 _FIRST = (

@@ -61,20 +61,22 @@ def test_the_main_job(shell) -> None:
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
     found = [answer["hits"][0]["document"] in answer["expected"] for answer in answers]
     assert sum(found) >= 8
-    again = [json.loads(line) for line in shell(command).splitlines()]  # everything is there: it only asks
+    # everything is there: it only asks
+    facts = [json.loads(line) for line in shell(f"{command} --all").splitlines()]
+    prompts = {answer["prompt"] for answer in answers}
+    again = [answer for answer in facts if answer["prompt"] in prompts]
     for first, second in zip(answers, again, strict=True):
         # another process may have its arrays at other addresses, and the last bits of a sum depend on that
         influences = {hit["document"]: hit["influence"] for hit in second["hits"]}
         leading = {hit["document"]: hit["influence"] for hit in first["hits"][:5]}
         assert second["response"] == first["response"]
         assert {name: influences[name] for name in leading} == pytest.approx(leading, rel=1e-3, abs=1e-5)
-    _verdicts(shell)
+    _verdicts(shell, facts)
 
 
-def _verdicts(shell) -> None:
+def _verdicts(shell, facts: list[dict]) -> None:
     """Of the demo's fifty facts at least 45 are clear, of a hundred prompts that have nothing to do with its
     corpus (nonsense, code, everyday talk, other languages, things that do not exist) at most 5."""
-    facts = [json.loads(line) for line in shell("stride demo --all").splitlines()]
     assert len(facts) == 50
     assert sum(answer["verdict"] == "clear" for answer in facts) >= 45
     unrelated = (ROOT / "tests/unrelated_prompts.txt").read_text(encoding="utf-8")

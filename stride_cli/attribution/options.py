@@ -113,4 +113,6 @@ class CalibrationOptions(Options):
         "Unrelated prompts to ask, which verdicts of answers are held against. [100]",
         low=20,
         high=10_000,
+        setting=True,
+        example=100,
     )

@@ -44,7 +44,7 @@ def calibrate(
     from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
-    options = CalibrationOptions(**given)
+    options = CalibrationOptions(resolve("train", given).nulls)
     path = find_index(index)
     general = resolve("general", {"model": model})
     chosen = resolve("query", {"device": device, "dtype": dtype})

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stride_cli.attribution.options import CalibrationOptions
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -43,6 +44,7 @@ def train(
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
     saving: Annotated[dict[str, Any], Flags(SavingOptions)],
+    asking: Annotated[dict[str, Any], Flags(CalibrationOptions)],
     no_calibration: Annotated[
         bool,
         typer.Option("--no-calibration", help="Ask no unrelated prompts: answers will have no verdict."),
@@ -66,7 +68,7 @@ def train(
     general = resolve("general", {"model": model})
     if more_checkpoints:
         given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
-    chosen = resolve("train", {"device": device, "dtype": dtype})
+    chosen = resolve("train", {"device": device, "dtype": dtype, **asking})
     result = api.train(
         path,
         _options(given),
@@ -79,7 +81,7 @@ def train(
     if not no_calibration and result["fit"] == "closed":
         session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
         if not session.model.classes:
-            api.calibrate(session)
+            api.calibrate(session, CalibrationOptions(chosen.nulls))
     if wants_json(json):
         emit(result)
         return

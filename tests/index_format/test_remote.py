@@ -158,7 +158,7 @@ def remote(
     return ObjectStore(obstore.LocalStore(str(index_path)))
 
 
-@pytest.fixture(params=[4 << 20, 32], ids=["fetched whole", "fetched in parts"])
+@pytest.fixture(params=[4 << 20, 256], ids=["fetched whole", "fetched in parts"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Up to how many bytes are fetched whole: all of a small index, or hardly anything of it."""
     monkeypatch.setattr(places, "_SMALL_BYTES", request.param)

@@ -65,7 +65,7 @@ def trained_workspace(folder: Path) -> None:
     commands = (
         f"model train {folder}/corpus.jsonl --out {folder}/model --epochs 20 --width 64 --vocab 1024",
         f"index build {folder}/corpus.jsonl --model {folder}/model --out {folder}/run.stride",
-        f"train --index {folder}/run.stride",
+        f"train --index {folder}/run.stride --nulls 100",
     )
     for command in commands:
         result = run_stride(command)

@@ -71,7 +71,7 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: 
 
 
 def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspace: Path) -> None:
-    assert run(f"calibrate --index {index}").code == 0
+    assert run(f"calibrate --index {index} --nulls 100").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)
     for name in ("null_scored", "null_losses", "null_strengths"):
         one, two = (np.asarray(each.array(f"calibration/{name}")) for each in (first, second))
@@ -82,12 +82,23 @@ def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspa
 def test_a_calibration_is_of_its_operators_and_of_its_chunks(run, index: Path, tmp_path: Path) -> None:
     assert run(f"train --index {index} --overwrite --no-calibration --damping 0.2").code == 0
     assert verdicts(run, index)["verdict"] is None
-    assert run(f"calibrate --index {index} --nulls 20").code == 0
+    assert run(f"calibrate --index {index}").code == 0
     assert verdicts(run, index)["verdict"] is not None
     more = tmp_path / "more.jsonl"
     more.write_text('{"id": "new", "text": "A document that nobody has read before."}\n', encoding="utf-8")
     assert run(f"index append {more} --index {index}").code == 0
     assert verdicts(run, index)["verdict"] is None
+
+
+def test_how_many_are_asked_is_a_setting_of_training(run, index: Path, monkeypatch) -> None:
+    for many in (25, 30):
+        monkeypatch.setenv("STRIDE_TRAIN_NULLS", str(many))
+        command = "calibrate" if many == 25 else "train --overwrite"
+        assert run(f"{command} --index {index}").code == 0
+        assert len(Index.open(index).group_attributes("calibration")["nulls"]) == many
+    monkeypatch.setenv("STRIDE_TRAIN_NULLS", "3")
+    few = run(f"train --index {index} --overwrite")
+    assert few.code == 2 and "STRIDE_TRAIN_NULLS is 3 (expected 20 to 10,000)" in few.err
 
 
 def test_what_cannot_be_is_refused(run, index: Path) -> None:
