@@ -179,6 +179,13 @@ _SPECS = (
         False,
         "and the influence of each one's strongest document, as a multiple of that loss",
     ),
+    ArraySpec(
+        "calibration/null_read",
+        ("float64",),
+        ("...",),
+        False,
+        "the same where the likeliest chunks were read; absent where none are by default",
+    ),
 )
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import LassoSettings, Solution
+    from stride_cli.recovery.recall import Recall
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
@@ -56,10 +57,12 @@ class Attribution:
     ----------
     solution : Solution       of the Lasso; the certificate is of this
     influences : Solution     the same with the weights that documents are ranked by: read, shrunk
+    recall : Recall or None   how many of the strongest chunks were read, where that can be told
     """
 
     solution: Solution
     influences: Solution
+    recall: Recall | None = None
 
     def strongest(self, chunk_document: np.ndarray) -> float:
         """Influence of the document that supports most; 0 where none does."""
@@ -113,10 +116,19 @@ class Attributor:
         return bool(self.defaults["intercept"] if own is None else own)
 
     @property
+    def reads(self) -> int:
+        """How many chunks are read for each query."""
+        from stride_cli.attribution.defaults import default_reads
+
+        own = self.options.read
+        count = default_reads(self.workspace, self.operators) if own is None else own
+        return min(count, self.workspace.n_chunks)
+
+    @property
     def shrinkage(self) -> Shrinkage | None:
         """How influences are shrunk; None: not at all."""
         found: Shrinkage | None = self.defaults["shrinkage"] if self.options.shrink else None
-        return found if found is None or self.options.refine else found.averaged(len(self.operators))
+        return found if found is None or self.reads else found.averaged(len(self.operators))
 
     @property
     def settings(self) -> LassoSettings:
@@ -209,10 +221,10 @@ class Attributor:
 
         Parameters
         ----------
-        queries : Q queries               only looked at where chunks are read (`RecoveryOptions.refine`)
+        queries : Q queries               only looked at where chunks are read (`reads`)
         batches : the same, in order      likewise
         responses : (Q, C K) float64      of `measure`
-        reached : callable, optional      told "recover" and "refine" when that is done
+        reached : callable, optional      told "recover" and "read" when that is done
 
         Raises
         ------
@@ -225,12 +237,11 @@ class Attributor:
             self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
         )
         reached("recover")
-        read = solutions
-        if self.options.refine:
-            assert queries is not None
-            read = self._read(queries, batches, responses, solutions)
-        found = self._shrunk(solutions, read)
-        reached("refine")
+        if not self.reads:
+            return self.unread(solutions)
+        assert queries is not None
+        found = self.read(queries, batches, responses, solutions)
+        reached("read")
         return found
 
     def path(self, responses: np.ndarray, lambda_ratios: Sequence[float]) -> list[list[Attribution]]:
@@ -242,8 +253,8 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models_path
 
-        if self.options.refine:
-            raise UsageError("chunks are read at one λ, not along a path", fix="leave refine out")
+        if self.options.read:
+            raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
         found = solve_models_path(
             self.designs.each,
             self.explained(responses),
@@ -255,16 +266,13 @@ class Attributor:
 
     def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
         """What the Lasso's solutions come to where no chunk is read."""
-        return self._shrunk(solutions, solutions)
+        alone = replace(self, options=replace(self.options, read=0))
+        return [alone._shrunk(solution, solution) for solution in solutions]
 
-    def _shrunk(self, solutions: Sequence[Solution], read: Sequence[Solution]) -> list[Attribution]:
+    def _shrunk(self, solution: Solution, read: Solution, recall: Recall | None = None) -> Attribution:
         from stride_cli.recovery.shrinkage import shrink_solution
 
-        shrinkage = self.shrinkage
-        return [
-            Attribution(solution, shrink_solution(refined, shrinkage))
-            for solution, refined in zip(solutions, read, strict=True)
-        ]
+        return Attribution(solution, shrink_solution(read, self.shrinkage), recall)
 
     def with_prior(
         self, found: Sequence[Attribution], similarity: np.ndarray, name: str
@@ -281,7 +289,7 @@ class Attributor:
 
         weights = dense(found)
         # what has been read is not the subsets' alone
-        trusted = [1.0 if self.options.refine else trust(self.designs.each, each.solution) for each in found]
+        trusted = [1.0 if self.reads else trust(self.designs.each, each.solution) for each in found]
         return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))
 
     def halves(self, responses: np.ndarray, draws: int) -> Halves:
@@ -297,25 +305,26 @@ class Attributor:
             draws=draws,
         )
 
-    def _read(
+    def read(
         self,
         queries: QuerySet,
         batches: Sequence[Batch],
         responses: np.ndarray,
         solutions: Sequence[Solution],
-    ) -> list[Solution]:
+    ) -> list[Attribution]:
         """The solutions with what their likeliest chunks' own gradients say, all in one pass over these."""
         from stride_cli.attribution.direct_readout import chunk_influences, direct_scale, second_estimates
+        from stride_cli.recovery.recall import stated_recall
         from stride_cli.recovery.refinement import candidates, with_weights
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
         seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
         wanted = [
-            candidates(self.designs.each, solution, self.options.refine, second)
-            for solution, second in zip(solutions, seconds, strict=True)
+            candidates(self.designs.each, solution, self.reads, [guide[query] for guide in seconds.guides])
+            for query, solution in enumerate(solutions)
         ]
-        chunks = np.unique(np.concatenate([own for own, _ in wanted]))
+        chunks = np.unique(np.concatenate([own.chunks for own in wanted]))
         found = chunk_influences(
             self.steered(),
             batches,
@@ -325,9 +334,20 @@ class Attributor:
             self.designs.row_sizes,
             intercept=self.intercept,
         )
-        if self.options.nonneg:
-            found = np.maximum(found, 0.0)
-        return [
-            with_weights(solution, own, values[np.searchsorted(chunks, own)], others=others)
-            for solution, (own, others), values in zip(solutions, wanted, found, strict=True)
+        projected = [
+            products
+            for products, operators in zip(found.products, self.operators, strict=True)
+            if operators.projections is not None
         ]
+        answers = []
+        for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):
+            at = np.searchsorted(chunks, own.chunks)
+            values = found.influences[query, at]
+            exact = [products[query, at] for products in projected]
+            odds = seconds.odds(query, own, values, exact)
+            recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
+            if self.options.nonneg:
+                values = np.maximum(values, 0.0)
+            read = with_weights(solution, own.chunks, values, others=own.others)
+            answers.append(self._shrunk(solution, read, recall))
+        return answers

@@ -11,6 +11,7 @@ import numpy as np
 
 from stride_cli.attribution.null_prompts import null_queries
 from stride_cli.attribution.verdict import LENGTHS, NullAnswers
+from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
 from stride_cli.output import progress
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from stride_cli.attribution.attributor import Attributor
     from stride_cli.data.queries import Query
 
-_QUERY_TOKENS = 4096  # padded tokens of queries measured at once
-_TOGETHER = 32  # queries whose influences of all chunks are held at once
+# queries whose influences of all chunks, and whose gates, are held at once: more would hardly be faster
+_MOST_TOGETHER, _VALUES = 256, 1 << 26
 
 
 def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
@@ -55,6 +56,8 @@ def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
         writer.append("calibration/null_scored", answers.scored)
         writer.append("calibration/null_losses", answers.losses)
         writer.append("calibration/null_strengths", answers.strengths)
+        if answers.read is not None:
+            writer.append("calibration/null_read", answers.read)
         writer.publish(about)
     return answers
 
@@ -66,17 +69,18 @@ def stored_calibration(index: Index) -> NullAnswers | None:
     attributes = index.group_attributes("calibration")
     if any(attributes.get(name) != value for name, value in _about(index).items()):
         return None
-    arrays = (np.asarray(index.array(f"calibration/null_{n}")) for n in ("scored", "losses", "strengths"))
-    return NullAnswers(*arrays)
+    names = ["scored", "losses", "strengths", *(["read"] if index.has("calibration/null_read") else [])]
+    return NullAnswers(*(np.asarray(index.array(f"calibration/null_{name}")) for name in names))
 
 
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
-    """Losses and strengths of queries, at every length that their responses are cut to."""
+    """Losses and strengths of queries, at every length that their responses are cut to; where chunks are read
+    for them, without that too."""
     from stride_cli.data.query_set import QuerySet
 
     chunk_document = np.asarray(attributor.workspace.index.array("corpus/chunk_document"))
     shape = (len(LENGTHS), len(queries))
-    losses, strengths = np.full(shape, np.nan), np.full(shape, np.nan)
+    losses, strengths, read = (np.full(shape, np.nan) for _ in range(3))
     cut = [
         (row, column, _first_tokens(query, length))
         for row, length in enumerate(LENGTHS)
@@ -84,18 +88,26 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
         if query.weights.sum() >= length
     ]
     asked = QuerySet.from_queries([query for _, _, query in cut])
+    wide = max(attributor.workspace.n_chunks, max(found.gate_size for found in attributor.operators))
+    together = max(1, min(_MOST_TOGETHER, _VALUES // wide))
+    unread = replace(attributor, options=replace(attributor.options, read=0))
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
-        for start in range(0, len(cut), _TOGETHER):
-            some = cut[start : start + _TOGETHER]
-            rows = asked.groups(_QUERY_TOKENS, np.arange(start, start + len(some)))
-            batches = [asked.batch(group) for group in rows]
+        for start in range(0, len(cut), together):
+            some = cut[start : start + together]
+            places = tuple(np.array([place[:2] for place in some]).T)
+            rows = asked.groups(QUERY_TOKENS, np.arange(start, start + len(some)))
+            batches, part = [asked.batch(group) for group in rows], asked.take(np.concatenate(rows))
             measured = attributor.measure(batches)
-            found = attributor.influences(asked.take(np.concatenate(rows)), batches, measured.responses)
-            for (row, column, _), loss, each in zip(some, measured.losses, found, strict=True):
-                losses[row, column] = loss
-                strengths[row, column] = each.strongest(chunk_document) / loss
+            found = unread.influences(None, batches, measured.responses)
+            losses[places] = measured.losses
+            strengths[places] = [each.strongest(chunk_document) for each in found] / measured.losses
+            if attributor.reads:
+                solutions = [each.solution for each in found]
+                found = attributor.read(part, batches, measured.responses, solutions)
+                read[places] = [each.strongest(chunk_document) for each in found] / measured.losses
             bar.advance(len(some))
-    return NullAnswers(np.asarray(LENGTHS, np.int64), losses, strengths)
+    scored = np.asarray(LENGTHS, np.int64)
+    return NullAnswers(scored, losses, strengths, read if attributor.reads else None)
 
 
 def _first_tokens(query: Query, count: int) -> Query:

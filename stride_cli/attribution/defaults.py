@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.recovery.shrinkage import Shrinkage
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.store import Operators
 
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
@@ -27,6 +30,11 @@ SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.3)
 PRETRAINING_PRIORS = {"tfidf": 0.25, "pairs": 1.0}
 FINETUNING_PRIORS = {"tfidf": 0.25, "pairs": 0.25}
 
+# what reading may cost: operations of some two seconds, on two cores or a GPU of today
+_OPERATIONS = {"cpu": 1e11, "cuda": 5e13}
+_FEWEST_READ, _MOST_READ = 10, 200
+_A_PASS = 6  # operations for each token and parameter, forward and backward
+
 
 def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: str | None) -> dict[str, Any]:
     """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure,
@@ -42,3 +50,18 @@ def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: 
         "shrinkage": SHRINKAGE if fit == "closed" and model.pretrained else None,
         "priors": PRETRAINING_PRIORS if model.pretrained else FINETUNING_PRIORS,
     }
+
+
+def default_reads(workspace: Workspace, operators: Sequence[Operators]) -> int:
+    """How many chunks a query reads unless told otherwise: as many as take a few seconds, at most 200.
+
+    It depends on the model, the corpus and the kind of device, and on nothing that is measured: the same
+    query has the same answer. 0 where that were fewer than 10, and where operators do not allow it.
+    """
+    model = workspace.model
+    if model.classes or any(found.direct_scale is None for found in operators):
+        return 0
+    tokens = float(workspace.chunks.lengths.mean()) if workspace.n_chunks else 1.0
+    cost = _A_PASS * model.n_parameters * max(1.0, tokens) * len(operators)
+    count = int(_OPERATIONS.get(model.device.type, _OPERATIONS["cpu"]) / cost)
+    return 0 if count < _FEWEST_READ else min(count, _MOST_READ)

@@ -7,10 +7,12 @@ needed; but each chunk costs a forward and a backward pass for every query.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.special import ndtr
 
 from stride_cli.errors import UsageError
 from stride_cli.operators.gates import gate_responses
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
+    from stride_cli.recovery.refinement import Chosen
 
 
 def query_gradients(steered: SteeredModel, batches: Sequence[Batch]) -> list[torch.Tensor]:
@@ -43,17 +46,89 @@ def direct_scale(operators: Operators) -> float:
     """
     if operators.direct_scale is None:
         raise UsageError(
-            "--refine reads single chunks in the gates' own units, which these operators do not have",
+            "--read reads single chunks in the gates' own units, which these operators do not have",
             fix="fit a language model's operators by the default, in closed form with Kronecker factors "
-            "(stride train --overwrite), or leave --refine out",
+            "(stride train --overwrite), or read none (--read 0)",
         )
     return operators.direct_scale
 
 
+@dataclass(frozen=True)
+class Projected:
+    """What one model's projections say of every chunk, and how it counts among second estimates.
+
+    Attributes
+    ----------
+    products : (Q, n) float32          estimates of scored_i g_i · g_q
+    step : (n,) float32                of `Projections`
+    noise : (Q,) float64               the products' errors have the standard deviation noise_q step_i
+    weights : of each guide, (Q,)      products / √step are added times this
+    """
+
+    products: np.ndarray
+    step: np.ndarray
+    noise: np.ndarray
+    weights: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class SecondEstimates:
+    """What says, beside the recovery, which chunks are worth a direct look.
+
+    Attributes
+    ----------
+    guides : of (Q, n) float64      each query's at mean 0 and variance 1 (0 where all are equal): projections
+                                    where there are any, whose errors are known; and all there is
+    projected : of each model with projections, in order, its part
+    """
+
+    guides: list[np.ndarray]
+    projected: list[Projected]
+
+    @property
+    def values(self) -> np.ndarray:
+        """(Q, n) float64: all there is."""
+        return self.guides[-1]
+
+    def odds(
+        self, query: int, chosen: Chosen, influences: np.ndarray, exact: Sequence[np.ndarray]
+    ) -> np.ndarray | None:
+        """How likely each chunk that was read was to be, over the errors of recovery and projections.
+
+        Parameters
+        ----------
+        query : its number
+        chosen : by `guides`
+        influences : (t,) float64      as read
+        exact : of each model with projections, (t,): scored_i g_i · g_q as read
+
+        Returns
+        -------
+        ndarray (t,) float64, 0 … 1; None where nothing is known of errors: there are no projections, or not
+        of all chunks
+        """
+        if not self.projected or any(len(part.step) < self.values.shape[1] for part in self.projected):
+            return None
+        odds = np.zeros(len(chosen.chunks))
+        for guide, margins in enumerate(chosen.margins):
+            # the strength that exact numbers would have had, and how far errors take it from there
+            spare = margins + (influences - chosen.recovered) / chosen.noise
+            variance = np.ones(len(odds))
+            for part, products in zip(self.projected, exact, strict=True):
+                weight = part.weights[guide][query]
+                size = np.sqrt(part.step[chosen.chunks].astype(np.float64))
+                error = products - part.products[query, chosen.chunks]
+                spare += weight * np.divide(error, size, out=np.zeros_like(size), where=size > 0)
+                variance += np.square(weight * part.noise[query] * size)
+            # errors are the same for every guide: a chunk is read where the kindest of them would
+            odds = np.maximum(odds, ndtr(spare / np.sqrt(variance)))
+        return odds
+
+
 def projected_influences(
     models: Iterable[SteeredModel], batches: Sequence[Batch], n_chunks: int
-) -> np.ndarray | None:
-    """Estimates of every chunk's influence from its projection, of each query at mean 0 and variance 1.
+) -> SecondEstimates | None:
+    """Estimates of every chunk's influence from its projection.
 
     The error of an estimate is as large as the chunk's gradient. Estimates are divided by the root of that:
     halfway to units of their errors the 100 highest hold more of the 50 strongest chunks (instructions: .43
@@ -67,22 +142,28 @@ def projected_influences(
 
     Returns
     -------
-    ndarray (Q, n) float64          the mean over the models that have projections; None where none has
+    SecondEstimates                 of one guide, the mean over the models that have projections; None where
+                                    none has
     """
-    total: np.ndarray | None = None
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    total = np.zeros(0)
     for steered in models:
         projections = steered.operators.projections
         if projections is None:
             continue
-        found = projections.products(query_gradients(steered, batches)).astype(np.float64)
-        size = np.sqrt(projections.step)
-        np.divide(found, size, out=found, where=size > 0)
-        if total is None:
-            total = np.zeros((len(found), n_chunks))
-        total[:, : found.shape[1]] += _standardised(found)
-    if total is not None:
-        total /= np.maximum(total.std(axis=1, keepdims=True), np.finfo(float).tiny)
-    return total
+        products, noise = projections.products(query_gradients(steered, batches))
+        if not found:
+            total = np.zeros((len(products), n_chunks))
+        own, size = products.astype(np.float64), np.sqrt(projections.step)
+        np.divide(own, size, out=own, where=size > 0)
+        spread = _standardise(own)
+        total[:, : own.shape[1]] += own
+        found.append((products, projections.step, noise.astype(np.float64), spread))
+    if not found:
+        return None
+    whole = _standardise(total)
+    parts = [Projected(*part, weights=[1.0 / (spread * whole)]) for *part, spread in found]
+    return SecondEstimates([total], parts)
 
 
 def second_estimates(
@@ -90,9 +171,11 @@ def second_estimates(
     queries: QuerySet,
     batches: Sequence[Batch],
     workspace: Workspace,
-) -> np.ndarray:
-    """What says, beside the recovery, which chunks are worth a direct look: the pairs of tokens that a chunk
-    shares with the query, and projections, where the operators have them.
+) -> SecondEstimates:
+    """The pairs of tokens that chunks share with queries, and projections, where the operators have them.
+
+    With projections there are two guides, them alone and both: what is strong is found by the first however
+    few pairs it shares, which is what statements about recall rest on.
 
     Parameters
     ----------
@@ -100,25 +183,42 @@ def second_estimates(
     queries : Q queries
     batches : the same, in order
     workspace : the n chunks, in the model's vocabulary
-
-    Returns
-    -------
-    ndarray (Q, n) float64          of each query at mean 0 and variance 1 (0 where all are equal)
     """
     from stride_cli.attribution.shared_pairs import shared_pairs
 
-    shared = shared_pairs(queries, workspace.chunks, workspace.model.vocab_size)
-    found = _standardised(shared.astype(np.float64))
+    pairs = shared_pairs(queries, workspace.chunks, workspace.model.vocab_size).astype(np.float64)
+    _standardise(pairs)
     projected = projected_influences(models, batches, workspace.n_chunks)
-    return found if projected is None else _standardised(found + projected)
+    if projected is None:
+        return SecondEstimates([pairs], [])
+    pairs += projected.values
+    spread = _standardise(pairs)
+    for part in projected.projected:
+        part.weights.append(part.weights[0] / spread)
+    return SecondEstimates([projected.values, pairs], projected.projected)
 
 
-def _standardised(values: np.ndarray) -> np.ndarray:
-    """Each row at mean 0 and variance 1 (0 where all are equal), in place."""
+def _standardise(values: np.ndarray) -> np.ndarray:
+    """Each row to mean 0 and variance 1 (0 where all are equal), in place; what it was divided by, (Q,)."""
     values -= values.mean(axis=1, keepdims=True)
     spread = values.std(axis=1, keepdims=True)
-    np.divide(values, spread, out=values, where=spread > 0)
-    return values
+    spread[spread == 0] = 1.0
+    values /= spread
+    return spread[:, 0]
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Chunks as their own gradients say.
+
+    Attributes
+    ----------
+    influences : (Q, t) float64
+    products : of each model, (Q, t) float64      scored_i g_i · g_q
+    """
+
+    influences: np.ndarray
+    products: list[np.ndarray]
 
 
 def chunk_influences(
@@ -130,7 +230,7 @@ def chunk_influences(
     row_sizes: np.ndarray,
     *,
     intercept: bool = True,
-) -> np.ndarray:
+) -> Readout:
     """Influences of the given chunks, in the unit of the recovered ones.
 
         w_i = (s_i − s̄) / m̄,      s_i = share_i g_i · g_x / λ_stab
@@ -149,13 +249,14 @@ def chunk_influences(
 
     Returns
     -------
-    ndarray (Q, t) float64
+    Readout
 
     Raises
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to
     """
     total = np.zeros((len(responses), len(rows)))
+    read: list[np.ndarray] = []
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
     for number, steered in enumerate(models):
         operators = steered.operators
@@ -164,6 +265,7 @@ def chunk_influences(
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
         with progress("reading chunks", len(rows), unit="chunks") as bar:
             products = gradient_products(steered, asked, chunks, rows, advance=bar.advance)
+        read.append(chunks.typical * products.sum(axis=0))
         single = scale * products.sum(axis=0)
         if number:  # the others' responses were put on the scale of the first model's
             raw = sum(
@@ -175,5 +277,4 @@ def chunk_influences(
             single *= np.divide(ratio, spread, out=np.zeros_like(spread), where=spread > 0)
         middle = (own * sizes[number]).sum(axis=1, keepdims=True) / max(1.0, sizes[number].sum())
         total += (single - (middle if intercept else 0.0)) / max(1.0, sizes[number].mean())
-    influences: np.ndarray = total / len(sizes)
-    return influences
+    return Readout(total / len(sizes), read)

@@ -18,8 +18,8 @@ class RecoveryOptions(Options):
     intercept, nonneg : of the Lasso
     shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
         Lasso as they are
-    refine : read the influences of so many chunks, those that the recovery and shared pairs of tokens make
-        most likely, from their own gradients
+    read : read the influences of so many chunks, those that the recovery, projections and shared pairs of
+        tokens make most likely, from their own gradients; None: as many as take a few seconds
     batch_size : steered continuations at once (exact)
     """
 
@@ -41,10 +41,11 @@ class RecoveryOptions(Options):
     intercept: bool | None = option(
         None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True
     )
-    refine: int = option(
-        0,
-        "Read the influence of so many chunks, the likeliest by the recovery and by shared pairs of "
-        "tokens, from their own gradients: more exact, a forward and a backward pass for each. [0]",
+    read: int | None = option(
+        None,
+        "Read the influence of so many chunks, the likeliest by the recovery, by projections and by shared "
+        "pairs of tokens, from their own gradients: a forward and a backward pass for each. "
+        "[as many as take a few seconds]",
         low=0,
         setting=True,
         example=100,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.recall import Recall
     from stride_cli.recovery.shrinkage import Shrinkage
-    from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord
+    from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
 
@@ -41,7 +42,7 @@ class Answer:
     supporters, opposers : list of Hit
     passages : dict                    chunk number → its best-matching passage
     solution : Solution                what the Lasso recovered
-    influences : Solution              the same with the weights that documents are ranked by: refined, shrunk
+    influences : Solution              the same with the weights that documents are ranked by: read, shrunk
     method : "linear" or "exact"
     agreement : float or None          Pearson correlation with exact measurement on a spot check
     seconds : dict                     stage → seconds
@@ -54,7 +55,7 @@ class Answer:
                                        recovers of them is ``measured - solution.residual``
     reliability : float or None        see `stride_cli.recovery.stability.Halves`
     prior : str or None                what the supporters are ranked by, beside their influence
-    refined : int                      chunks whose influence was read from their own gradients
+    read : int                         chunks whose influence was read from their own gradients
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -78,7 +79,8 @@ class Answer:
     measured: Any = None
     reliability: float | None = None
     prior: str | None = None
-    refined: int = 0
+    read: int = 0
+    recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
@@ -117,6 +119,8 @@ class Answer:
             "scored_tokens": int(self.query.weights.sum()),
             "loss": self.loss,
             "unit": "relative",
+            "read": self.read,
+            "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
             "reliability": self.reliability,
@@ -129,7 +133,6 @@ class Answer:
                 "relative_gap": solution.relative_gap,
                 "r_squared": solution.r_squared,
                 "passes": solution.n_passes,
-                "refined": self.refined,
                 "shrink_exponent": 1.0 if self.shrinkage is None else self.shrinkage.exponent,
                 "shrink_opposing": 1.0 if self.shrinkage is None else self.shrinkage.opposing,
             },
@@ -300,7 +303,7 @@ class Session:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
             passages = self._passages(query, chunks)
-        verdict = self._verdict(attributor, query, measured, found)
+        verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
             query=query,
@@ -316,7 +319,7 @@ class Session:
                 "generate": generated - start,
                 "measure": reached["measure"] - generated,
                 "recover": reached["recover"] - reached["measure"],
-                **({"refine": looked - reached["recover"]} if options.refine else {}),
+                **({"read": looked - reached["recover"]} if attributor.reads else {}),
                 "rank": ranked - looked + ended - judged,
                 **({"stability": judged - ranked} if options.halves else {}),
             },
@@ -328,10 +331,11 @@ class Session:
             measured=attributor.explained(responses),
             reliability=reliability,
             prior=options.prior,
-            refined=min(options.refine, self.index.n_chunks),
+            read=attributor.reads,
+            recall=found.recall,
             shrinkage=attributor.shrinkage,
             verdict=verdict,
-            line=None if verdict is None or not attributor.like_default else verdict.line,
+            line=None if verdict is None or not comparable else verdict.line,
         )
 
     def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
@@ -350,17 +354,27 @@ class Session:
 
     def _verdict(
         self, attributor: Attributor, query: Query, measured: Measured, found: Attribution
-    ) -> Verdict | None:
-        """What may be concluded, by the default's influences, which null prompts were asked for."""
+    ) -> tuple[Verdict | None, bool]:
+        """What may be concluded, and whether influences are what null prompts' were, so that its line is of
+        these.
+
+        An answer is held against null prompts' as they were asked by default: with chunks read where they
+        were for it, else without.
+        """
         if self.calibration is None:
-            return None
-        default = self.attributor()
+            return None, False
+        loss, scored = float(measured.losses[0]), int(query.weights.sum())
+        if attributor.like_default and attributor.reads and self.calibration.read is not None:
+            strongest = found.strongest(self.chunk_document)
+            return self.calibration.judge(loss, strongest, scored, read=True), True
+        default = self.attributor(RecoveryOptions(read=0))
         if attributor.like_default:
             (found,) = default.unread([found.solution])
         else:
             (found,) = default.influences(None, [], measured.responses)
-        strongest, scored = found.strongest(self.chunk_document), int(query.weights.sum())
-        return self.calibration.judge(float(measured.losses[0]), strongest, scored)
+        strongest = found.strongest(self.chunk_document)
+        comparable = attributor.like_default and not attributor.reads
+        return self.calibration.judge(loss, strongest, scored), comparable
 
     def _spot_check(self) -> Any:
         import numpy as np

@@ -68,13 +68,17 @@ class NullAnswers:
     scored : (L,) int64            tokens that their responses were cut to, ascending
     losses : (L, m) float64        mean nats per scored token; NaN where a response is shorter
     strengths : (L, m) float64     influence of the strongest document / loss, ≥ 0; NaN likewise
+    read : (L, m) float64 or None  the same where the likeliest chunks have been read; None where none are
     """
 
     scored: np.ndarray
     losses: np.ndarray
     strengths: np.ndarray
+    read: np.ndarray | None = None
 
-    def judge(self, loss: float, influence: float, scored: int) -> Verdict | None:
+    def judge(
+        self, loss: float, influence: float, scored: int, *, read: bool = False
+    ) -> Verdict | None:
         """The verdict on an answer.
 
         Parameters
@@ -83,14 +87,18 @@ class NullAnswers:
         influence : float      of the strongest document, of all that support
         scored : int           scored tokens; null prompts' responses are taken at the same length, or the
                                next shorter one there is
+        read : bool            whether the likeliest chunks have been read for it
 
         Returns
         -------
-        Verdict; None where too few null prompts were asked
+        Verdict; None where too few null prompts were asked, or none in this way
         """
+        of_all = self.read if read else self.strengths
+        if of_all is None:
+            return None
         row = max(0, int(np.searchsorted(self.scored, scored, side="right")) - 1)
         known = np.isfinite(self.losses[row])
-        losses, strengths = self.losses[row][known], self.strengths[row][known]
+        losses, strengths = self.losses[row][known], of_all[row][known]
         count = len(losses)
         if count < FEWEST:
             return None

@@ -81,7 +81,7 @@ def measure_effects(
     """
     from stride_cli.attribution.options import RecoveryOptions
 
-    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio))
+    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio, read=0))
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]
         responses, losses = _measure(attributor, block)

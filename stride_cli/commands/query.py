@@ -33,7 +33,7 @@ Examples:
   stride query "The capital of France is" --response "Paris" --index run.stride
   stride query "The largest moon of Saturn is" --bottom 5 --explain
   stride query "The chemical symbol of gold is" --stability --prior tfidf
-  stride query "The chemical symbol of gold is" --refine 100
+  stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """

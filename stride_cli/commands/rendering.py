@@ -88,10 +88,15 @@ def render_answer(
 
 def _how(answer: Answer) -> str:
     """Where the numbers come from, and what they are not."""
-    subsets = len(answer.solution.residual)
-    found = f"influences: relative to each other, no unit; recovered from {subsets:,} subsets"
-    if answer.refined:
-        found += f", those of {answer.refined:,} chunks read from their own gradients"
+    from stride_cli.report.explanation import found_of
+
+    subsets, record = len(answer.solution.residual), answer.to_record()
+    found = "influences: relative to each other, no unit; "
+    if answer.read:
+        found += f"{answer.read:,} chunks read from their own gradients, others "
+    found += f"recovered from {subsets:,} subsets"
+    if recall := record.get("recall"):
+        found += f"; {found_of(recall)}"
     if answer.shrinkage is not None:
         found += ", small ones shrunk"
     if answer.coverage < 1:

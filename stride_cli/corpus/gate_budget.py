@@ -36,6 +36,7 @@ PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8:
 _PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
+_PROJECTED, _MANY_CHUNKS = 2048, 1_000_000
 MOST_PROJECTED = 8192  # bytes of a chunk's projection: see `projections`
 
 
@@ -68,9 +69,18 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
     return inside + 2 * logit_gates(n_subsets, inside, 2) + pairs
 
 
-def check_projection(size: int) -> None:
+def default_projection(n_chunks: int) -> int:
+    """Bytes that are kept of a chunk unless told otherwise.
+
+    With 2,048 and 100 chunks read nine of the ten strongest are found at least, by what answers say of
+    themselves (`tests/benchmarks/recall.py`); of millions of chunks that were more than a query should read.
+    """
+    return _PROJECTED if n_chunks <= _MANY_CHUNKS else _PROJECTED // 4
+
+
+def check_projection(size: int | None) -> None:
     """Refuse bytes a chunk that projections cannot have (UsageError)."""
-    if not 0 <= size <= MOST_PROJECTED or size % 8:
+    if size is not None and (not 0 <= size <= MOST_PROJECTED or size % 8):
         raise UsageError(
             f"--project is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})",
             fix="try --project 512",

@@ -91,9 +91,9 @@ class PlanOptions(DesignOptions):
         None, "Numbers of one operator; default: what stride train fits.", metavar="P", low=1, example=4096
     )
     checkpoints: int = option(0, "How many further models stride train will be given.", metavar="N", low=0)
-    project: int = option(
-        0,
-        "Bytes a chunk that stride train will keep.",
+    project: int | None = option(
+        None,
+        "Bytes a chunk that stride train will keep. [2,048; beyond a million chunks 512]",
         metavar="BYTES",
         low=0,
         high=MOST_PROJECTED,

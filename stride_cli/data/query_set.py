@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 QUERY_BLOCK = 32  # rows of one block of scores
+QUERY_TOKENS = 4096  # padded tokens of queries measured at once
 
 
 class QuerySet:

@@ -11,7 +11,7 @@ import numpy as np
 from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.attribution.prior import LexicalPrior
-from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FLAT, ClosedOptions, train_options
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
-QUERIES_REFINED = 128  # whose candidates are read in one pass
-_QUERY_TOKENS = 4096  # padded tokens of queries measured at once
+QUERIES_READ = 128  # whose candidates are read in one pass
 
 
 class StrideMethod:
@@ -109,7 +108,7 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
-        alone = self._prior is None and not self._recovery.refine
+        alone = self._prior is None and not self._attributor().reads
         self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
             self._prior.fit(workspace)
@@ -169,7 +168,7 @@ class StrideMethod:
 
         Raises
         ------
-        UsageError      with refine
+        UsageError      with read
         """
         attributor, responses = self._attributor(), self._responses(queries)
         for start in range(0, len(responses), QUERY_BLOCK):
@@ -181,10 +180,10 @@ class StrideMethod:
         attributor = self._attributor()
         responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
-        block = QUERIES_REFINED if self._recovery.refine else QUERY_BLOCK
+        block = QUERIES_READ if attributor.reads else QUERY_BLOCK
         for start in range(0, len(responses), block):
             rows = np.arange(start, min(start + block, len(responses)))
-            reading = queries.groups(_QUERY_TOKENS, rows) if self._recovery.refine else []
+            reading = queries.groups(QUERY_TOKENS, rows) if attributor.reads else []
             batches = [queries.batch(group) for group in reading]
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):
@@ -215,7 +214,7 @@ class StrideMethod:
         """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
         key = queries.fingerprint()
         if key not in self._measured:
-            batches = [queries.batch(rows) for rows in queries.groups(_QUERY_TOKENS)]
+            batches = [queries.batch(rows) for rows in queries.groups(QUERY_TOKENS)]
             self._measured.clear()
             self._measured[key] = self._attributor().measure(batches).responses
         return self._measured[key]
@@ -281,7 +280,7 @@ class DirectReadout:
             if steered.fitted is not None:
                 from stride_cli.operators.linear_response import measure_linear
 
-                groups = queries.groups(_QUERY_TOKENS)
+                groups = queries.groups(QUERY_TOKENS)
                 scores = np.concatenate([measure_linear(steered, queries.batch(g)) for g in groups])
             else:
                 scores = self._pass(settings, steered, queries)

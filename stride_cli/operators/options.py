@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
+from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection, default_projection
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, entries, option, refuse_foreign
 
@@ -87,7 +87,7 @@ class ClosedOptions(FitOptions):
     ----------
     damping : γ relative to the mean eigenvalue
     curvature : how the Fisher matrix is taken
-    project : bytes that are kept of every chunk's own gradient, to choose what a refined query reads
+    project : bytes that are kept of every chunk's own gradient, to choose what a query reads
     batch_tokens : padded tokens in one forward pass
     """
 
@@ -104,11 +104,12 @@ class ClosedOptions(FitOptions):
         "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
         choices=("kronecker", "fisher", "exact"),
     )
-    project: int = option(
-        0,
+    project: int | None = option(
+        None,
         "closed: keep so many bytes of every chunk's own gradient, signs of a random projection made in the "
-        "same pass; stride query --refine then finds what is worth reading by them too. Try 512, or 1024. "
-        "Where operators are there: keep them, and project what has no projection yet.",
+        "same pass; stride query then finds what is worth reading by them too, and says how much of it was found; 0: none. "
+        "Where operators are there: keep them, and project what has no projection yet. "
+        "[2,048; beyond a million chunks 512]",
         low=0,
         high=MOST_PROJECTED,
         metavar="BYTES",
@@ -216,7 +217,7 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
         "seed": options.seed if options.seed is not None else index.seed,
     }
     if isinstance(options, ClosedOptions):
-        return _closed(options, model, index.n_subsets, classifier, common)
+        return _closed(options, model, index, classifier, common)
     return _sgd(options, common)
 
 
@@ -248,7 +249,7 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[
 
 
 def _closed(
-    options: ClosedOptions, model: AttributableModel, n_subsets: int, classifier: bool, common: dict[str, Any]
+    options: ClosedOptions, model: AttributableModel, index: Index, classifier: bool, common: dict[str, Any]
 ) -> Any:
     from stride_cli.models.classifier.training_path import training_path
     from stride_cli.operators.budget import tokens_at_once
@@ -256,7 +257,7 @@ def _closed(
     from stride_cli.operators.logit_spaces import CLASSIFIER_RANK
     from stride_cli.operators.spaces import affordable_buckets, space_classes
 
-    names = common["spaces"]
+    names, n_subsets = common["spaces"], index.n_subsets
     classes = space_classes(names)
     ranks = {cls.name: cls.choose_rank(model, n_subsets, options.rank) for cls in classes}
     curvature, of_weights = options.curvature, all(cls.of_weights for cls in classes)
@@ -292,7 +293,11 @@ def _closed(
             f"{'+'.join(names)} with curvature {chosen.curvature} does not have",
             fix="leave out --project, or --space and --curvature",
         )
-    return replace(chosen, project=options.project)
+    projected = options.project
+    if projected is None:
+        allowed = is_whitened(chosen) and not classifier
+        projected = default_projection(index.n_chunks) if allowed else 0
+    return replace(chosen, project=projected)
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:

@@ -208,5 +208,5 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
     ):
         raise IndexExists(
             f"index '{index.path}' has projections of every chunk already",
-            fix="query it with --refine, or give another size",
+            fix="query it, or give another size",
         )

@@ -106,8 +106,11 @@ class Projections:
         """Name within the index's group of operators → values, for `read_projections`."""
         return {"projection_codes": self.codes, "projection_step": self.step}
 
-    def products(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
-        """Estimates of ``scored_i g_i · g_q``, of every chunk that is projected.
+    def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """Estimates of ``scored_i g_i · g_q``, of every chunk that is projected, and how exact they are.
+
+        Signs are all but independent of a query's numbers v, but for the little that they say of the product:
+        the error of ``step_i Σ_j sign_ij v_j`` is Gaussian, step_i ‖v‖ its standard deviation.
 
         Parameters
         ----------
@@ -115,10 +118,11 @@ class Projections:
 
         Returns
         -------
-        ndarray (Q, n) float32
+        estimates : (Q, n) float32
+        noise : (Q,) float32      ‖v‖: the estimates' errors have the standard deviation ``noise_q step_i``
         """
         folding = Folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
-        planes, units = bit_planes(folding(gradients))
+        planes, units, noise = bit_planes(folding(gradients))
         found = np.empty((len(units), len(self)), np.float32)
         pieces = [self.codes] if isinstance(self.codes, np.ndarray) else self.codes.shards
         start = 0
@@ -128,7 +132,7 @@ class Projections:
                 some = slice(first, first + _QUERIES_AT_ONCE)
                 scan(piece, self.step[rows], planes[some], units[some], found[some, rows])
             start = rows.stop
-        return found
+        return found, noise
 
 
 def about(projections: Projections | None) -> dict[str, int | None]:
@@ -208,24 +212,27 @@ def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.packbits(z > 0, axis=1), step.astype(np.float32)
 
 
-def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Queries' numbers v (Q, r) float32, rounded: v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1.
 
     Returns
     -------
     planes : (Q, 3, r / 64) uint64      bit j of plane k: whether t_jk is 1; ordered as bits of codes are
     units : (Q,) float32
+    sizes : (Q,) float32                ‖v‖ as rounded
     """
     most = (1 << PLANES) - 1  # Σ_k 2^k t_jk is odd, from −7 to 7
     largest = _CLIP * np.sqrt(np.square(numbers).mean(axis=1, keepdims=True))
     scaled = numbers * (most / np.maximum(largest, np.finfo(np.float32).tiny))
     places = np.clip(np.rint((scaled + most) / 2), 0, most)
     # so that the product with v itself is ‖v‖², whatever was cut off
-    products = np.einsum("qr,qr->q", numbers, 2 * places - most)
+    whole = 2 * places - most
+    products = np.einsum("qr,qr->q", numbers, whole)
     squares = np.square(numbers).sum(axis=1)
     units = np.divide(squares, products, out=np.zeros_like(squares), where=products > 0)
     bits = places.astype(np.uint8)[:, None] >> np.arange(PLANES, dtype=np.uint8)[:, None] & 1
-    return np.packbits(bits, axis=2).view(np.uint64), units.astype(np.float32)
+    sizes = units * np.sqrt(np.square(whole).sum(axis=1))
+    return np.packbits(bits, axis=2).view(np.uint64), units.astype(np.float32), sizes.astype(np.float32)
 
 
 def scan(

@@ -4,7 +4,7 @@ showed."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,38 +16,69 @@ _OPPOSING = 0.3  # a chunk that opposes has to be so much stronger: most that se
 _FREE = 0.3  # least share of a design's degrees of freedom that is taken to be left beside the support
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Chunks worth a direct look.
+
+    Attributes
+    ----------
+    chunks : (t,) int64, ascending
+    margins : (guides, t) float64      how much lower a chunk's strength could be for that guide to choose it
+                                       all the same; ∞ where all are chosen
+    recovered, noise : (t,) float64, float      of the debiased Lasso; strengths are in units of its noise
+    others : float                     what the weights of other chunks are to be multiplied by, 0 … 1; 1
+                                       without a second estimate
+    """
+
+    chunks: np.ndarray
+    margins: np.ndarray
+    recovered: np.ndarray
+    noise: float
+    others: float
+
+
 def candidates(
-    columns: Sequence[Any], solution: Solution, count: int, second: np.ndarray | None = None
-) -> tuple[np.ndarray, float]:
-    """The chunks whose influence is most likely to be large, by the debiased Lasso and a second estimate.
+    columns: Sequence[Any], solution: Solution, count: int, seconds: Sequence[np.ndarray] = ()
+) -> Chosen:
+    """The chunks whose influence is most likely to be large, by the debiased Lasso and second estimates.
 
     Where subsets are few the Lasso can give only K chunks a weight; what it leaves unexplained ranks the
-    others. Of two estimates each is taken in units of its own noise: nearly all of the second's spread is.
+    others. A second estimate is added to it, each in units of its own noise: nearly all of the second's
+    spread is. Of several, each guides the choice of as many chunks as the others, among those that are left.
     Then the recovery is not all there is, and what it says of other chunks counts as far as it can be
     trusted: by the share of the debiased estimate's variance over chunks that is not its error's.
 
     Parameters
     ----------
     columns : C designs (n, d), of all models that measured
-    solution : Solution                  of one query, residual (C K,)
+    solution : Solution                of one query, residual (C K,)
     count : int
-    second : (n,) float64, optional      `stride_cli.attribution.direct_readout.second_estimates`
+    seconds : of (n,) float64          `stride_cli.attribution.direct_readout.second_estimates`
 
     Returns
     -------
-    chunks : (min(count, n),) int64, ascending
-    others : float      what the weights of other chunks are to be multiplied by, 0 … 1; 1 without a second
-                  estimate
+    Chosen      min(count, n) chunks
     """
     estimate, noise = debiased(columns, solution)
-    others = 1.0
-    if second is not None:
-        others = _share_of_signal(estimate, noise)
-        estimate = estimate / max(noise, np.finfo(float).tiny) + second
-    strength = np.where(estimate > 0.0, estimate, -_OPPOSING * estimate)
-    count = min(count, len(strength))
-    chosen = np.argpartition(-strength, count - 1)[:count] if count else np.zeros(0, np.int64)
-    return np.sort(chosen), others
+    others = _share_of_signal(estimate, noise) if len(seconds) else 1.0
+    unit = max(noise, np.finfo(float).tiny)
+    guides = [estimate / unit + second for second in seconds] or [estimate / unit]
+    n_chunks = len(estimate)
+    if count >= n_chunks:
+        everything = np.full((len(guides), n_chunks), np.inf)
+        return Chosen(np.arange(n_chunks), everything, estimate, unit, others)
+    left = np.ones(n_chunks, bool)
+    cuts = []
+    for number, guide in enumerate(guides):
+        strength = np.where(guide > 0.0, guide, -_OPPOSING * guide)
+        strength[~left] = -np.inf
+        share = count * (number + 1) // len(guides) - count * number // len(guides)
+        order = np.argpartition(-strength, share)
+        left[order[:share]] = False
+        cuts.append(strength[order[share]])
+    chunks = np.flatnonzero(~left)
+    margins = np.stack([guide[chunks] - cut for guide, cut in zip(guides, cuts, strict=True)])
+    return Chosen(chunks, margins, estimate[chunks], unit, others)
 
 
 def trust(columns: Sequence[Any], solution: Solution) -> float:

@@ -62,6 +62,15 @@ def verdict(record: Mapping[str, Any]) -> str:
     )
 
 
+def found_of(recall: Mapping[str, Any]) -> str:
+    """What is known of the strongest chunks: that they were read."""
+    top, least = recall["top"], recall["at_least"]
+    if not least:
+        return f"how many of the {top} strongest chunks were read cannot be told (more would be with --read)"
+    which = f"at least {least} of the" if least < top else "all"
+    return f"with {_percent(recall['confidence'])} confidence {which} {top} strongest chunks were read"
+
+
 def caveats(record: Mapping[str, Any]) -> list[str]:
     """What a reader should beware of in this answer, one sentence each; empty where there is nothing."""
     recovery, measurement = record["recovery"], record["measurement"]

@@ -12,7 +12,7 @@ from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.characters import printable
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, shortened, write_whole
-from stride_cli.report.explanation import BELOW_THE_LINE
+from stride_cli.report.explanation import BELOW_THE_LINE, found_of
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -315,8 +315,10 @@ def _certificate(answer: ShownAnswer) -> str:
         ("subsets", f"{measurement['subsets']:,}, {_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
-    if recovery.get("refined"):
-        rows.append(("read directly", f"{recovery['refined']:,} chunks, from their own gradients"))
+    if read := answer.record.get("read"):
+        rows.append(("read directly", f"{read:,} chunks, from their own gradients"))
+    if recall := answer.record.get("recall"):
+        rows.append(("strongest chunks read", found_of(recall)))
     if answer.record.get("reliability") is not None:
         rows.append(("reliability", f"{answer.record['reliability']:.2f}, from halves of the subsets"))
     if measurement["agreement"] is not None:

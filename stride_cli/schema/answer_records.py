@@ -69,12 +69,6 @@ class RecoveryRecord(_Penalty):
     relative_gap: Annotated[float, "the gap / ½‖y − ȳ‖²"]
     r_squared: Annotated[float, "share of the responses' variance that the Lasso's weights explain"]
     passes: Annotated[int, "passes over the design matrix"]
-    refined: NotRequired[
-        Annotated[
-            int,
-            "with --refine: chunks whose influence was read from their own gradients",
-        ]
-    ]
     shrink_exponent: NotRequired[
         Annotated[
             float,
@@ -103,9 +97,15 @@ class AnswerSeconds(TypedDict):
     generate: Annotated[float, "seconds"]
     measure: Annotated[float, "seconds"]
     recover: Annotated[float, "seconds"]
-    refine: NotRequired[Annotated[float, "seconds"]]
+    read: NotRequired[Annotated[float, "seconds"]]
     rank: Annotated[float, "seconds"]
     stability: NotRequired[Annotated[float | None, "seconds"]]
+
+
+class RecallRecord(TypedDict):
+    top: Annotated[int, "the chunks of largest influence that this is about"]
+    at_least: Annotated[int, "so many of them are among those that were read, or more"]
+    confidence: Annotated[float, "share of queries of which that is true, at least"]
 
 
 class AnswerRecord(TypedDict):
@@ -129,6 +129,18 @@ class AnswerRecord(TypedDict):
         Annotated[
             str,
             'of influences: "relative": comparable within this answer, and no number of nats',
+        ]
+    ]
+    read: NotRequired[
+        Annotated[
+            int,
+            "chunks whose influence was read from their own gradients; those of others are recovered from subsets",
+        ]
+    ]
+    recall: NotRequired[
+        Annotated[
+            RecallRecord | None,
+            "how many of the strongest chunks were read; null: none were, or the index has no projections",
         ]
     ]
     hits: list[HitRecord]

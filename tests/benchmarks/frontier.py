@@ -9,7 +9,7 @@ retrained models in the index's ``truth/``, with the joint bootstrap standard er
 that neighbours share theirs. `debiased`: least squares on what the Lasso chose. `two-level`: half of the
 subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
 half points at; their gates would have to be fitted for each query. `read`: recovery, then so many of its
-likeliest chunks read from their own gradients (``--refine``), chosen by the recovery alone, or by the pairs
+likeliest chunks read from their own gradients (``--read``), chosen by the recovery alone, or by the pairs
 of tokens that chunks share with the query too, by projections of so many bytes of every chunk
 (``--project``), or by pairs and projections; `recall10` and `recall50`: how many of the chunks that are
 strongest by the direct readout are among those read. `lds_shrunk`: the same scores, small ones made smaller
@@ -128,15 +128,17 @@ def readouts(
     asked = query_gradients(steered, batches)
     tokens = settings.batch_tokens
     products = gradient_products(steered, asked, task.chunks, batch_tokens=tokens)
-    pairs = second_estimates([], queries, batches, task)
+    pairs = second_estimates([], queries, batches, task).values
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for size in BYTES:
         made = fit_projections(steered, task.chunks, size, seed=settings.seed, batch_tokens=tokens)
         seen = np.ones(task.n_chunks, np.uint8)
         kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, projections=made)
         projected = SteeredModel.of(task.model, kept)
-        seconds["projections", size] = projected_influences([projected], batches, task.n_chunks)
-        seconds["pairs and projections", size] = second_estimates([projected], queries, batches, task)
+        alone = projected_influences([projected], batches, task.n_chunks)
+        assert alone is not None
+        seconds["projections", size] = alone.values
+        seconds["pairs and projections", size] = second_estimates([projected], queries, batches, task).values
     return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in steered.spaces)
 
 
@@ -190,7 +192,7 @@ def read(
     """The solutions' weights, with those of the likeliest chunks replaced by the direct readout; and how many
     of its strongest are among these, by `RECALL`."""
     influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
-    estimates = [None] * len(solutions) if second is None else second
+    estimates = [[]] * len(solutions) if second is None else [[row] for row in second]
     chosen = [
         candidates([columns], solution, count, estimate)
         for solution, estimate in zip(solutions, estimates, strict=True)
@@ -199,14 +201,14 @@ def read(
     found = {
         f"recall{most}": float(
             np.mean(
-                [np.isin(top[:most], chunks).mean() for top, (chunks, _) in zip(order, chosen, strict=True)]
+                [np.isin(top[:most], own.chunks).mean() for top, own in zip(order, chosen, strict=True)]
             )
         )
         for most in RECALL
     }
     weights = [
-        with_weights(solution, chunks, row[chunks], others=others)
-        for solution, (chunks, others), row in zip(solutions, chosen, influences, strict=True)
+        with_weights(solution, own.chunks, row[own.chunks], others=own.others)
+        for solution, own, row in zip(solutions, chosen, influences, strict=True)
     ]
     return dense(weights), found
 

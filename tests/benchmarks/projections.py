@@ -79,20 +79,21 @@ def found(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "read": READ,
     } | machine("torch", "numpy", "numba")
     seen = np.ones(n_chunks, np.uint8)
-    pairs = second_estimates([], queries, batches, workspace)
+    pairs = second_estimates([], queries, batches, workspace).values
     yield {"by": "pairs", "bytes": 0} | quality(pairs, direct, halves) | about
     yield {"by": "direct", "bytes": 0} | quality(direct, direct, halves) | about
     for size in SIZES:
         made = projectors[size].projections()
         kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, projections=made)
         projected = SteeredModel.of(workspace.model, kept)
+        by_projections = projected_influences([projected], batches, n_chunks)
+        assert by_projections is not None
         estimates = {
-            "projections": projected_influences([projected], batches, n_chunks),
-            "pairs and projections": second_estimates([projected], queries, batches, workspace),
+            "projections": by_projections.values,
+            "pairs and projections": second_estimates([projected], queries, batches, workspace).values,
             "int8": foldings[size](asked) @ numbers[size].T,
         }
         for by, estimate in estimates.items():
-            assert estimate is not None
             yield {"by": by, "bytes": size} | quality(estimate, direct, halves) | about
 
 
@@ -117,7 +118,7 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     step = random.random(given.chunks, np.float32)
     same = {"benchmark": "projections", "what": "speed", "chunks": given.chunks, "bytes": given.bytes}
     for queries in given.at_once:
-        planes, units = bit_planes(random.normal(size=(queries, 8 * given.bytes)).astype(np.float32))
+        planes, units, _ = bit_planes(random.normal(size=(queries, 8 * given.bytes)).astype(np.float32))
         estimates = np.empty((queries, given.chunks), np.float32)
         tasks = {
             "pass": codes.view(np.uint64).sum,

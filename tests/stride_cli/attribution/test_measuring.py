@@ -74,9 +74,9 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
 
 
 @pytest.mark.parametrize("models", [1, 3])
-@pytest.mark.parametrize("refine", [0, 50])
+@pytest.mark.parametrize("read", [0, 50])
 def test_means_of_several_models_are_shrunk_less_unless_chunks_are_read(
-    model, chunks: ChunkReader, models: int, refine: int
+    model, chunks: ChunkReader, models: int, read: int
 ) -> None:
     """Averaging leaves less noise in what was recovered, and does nothing for what is read."""
     operators = Operators([], [], layer=1, fit="closed", seen=np.ones(chunks.n_chunks, np.uint8))
@@ -88,7 +88,7 @@ def test_means_of_several_models_are_shrunk_less_unless_chunks_are_read(
         found = Attributor([operators] * models, lambda number: model, designs, workspace, defaults, options)
         return found.shrinkage
 
-    found = shrinkage(RecoveryOptions(refine=refine))
+    found = shrinkage(RecoveryOptions(read=read))
     assert found is not None and found.opposing == 0.2
-    assert found.exponent == pytest.approx(1.6 if refine else 1.0 + 0.6 / models)
-    assert shrinkage(RecoveryOptions(refine=refine, shrink=False)) is None
+    assert found.exponent == pytest.approx(1.6 if read else 1.0 + 0.6 / models)
+    assert shrinkage(RecoveryOptions(read=read, shrink=False)) is None

@@ -43,12 +43,12 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
 
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
     plain = verdicts(run, workspace / "run.stride")
-    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--no-shrink", "--refine 20"):
+    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--no-shrink", "--read 20"):
         other = verdicts(run, workspace / "run.stride", options)
         judged = {name: value for name, value in other["judged"].items() if name != "line"}
         assert other["verdict"] == plain["verdict"]
         assert judged == {name: value for name, value in plain["judged"].items() if name != "line"}
-        same_unit = options.startswith(("--top", "--refine"))
+        same_unit = options.startswith(("--top", "--read"))
         assert (other["judged"]["line"] is not None) == same_unit
         assert (other["hits"][0]["above_line"] is not None) == same_unit
 

@@ -141,30 +141,40 @@ def test_a_prior_is_kept_apart_from_the_influence(run, workspace: Path) -> None:
 
 
 def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> None:
-    """--refine: all chunks read are the direct readout, whose order the recovery comes near."""
+    """--read: all chunks read are the direct readout, whose order the recovery comes near."""
     from stride_cli.api import QueryOptions, Session
 
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --json"
-    plain, refined = run(line).records[0], run(f"{line} --refine 40").records[0]
-    assert plain["recovery"]["refined"] == 0 and refined["recovery"]["refined"] == 40
-    assert "refine" in refined["seconds"] and "refine" not in plain["seconds"]
-    assert refined["hits"][0]["document"] == plain["hits"][0]["document"]
-    assert refined["hits"][0]["influence"] != plain["hits"][0]["influence"]
+    plain, some = run(f"{line} --read 0").records[0], run(f"{line} --read 40").records[0]
+    assert plain["read"] == 0 and some["read"] == 40
+    assert "read" in some["seconds"] and "read" not in plain["seconds"]
+    assert some["hits"][0]["document"] == plain["hits"][0]["document"]
+    assert some["hits"][0]["influence"] != plain["hits"][0]["influence"]
+    assert plain["recall"] is None
+    assert some["recall"]["top"] == 10 and some["recall"]["confidence"] == 0.95
     session = Session.open(workspace / "run.stride")
-    everything = session.query("The French Revolution began in", QueryOptions(refine=10**6))
-    assert everything.refined == session.index.n_chunks == len(everything.influences.indices)
+    everything = session.query("The French Revolution began in", QueryOptions(read=10**6))
+    assert everything.read == session.index.n_chunks == len(everything.influences.indices)
+    assert everything.recall is not None and everything.recall.at_least == 10
+    strongest = np.argsort(-everything.influences.values)[:10]
+    read = session.query("The French Revolution began in", QueryOptions(read=40)).influences
+    exact = np.isclose(read.values, everything.influences.values[read.indices], rtol=1e-3)
+    found = np.isin(everything.influences.indices[strongest], read.indices[exact]).sum()
+    assert found >= some["recall"]["at_least"] > 0
+    # by default as many as this model allows in a few seconds: here all
+    assert run(line).records[0]["read"] == min(200, session.index.n_chunks)
     assert abs(everything.influences.values[everything.influences.values > 0].max()) == pytest.approx(
-        refined["hits"][0]["influence"], rel=1e-3
+        some["hits"][0]["influence"], rel=1e-3
     )  # the strongest was among the forty
     with_weight = everything.solution.indices
     direct = everything.influences.values[with_weight]
     assert np.corrcoef(direct, everything.solution.values)[0, 1] > 0.7
-    few = run(f"query {PROMPT} --index {workspace}/run.stride --refine -1")
-    assert few.code == 2 and "--refine is -1" in few.err
+    few = run(f"query {PROMPT} --index {workspace}/run.stride --read -1")
+    assert few.code == 2 and "--read is -1" in few.err
 
 
 @pytest.mark.slow
-def test_projections_choose_what_refine_reads(run, workspace: Path, tmp_path: Path) -> None:
+def test_projections_choose_what_is_read(run, workspace: Path, tmp_path: Path) -> None:
     """stride train --project: added to the operators there are, after which few chunks read hold what all of
     them would tell."""
     index = shutil.copytree(workspace / "run.stride", tmp_path / "projected.stride")
@@ -172,8 +182,8 @@ def test_projections_choose_what_refine_reads(run, workspace: Path, tmp_path: Pa
     verified = run(f"index verify {index}")
     assert verified.code == 0
     line = f"query {PROMPT} --top 3 --json"
-    whole = run(f"{line} --index {workspace}/run.stride --refine 1000000").records[0]["hits"]
-    few = run(f"{line} --index {index} --refine 20").records[0]["hits"]
+    whole = run(f"{line} --index {workspace}/run.stride --read 1000000").records[0]["hits"]
+    few = run(f"{line} --index {index} --read 20").records[0]["hits"]
     assert fitted["project"] == 256 and fitted["projected"] > 0
     assert few[0]["document"] == whole[0]["document"]
     assert few[0]["influence"] == pytest.approx(whole[0]["influence"], rel=1e-3)

@@ -15,6 +15,7 @@ from stride_cli.commands.rendering import render_answer
 from stride_cli.data.queries import Query
 from stride_cli.recovery.lasso import Solution
 from stride_cli.recovery.ranking import Hit
+from stride_cli.recovery.recall import Recall
 
 PASSAGE = (
     "The French Revolution began in 1789, when the Estates-General met at Versailles and the people of Paris "
@@ -80,8 +81,11 @@ def shown(width: int, found: Answer | None = None, *, colour: bool = False, **op
 
 def test_chunks_that_were_read_directly_are_counted() -> None:
     assert "read from" not in shown(100)
-    read = " ".join(shown(100, replace(answer(), refined=40)).split())
-    assert "those of 40 chunks read from their own gradients" in read
+    read = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 9, 0.95))).split())
+    assert "40 chunks read from their own gradients, others recovered from 300 subsets" in read
+    assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
+    none = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95))).split())
+    assert "cannot be told" in none
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

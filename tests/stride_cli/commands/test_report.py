@@ -73,7 +73,7 @@ def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Pat
     assert f"{asked['reliability']:.2f}, from halves of the subsets" in text
     assert f"in {asked['hits'][0]['stability']:.0%} of halves" in text
     assert "from their own gradients" not in text
-    assert run(f"{line}/refined.html --refine 7").code == 0
+    assert run(f"{line}/refined.html --read 7").code == 0
     assert "7 chunks, from their own gradients" in text_of(tmp_path / "refined.html")
     assert run(f"{line}/plain.html").code == run(f"{line}/none.html --halves 0 --prior tfidf").code == 0
     plain, none = text_of(tmp_path / "plain.html"), text_of(tmp_path / "none.html")
@@ -126,7 +126,7 @@ def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> No
         ('report "x" --index {w}/run.stride --out {w}/none/r.html', "", "there is no directory"),
         ('report "x" --index {w}/run.stride --out {w}', "", "is a directory"),
         ("report --row 3 --index {w}/run.stride --out {o}", "", "an example of a classifier"),
-        ('report "x" --refine -2 --index {w}/run.stride --out {o}', "", "--refine is -2"),
+        ('report "x" --read -2 --index {w}/run.stride --out {o}', "", "--read is -2"),
         ("report --answers {w}/none.jsonl --out {o}", "", "there is no file"),
         ("report --answers {w}/corpus.jsonl --out {o}", "", "corpus.jsonl:1 is no record of stride"),
         ("report --answers {w}/run.stride/zarr.json --out {o}", "", "zarr.json:1 is no JSON"),

@@ -48,7 +48,7 @@ def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_querie
     steered = SteeredModel.of(task.model, operators)
     responses = measure_linear(steered, batch)
     rows = np.arange(task.n_chunks)
-    found = chunk_influences([steered], [batch], task.chunks, rows, responses, design.row_sizes)
+    found = chunk_influences([steered], [batch], task.chunks, rows, responses, design.row_sizes).influences
     expected = additive_measurement(responses, design.row_sizes)
     np.testing.assert_allclose(
         found @ matrix(design, task.n_chunks).T, expected, atol=2e-5 * np.abs(expected).max()
@@ -57,7 +57,7 @@ def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_querie
     some = np.array([7, 2, 11])
     part = chunk_influences(
         [steered], [batch], task.chunks, some, responses, design.row_sizes, intercept=False
-    )
+    ).influences
     shift = found[:, some] - part  # without an intercept no mean is taken off: the same for all chunks
     np.testing.assert_allclose(shift, shift[:, :1].repeat(3, 1), atol=1e-5 * np.abs(found).max())
 
@@ -72,12 +72,12 @@ def test_models_are_put_on_the_scale_of_the_first(task_and_queries) -> None:
     raw = [measure_linear(steered, batch) for steered in models]
     stacked = stack_checkpoints(raw, sizes)
     rows = np.arange(task.n_chunks)
-    found = chunk_influences(models, [batch], task.chunks, rows, stacked, sizes)
+    found = chunk_influences(models, [batch], task.chunks, rows, stacked, sizes).influences
     each = []
     for number, (design, operators) in enumerate(((one, first), (two, second))):
         y = additive_measurement(stacked[:, number * K : (number + 1) * K], design.row_sizes)
         steered = SteeredModel.of(task.model, operators)
-        own = chunk_influences([steered], [batch], task.chunks, rows, raw[0], design.row_sizes)
+        own = chunk_influences([steered], [batch], task.chunks, rows, raw[0], design.row_sizes).influences
         own -= own.mean(axis=1, keepdims=True)
         predicted = own @ matrix(design, task.n_chunks).T
         each.append(own * (y.std(axis=1) / predicted.std(axis=1))[:, None])
@@ -94,28 +94,28 @@ def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
 
     few = f"stride:subsets={K},degree={DEGREE}"
     for shrink in ("true", "false"):
-        refined = scores(f"{few},refine={task.n_chunks},shrink={shrink}")
+        refined = scores(f"{few},read={task.n_chunks},shrink={shrink}")
         direct = scores(f"direct:shrink={shrink}")
         direct -= direct.mean(1, keepdims=True) if shrink == "false" else 0.0
         for a, b in zip(refined, direct, strict=True):
             np.testing.assert_allclose(a / np.abs(a).max(), b / np.abs(b).max(), atol=1e-4)
-    recovered, refined = scores(f"{few},shrink=false"), scores(f"{few},shrink=false,refine=5")
+    recovered, refined = scores(f"{few},shrink=false,read=0"), scores(f"{few},shrink=false,read=5")
     for a, b in zip(recovered, refined, strict=True):
         others = (a != 0) & (b != 0)
         trust = np.median(b[others] / a[others]) if others.any() else 1.0  # of what was not read
         assert 0 <= trust <= 1 + 1e-6
         assert 0 < (~np.isclose(b, trust * a, rtol=1e-4)).sum() <= 5
-    assert (scores(f"{few},nonneg=true,refine={task.n_chunks}") >= 0).all()
+    assert (scores(f"{few},nonneg=true,read={task.n_chunks}") >= 0).all()
 
 
 def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
     task, queries = task_and_queries
-    method = open_method("stride:space=residual-matrix,rank=6,curvature=fisher,subsets=12,degree=3,refine=4")
+    method = open_method("stride:space=residual-matrix,rank=6,curvature=fisher,subsets=12,degree=3,read=4")
     method.fit(task)
-    with pytest.raises(UsageError, match="--refine"):
+    with pytest.raises(UsageError, match="--read"):
         score_all(method, queries)
-    with pytest.raises(UsageError, match="refine is -1"):
-        open_method("stride:refine=-1")
+    with pytest.raises(UsageError, match="read is -1"):
+        open_method("stride:read=-1")
 
 
 def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monkeypatch) -> None:
@@ -127,8 +127,8 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
         found.fit(task)
         return found
 
-    exact = np.abs(score_all(method(f",refine={task.n_chunks}"), queries))
-    plain, projected = method(",refine=4"), method(",refine=4,project=64")
+    exact = np.abs(score_all(method(f",read={task.n_chunks}"), queries))
+    plain, projected = method(",read=4,project=0"), method(",read=4,project=64")
     assert projected.bytes_per_chunk == pytest.approx(plain.bytes_per_chunk + 64 + 4)
 
     def found(scores: np.ndarray) -> float:
@@ -139,7 +139,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     # what the recovery alone would read
     monkeypatch.setattr(
         "stride_cli.recovery.refinement.candidates",
-        lambda columns, solution, count, second: candidates(columns, solution, count),
+        lambda columns, solution, count, seconds: candidates(columns, solution, count),
     )
     alone = found(score_all(plain, queries))
     assert found(score_all(projected, queries)) == pytest.approx(alone)

@@ -72,7 +72,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
 
     task, queries = task_and_queries
     path = task.index.attributes["model_path"]
-    small = "space=logit,subsets=16,degree=3,shrink=false"
+    small = "space=logit,subsets=16,degree=3,shrink=false,read=0"
     one = fitted(task, f"stride:{small}")
     first = score_all(one, queries)
     method = fitted(task, f"stride:{small},checkpoints={path}|{path}")
@@ -99,7 +99,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
 
 def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
     task, queries = task_and_queries
-    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3")
+    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3,read=0")
     scores = score_all(method, queries)
     assert method.active_bound == 20
     assert (scores >= 0).all() and ((scores != 0).sum(1) <= 20).all()
@@ -127,10 +127,10 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
     from stride_cli.recovery.stability import solve_halves
 
     task, queries = task_and_queries
-    method = fitted(task, "stride:space=logit,subsets=16,degree=3,halves=4")
+    method = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,halves=4")
     scores = score_all(method, queries)
     assert len(method.reliability) == len(queries) and all(0 <= value <= 1 for value in method.reliability)
-    plain = fitted(task, "stride:space=logit,subsets=16,degree=3")
+    plain = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0")
     np.testing.assert_array_equal(score_all(plain, queries), scores)
     assert plain.reliability is None
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)
@@ -155,8 +155,8 @@ def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) 
     from stride_cli.recovery.several import solve_models
 
     task, queries = task_and_queries
-    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3"), queries)
-    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,prior={prior}")
+    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3,read=0"), queries)
+    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,read=0,prior={prior}")
     overlap = score_all(fitted(task, alone), queries)
     found = score_all(method, queries)
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)

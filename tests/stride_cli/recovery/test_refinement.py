@@ -37,7 +37,7 @@ def planted(n_subsets: int, count: int, *, models: int = 1, seed: int = 0):
 def test_they_hold_what_matters_also_beyond_the_support() -> None:
     """Far fewer subsets than the Lasso needs: the candidates still hold most of the large influences."""
     designs, _, large, found = planted(30, 12)
-    inside = candidates(designs, found, 150)[0]
+    inside = candidates(designs, found, 150).chunks
     assert len(inside) == 150 > len(found.indices)
     assert (np.diff(inside) > 0).all()
     share = np.isin(large, inside).mean()
@@ -55,7 +55,7 @@ def test_the_estimate_is_the_debiased_lasso() -> None:
     strength = np.where(estimate > 0, estimate, -0.3 * estimate)
     for count in (1, 7, 90):
         best = np.sort(np.argsort(-strength, kind="stable")[:count])
-        np.testing.assert_array_equal(candidates(designs, found, count)[0], best)
+        np.testing.assert_array_equal(candidates(designs, found, count).chunks, best)
 
 
 @pytest.mark.parametrize("n_subsets", [30, 200])
@@ -69,19 +69,19 @@ def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
     assert noise == pytest.approx(np.std(estimate - truth), rel=0.5)
     both = estimate / noise + second
     both = np.where(both > 0, both, -0.3 * both)
-    chosen = candidates(designs, found, 60, second)[0]
+    chosen = candidates(designs, found, 60, [second]).chunks
     np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
 
     def share(chunks: np.ndarray) -> float:
         return float(np.isin(large, chunks).mean())
 
-    assert share(chosen) >= max(share(candidates(designs, found, 60)[0]), share(np.argsort(-second)[:60]))
+    assert share(chosen) >= max(share(candidates(designs, found, 60).chunks), share(np.argsort(-second)[:60]))
 
 
 def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
     def trust(designs, _truth, _large, found) -> float:
-        assert candidates(designs, found, 9)[1] == 1.0  # without a second estimate
-        trusted = candidates(designs, found, 9, np.zeros(N))[1]
+        assert candidates(designs, found, 9).others == 1.0  # without a second estimate
+        trusted = candidates(designs, found, 9, [np.zeros(N)]).others
         assert trusted == refinement.trust(designs, found)
         return trusted
 
@@ -95,14 +95,14 @@ def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
 def test_of_several_models_all_are_asked() -> None:
     designs, _, large, found = planted(30, 12, models=4)
     one, _, _, alone = planted(30, 12)
-    several = np.isin(large, candidates(designs, found, 100)[0]).mean()
-    assert several > np.isin(large, candidates(one, alone, 100)[0]).mean()
+    several = np.isin(large, candidates(designs, found, 100).chunks).mean()
+    assert several > np.isin(large, candidates(one, alone, 100).chunks).mean()
 
 
 @pytest.mark.parametrize(("count", "left"), [(0, 0), (N, N), (10 * N, N)])
 def test_any_number_can_be_asked_for(count: int, left: int) -> None:
     designs, _, _, found = planted(30, 5)
-    assert len(candidates(designs, found, count)[0]) == left
+    assert len(candidates(designs, found, count).chunks) == left
 
 
 def test_new_weights_stand_in_for_the_recovered_ones() -> None:

@@ -1,0 +1,62 @@
+"""How many of the strongest chunks have been read: a bound that holds at a stated confidence.
+
+What is read is what estimates rank highest, and of projections' estimates the errors are known: Gaussian, of
+a size that every chunk and query tells. So of a chunk that was read it can be said how likely it was to be:
+by how much its estimate could have been lower, in units of that error. A chunk as strong, and as likely to be
+read, has been missed as often as a coin of that chance fails before it succeeds; summed over the strongest
+that were found this is how many of their like were left out (Horvitz and Thompson, JASA 47, 1952; the counts
+are negative binomial). Nothing is assumed of how influences are distributed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TOP = 10
+CONFIDENCE = 0.95
+_LEAST = 1e-3  # probability of having been read below which a chunk says no more
+_MOST = 512  # missed chunks that are told apart
+
+
+@dataclass(frozen=True)
+class Recall:
+    """With this confidence, at least so many of the `top` chunks of largest influence have been read.
+
+    Attributes
+    ----------
+    top, at_least : int
+    confidence : float
+    """
+
+    top: int
+    at_least: int
+    confidence: float
+
+
+def stated_recall(
+    influences: np.ndarray, odds: np.ndarray, n_chunks: int, *, top: int = TOP, confidence: float = CONFIDENCE
+) -> Recall:
+    """What can be said of the strongest chunks, read or not, from those that were.
+
+    The next one below the top counts as well: that there is a tenth, and no more, is known only because it
+    was found.
+
+    Parameters
+    ----------
+    influences : (t,) float64      of the chunks that were read
+    odds : (t,) float64            how likely each was to be read, over the errors of the estimates: 0 … 1
+    n_chunks : n                   all there are
+    """
+    top = min(top, n_chunks)
+    if len(influences) >= n_chunks:
+        return Recall(top, top, confidence)
+    strongest = np.argsort(-influences, kind="stable")[: top + 1]
+    missed = np.zeros(_MOST)
+    missed[0] = 1.0
+    failures = np.arange(_MOST)
+    for chance in np.clip(odds[strongest], _LEAST, 1.0):
+        missed = np.convolve(missed, chance * (1.0 - chance) ** failures)[:_MOST]
+    most = int(np.searchsorted(np.cumsum(missed), confidence))
+    return Recall(top, max(0, min(len(strongest), top) - most), confidence)

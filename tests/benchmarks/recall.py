@@ -1,0 +1,109 @@
+"""Whether answers find as much as they say: stated recall against the direct readout of every chunk.
+
+Of an index with operators, on queries of a file. For each size of projection (bytes a chunk) and number of
+chunks read: `stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how many
+were, in the mean; `held`, the share of queries of which the statement is true, to be .95 or more; `standard
+error` of that share were it .95. Chunks are chosen as `stride query` chooses them: by the recovery,
+projections and shared pairs of tokens together.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from stride_cli.attribution.attributor import Attributor
+from stride_cli.attribution.direct_readout import query_gradients, second_estimates
+from stride_cli.attribution.session import Session
+from stride_cli.data.query_files import read_queries
+from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.projections import Projector
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.output import emit, progress
+from stride_cli.recovery.recall import CONFIDENCE, TOP, stated_recall
+from stride_cli.recovery.refinement import candidates
+from tests.benchmarks._machine import machine
+
+SIZES = (256, 512, 1024, 2048, 4096)
+READ = (30, 60, 100, 200)
+
+
+def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(given.threads)
+    session = Session.open(given.index, model_path=given.model)
+    workspace, operators = session.workspace, session.operators
+    queries = read_queries(workspace, given.queries)
+    queries = queries.take(range(given.first, len(queries)))
+    attributor: Attributor = session.attributor()
+    batches = [queries.batch(group) for group in queries.groups(4096)]
+    measured = attributor.measure(batches)
+    unread = replace(attributor, options=replace(attributor.options, read=0))
+    solutions = [found.solution for found in unread.influences(None, batches, measured.responses)]
+    # one pass over the corpus: every chunk's product with every query, and its projections
+    steered = SteeredModel.of(workspace.model, operators)
+    asked, n_chunks = query_gradients(steered, batches), workspace.n_chunks
+    exact = np.zeros((len(queries), n_chunks))
+    projectors = {size: Projector(steered.gate_size, size, n_chunks, workspace.seed) for size in SIZES}
+    with progress("reading chunks", n_chunks, unit="chunks") as bar:
+        for group in workspace.chunks.plan(steered.tokens_at_once):
+            for batch in map(workspace.chunks.batch, workspace.chunks.small_groups(group)):
+                own = gate_gradients(steered, batch)[0]
+                products = sum(query @ gradient.cpu().T for query, gradient in zip(asked, own, strict=True))
+                exact[:, batch.rows] = (products * batch.scored).numpy()
+                for projector in projectors.values():
+                    projector.add(batch, own)
+                bar.advance(len(batch.rows))
+    top = np.argsort(-exact, axis=1)[:, :TOP]
+    influences = direct_influences(exact / workspace.chunks.typical, session, measured.responses)
+    about = {"benchmark": "recall", "chunks": n_chunks, "gates": steered.gate_size, "queries": len(queries)}
+    for size, projector in projectors.items():
+        kept = replace(operators, projections=projector.projections())
+        seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
+        for count in READ:
+            found, stated = [], []
+            for query, solution in enumerate(solutions):
+                chosen = candidates(
+                    session.designs.each, solution, count, [guide[query] for guide in seconds.guides]
+                )
+                values = exact[query, chosen.chunks]
+                odds = seconds.odds(query, chosen, influences[query, chosen.chunks], [values])
+                assert odds is not None
+                stated.append(stated_recall(values, odds, n_chunks).at_least)
+                found.append(int(np.isin(top[query], chosen.chunks).sum()))
+            held = np.array(found) >= np.array(stated)
+            yield about | {
+                "bytes": size,
+                "read": count,
+                "of": TOP,
+                "confidence": CONFIDENCE,
+                "stated": float(np.median(stated)),
+                "stated_mean": float(np.mean(stated)),
+                "found": float(np.mean(found)),
+                "held": float(held.mean()),
+                "standard_error": float(np.sqrt(CONFIDENCE * (1 - CONFIDENCE) / len(held))),
+            } | machine("torch", "numpy")
+
+
+def direct_influences(single: np.ndarray, session: Session, responses: np.ndarray) -> np.ndarray:
+    """Influences of all chunks (Q, n), as `chunk_influences` has them, from share_i g_i · g_x."""
+    sizes = np.asarray(session.designs.row_sizes, np.float64).reshape(-1)
+    middle = (responses * sizes).sum(axis=1, keepdims=True) / sizes.sum()
+    scale = session.operators.direct_scale or 0.0
+    found: np.ndarray = (scale * single - middle) / sizes.mean()
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks recall", description=__doc__)
+    parser.add_argument("--index", required=True, help="of a language model, with operators")
+    parser.add_argument("--model")
+    parser.add_argument("--queries", required=True, help="as stride query --file takes them")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many queries")
+    parser.add_argument("--threads", type=int, default=2)
+    for row in rows(parser.parse_args(arguments)):
+        emit(row)
