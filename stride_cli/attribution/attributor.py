@@ -321,7 +321,13 @@ class Attributor:
             direct_scale(operators)  # or an error, before anything is read
         seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
         wanted = [
-            candidates(self.designs.each, solution, self.reads, [guide[query] for guide in seconds.guides])
+            candidates(
+                self.designs.each,
+                solution,
+                self.reads,
+                seconds.values[query],
+                None if seconds.alone is None else seconds.alone[query],
+            )
             for query, solution in enumerate(solutions)
         ]
         chunks = np.unique(np.concatenate([own.chunks for own in wanted]))
@@ -344,7 +350,7 @@ class Attributor:
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
             exact = [products[query, at] for products in projected]
-            odds = seconds.odds(query, own, values, exact)
+            odds = seconds.odds(query, own, exact)
             recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
             if self.options.nonneg:
                 values = np.maximum(values, 0.0)

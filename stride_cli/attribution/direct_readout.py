@@ -77,29 +77,22 @@ class SecondEstimates:
 
     Attributes
     ----------
-    guides : of (Q, n) float64      each query's at mean 0 and variance 1 (0 where all are equal): projections
-                                    where there are any, whose errors are known; and all there is
+    values : (Q, n) float64             each query's at mean 0 and variance 1 (0 where all are equal)
+    alone : (Q, n) float64 or None      likewise, projections by themselves, whose errors are known
     projected : of each model with projections, in order, its part
     """
 
-    guides: list[np.ndarray]
+    values: np.ndarray
+    alone: np.ndarray | None
     projected: list[Projected]
 
-    @property
-    def values(self) -> np.ndarray:
-        """(Q, n) float64: all there is."""
-        return self.guides[-1]
-
-    def odds(
-        self, query: int, chosen: Chosen, influences: np.ndarray, exact: Sequence[np.ndarray]
-    ) -> np.ndarray | None:
-        """How likely each chunk that was read was to be, over the errors of recovery and projections.
+    def odds(self, query: int, chosen: Chosen, exact: Sequence[np.ndarray]) -> np.ndarray | None:
+        """How likely each chunk that was read was to be, over the errors of the projections.
 
         Parameters
         ----------
         query : its number
-        chosen : by `guides`
-        influences : (t,) float64      as read
+        chosen : with projections guiding half of the choice
         exact : of each model with projections, (t,): scored_i g_i · g_q as read
 
         Returns
@@ -112,8 +105,7 @@ class SecondEstimates:
         odds = np.zeros(len(chosen.chunks))
         for guide, margins in enumerate(chosen.margins):
             # the strength that exact numbers would have had, and how far errors take it from there
-            spare = margins + (influences - chosen.recovered) / chosen.noise
-            variance = np.ones(len(odds))
+            spare, variance = margins.copy(), np.zeros(len(odds))
             for part, products in zip(self.projected, exact, strict=True):
                 weight = part.weights[guide][query]
                 size = np.sqrt(part.step[chosen.chunks].astype(np.float64))
@@ -121,7 +113,8 @@ class SecondEstimates:
                 spare += weight * np.divide(error, size, out=np.zeros_like(size), where=size > 0)
                 variance += np.square(weight * part.noise[query] * size)
             # errors are the same for every guide: a chunk is read where the kindest of them would
-            odds = np.maximum(odds, ndtr(spare / np.sqrt(variance)))
+            certain, spread = np.where(spare > 0, np.inf, -np.inf), np.sqrt(variance)
+            odds = np.maximum(odds, ndtr(np.divide(spare, spread, out=certain, where=spread > 0)))
         return odds
 
 
@@ -142,8 +135,7 @@ def projected_influences(
 
     Returns
     -------
-    SecondEstimates                 of one guide, the mean over the models that have projections; None where
-                                    none has
+    SecondEstimates                 the mean over the models that have projections; None where none has
     """
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     total = np.zeros(0)
@@ -163,7 +155,7 @@ def projected_influences(
         return None
     whole = _standardise(total)
     parts = [Projected(*part, weights=[1.0 / (spread * whole)]) for *part, spread in found]
-    return SecondEstimates([total], parts)
+    return SecondEstimates(total, total, parts)
 
 
 def second_estimates(
@@ -174,8 +166,8 @@ def second_estimates(
 ) -> SecondEstimates:
     """The pairs of tokens that chunks share with queries, and projections, where the operators have them.
 
-    With projections there are two guides, them alone and both: what is strong is found by the first however
-    few pairs it shares, which is what statements about recall rest on.
+    Projections also stand alone: by them what is strong is found however few pairs it shares and whatever the
+    recovery makes of it, which is what statements about recall rest on.
 
     Parameters
     ----------
@@ -190,12 +182,12 @@ def second_estimates(
     _standardise(pairs)
     projected = projected_influences(models, batches, workspace.n_chunks)
     if projected is None:
-        return SecondEstimates([pairs], [])
+        return SecondEstimates(pairs, None, [])
     pairs += projected.values
     spread = _standardise(pairs)
     for part in projected.projected:
         part.weights.append(part.weights[0] / spread)
-    return SecondEstimates([projected.values, pairs], projected.projected)
+    return SecondEstimates(pairs, projected.values, projected.projected)
 
 
 def _standardise(values: np.ndarray) -> np.ndarray:

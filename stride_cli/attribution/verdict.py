@@ -76,9 +76,7 @@ class NullAnswers:
     strengths: np.ndarray
     read: np.ndarray | None = None
 
-    def judge(
-        self, loss: float, influence: float, scored: int, *, read: bool = False
-    ) -> Verdict | None:
+    def judge(self, loss: float, influence: float, scored: int, *, read: bool = False) -> Verdict | None:
         """The verdict on an answer.
 
         Parameters

@@ -25,26 +25,26 @@ class Chosen:
     chunks : (t,) int64, ascending
     margins : (guides, t) float64      how much lower a chunk's strength could be for that guide to choose it
                                        all the same; ∞ where all are chosen
-    recovered, noise : (t,) float64, float      of the debiased Lasso; strengths are in units of its noise
     others : float                     what the weights of other chunks are to be multiplied by, 0 … 1; 1
                                        without a second estimate
     """
 
     chunks: np.ndarray
     margins: np.ndarray
-    recovered: np.ndarray
-    noise: float
     others: float
 
 
 def candidates(
-    columns: Sequence[Any], solution: Solution, count: int, seconds: Sequence[np.ndarray] = ()
+    columns: Sequence[Any],
+    solution: Solution,
+    count: int,
+    second: np.ndarray | None = None,
+    alone: np.ndarray | None = None,
 ) -> Chosen:
-    """The chunks whose influence is most likely to be large, by the debiased Lasso and second estimates.
+    """The chunks whose influence is most likely to be large, by the debiased Lasso and a second estimate.
 
     Where subsets are few the Lasso can give only K chunks a weight; what it leaves unexplained ranks the
-    others. A second estimate is added to it, each in units of its own noise: nearly all of the second's
-    spread is. Of several, each guides the choice of as many chunks as the others, among those that are left.
+    others. Of two estimates each is taken in units of its own noise: nearly all of the second's spread is.
     Then the recovery is not all there is, and what it says of other chunks counts as far as it can be
     trusted: by the share of the debiased estimate's variance over chunks that is not its error's.
 
@@ -53,20 +53,23 @@ def candidates(
     columns : C designs (n, d), of all models that measured
     solution : Solution                of one query, residual (C K,)
     count : int
-    seconds : of (n,) float64          `stride_cli.attribution.direct_readout.second_estimates`
+    second : (n,) float64, optional    `stride_cli.attribution.direct_readout.second_estimates`
+    alone : (n,) float64, optional     what guides half of the choice by itself, before the others do
 
     Returns
     -------
     Chosen      min(count, n) chunks
     """
     estimate, noise = debiased(columns, solution)
-    others = _share_of_signal(estimate, noise) if len(seconds) else 1.0
-    unit = max(noise, np.finfo(float).tiny)
-    guides = [estimate / unit + second for second in seconds] or [estimate / unit]
+    others = 1.0
+    if second is not None:
+        others = _share_of_signal(estimate, noise)
+        estimate = estimate / max(noise, np.finfo(float).tiny) + second
+    guides = [estimate] if alone is None else [alone, estimate]
     n_chunks = len(estimate)
     if count >= n_chunks:
         everything = np.full((len(guides), n_chunks), np.inf)
-        return Chosen(np.arange(n_chunks), everything, estimate, unit, others)
+        return Chosen(np.arange(n_chunks), everything, others)
     left = np.ones(n_chunks, bool)
     cuts = []
     for number, guide in enumerate(guides):
@@ -78,7 +81,7 @@ def candidates(
         cuts.append(strength[order[share]])
     chunks = np.flatnonzero(~left)
     margins = np.stack([guide[chunks] - cut for guide, cut in zip(guides, cuts, strict=True)])
-    return Chosen(chunks, margins, estimate[chunks], unit, others)
+    return Chosen(chunks, margins, others)
 
 
 def trust(columns: Sequence[Any], solution: Solution) -> float:

@@ -192,7 +192,7 @@ def read(
     """The solutions' weights, with those of the likeliest chunks replaced by the direct readout; and how many
     of its strongest are among these, by `RECALL`."""
     influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
-    estimates = [[]] * len(solutions) if second is None else [[row] for row in second]
+    estimates = [None] * len(solutions) if second is None else second
     chosen = [
         candidates([columns], solution, count, estimate)
         for solution, estimate in zip(solutions, estimates, strict=True)
@@ -200,9 +200,7 @@ def read(
     order = np.argsort(-direct, axis=1)
     found = {
         f"recall{most}": float(
-            np.mean(
-                [np.isin(top[:most], own.chunks).mean() for top, own in zip(order, chosen, strict=True)]
-            )
+            np.mean([np.isin(top[:most], own.chunks).mean() for top, own in zip(order, chosen, strict=True)])
         )
         for most in RECALL
     }

@@ -59,43 +59,38 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     projector.add(batch, own)
                 bar.advance(len(batch.rows))
     top = np.argsort(-exact, axis=1)[:, :TOP]
-    influences = direct_influences(exact / workspace.chunks.typical, session, measured.responses)
     about = {"benchmark": "recall", "chunks": n_chunks, "gates": steered.gate_size, "queries": len(queries)}
     for size, projector in projectors.items():
         kept = replace(operators, projections=projector.projections())
         seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
+        assert seconds.alone is not None
         for count in READ:
             found, stated = [], []
             for query, solution in enumerate(solutions):
                 chosen = candidates(
-                    session.designs.each, solution, count, [guide[query] for guide in seconds.guides]
+                    session.designs.each, solution, count, seconds.values[query], seconds.alone[query]
                 )
                 values = exact[query, chosen.chunks]
-                odds = seconds.odds(query, chosen, influences[query, chosen.chunks], [values])
+                odds = seconds.odds(query, chosen, [values])
                 assert odds is not None
                 stated.append(stated_recall(values, odds, n_chunks).at_least)
                 found.append(int(np.isin(top[query], chosen.chunks).sum()))
             held = np.array(found) >= np.array(stated)
-            yield about | {
-                "bytes": size,
-                "read": count,
-                "of": TOP,
-                "confidence": CONFIDENCE,
-                "stated": float(np.median(stated)),
-                "stated_mean": float(np.mean(stated)),
-                "found": float(np.mean(found)),
-                "held": float(held.mean()),
-                "standard_error": float(np.sqrt(CONFIDENCE * (1 - CONFIDENCE) / len(held))),
-            } | machine("torch", "numpy")
-
-
-def direct_influences(single: np.ndarray, session: Session, responses: np.ndarray) -> np.ndarray:
-    """Influences of all chunks (Q, n), as `chunk_influences` has them, from share_i g_i · g_x."""
-    sizes = np.asarray(session.designs.row_sizes, np.float64).reshape(-1)
-    middle = (responses * sizes).sum(axis=1, keepdims=True) / sizes.sum()
-    scale = session.operators.direct_scale or 0.0
-    found: np.ndarray = (scale * single - middle) / sizes.mean()
-    return found
+            yield (
+                about
+                | {
+                    "bytes": size,
+                    "read": count,
+                    "of": TOP,
+                    "confidence": CONFIDENCE,
+                    "stated": float(np.median(stated)),
+                    "stated_mean": float(np.mean(stated)),
+                    "found": float(np.mean(found)),
+                    "held": float(held.mean()),
+                    "standard_error": float(np.sqrt(CONFIDENCE * (1 - CONFIDENCE) / len(held))),
+                }
+                | machine("torch", "numpy")
+            )
 
 
 def main(arguments: list[str]) -> None:

@@ -15,6 +15,7 @@ from stride_cli.errors import UsageError
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STRIDE_TRAIN_NULLS", raising=False)  # set for other tests
     return tmp_path
 
 
@@ -34,7 +35,7 @@ def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pyte
 
 def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {int: "3", float: "0.5", bool: "true", list: os.pathsep.join("xy"), str: "x"}
-    chosen = {"train.fit": "sgd", "query.measure": "exact"}
+    chosen = {"train.fit": "sgd", "query.measure": "exact", "train.nulls": "30"}
     for setting in settings():
         section, name = setting.key.split(".")
         hint = SECTIONS[section].__dataclass_fields__[name].type
@@ -42,12 +43,17 @@ def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(f"STRIDE_{section}_{name}".upper(), chosen.get(setting.key, texts[kind]))
     for setting in settings():
         expected = chosen.get(setting.key)
-        assert setting.value in ([expected] if expected else [3, 0.5, True, ["x", "y"], "x"])
+        assert setting.value in ([expected, 30] if expected else [3, 0.5, True, ["x", "y"], "x"])
         assert setting.source.startswith("STRIDE_")
 
 
 def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
-    values = {"train.fit": "sgd", "query.measure": "exact", "train.checkpoints": ["x", "y"]}
+    values = {
+        "train.fit": "sgd",
+        "train.nulls": 30,
+        "query.measure": "exact",
+        "train.checkpoints": ["x", "y"],
+    }
     samples = {bool: True, int: 3, float: 0.5, str: "x"}
     for setting in settings():
         section, name = setting.key.split(".")

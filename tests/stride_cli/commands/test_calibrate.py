@@ -42,15 +42,17 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
 
 
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
-    plain = verdicts(run, workspace / "run.stride")
+    plain, unread = (verdicts(run, workspace / "run.stride", options) for options in ("", "--read 0"))
+    assert plain["read"] > 0 == unread["read"]
     for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--no-shrink", "--read 20"):
         other = verdicts(run, workspace / "run.stride", options)
-        judged = {name: value for name, value in other["judged"].items() if name != "line"}
-        assert other["verdict"] == plain["verdict"]
-        assert judged == {name: value for name, value in plain["judged"].items() if name != "line"}
-        same_unit = options.startswith(("--top", "--read"))
-        assert (other["judged"]["line"] is not None) == same_unit
-        assert (other["hits"][0]["above_line"] is not None) == same_unit
+        assert other["verdict"] == plain["verdict"] == unread["verdict"]
+        # null prompts' chunks were read by default; other influences than these are judged without
+        like = plain if options.startswith(("--top", "--read")) else unread
+        assert (other["judged"]["line"] is not None) == (other["hits"][0]["above_line"] is not None)
+        assert (other["judged"]["line"] is not None) == (like is plain)
+        for name in ("surer", "stronger", "beyond", "nulls"):
+            assert other["judged"][name] == pytest.approx(like["judged"][name], abs=0.02)
 
 
 def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: Path) -> None:
@@ -73,7 +75,7 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: 
 def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspace: Path) -> None:
     assert run(f"calibrate --index {index} --nulls 100").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)
-    for name in ("null_scored", "null_losses", "null_strengths"):
+    for name in ("null_scored", "null_losses", "null_strengths", "null_read"):
         one, two = (np.asarray(each.array(f"calibration/{name}")) for each in (first, second))
         np.testing.assert_allclose(one, two, rtol=1e-4)
     assert first.group_attributes("calibration")["nulls"] == second.group_attributes("calibration")["nulls"]

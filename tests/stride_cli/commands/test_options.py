@@ -312,8 +312,8 @@ def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> N
 
 
 def test_options_by_name_become_those_of_one_fit() -> None:
-    assert train_options() == ClosedOptions() == train_options("closed", steps=None, project=0)
-    assert train_options("sgd", project=0, damping=None, buckets=7) == SgdOptions(buckets=7)
+    assert train_options() == ClosedOptions() == train_options("closed", steps=None, project=None)
+    assert train_options("sgd", project=None, damping=None, buckets=7) == SgdOptions(buckets=7)
     with pytest.raises(TypeError, match="stepps"):
         train_options("sgd", stepps=3)
 

@@ -178,8 +178,8 @@ def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted
     last = one.values[:, 40:]  # nothing is known of them: they are all alike, and near the mean
     assert (last == last[:, :1]).all() and np.abs(last).max() < 0.2 < one.values[:, :40].std()
     np.testing.assert_allclose(mixed.values, one.values, atol=1e-9)
-    some = Chosen(np.arange(5), np.zeros((1, 5)), np.zeros(5), 1.0, 1.0)
-    assert one.odds(0, some, np.zeros(5), [np.zeros(5)]) is None  # of their errors nothing is known either
+    some = Chosen(np.arange(5), np.zeros((1, 5)), 1.0)
+    assert one.odds(0, some, [np.zeros(5)]) is None  # of their errors nothing is known either
 
 
 def test_shared_pairs_say_what_to_read_and_projections_too(model, chunks, fitted, asked) -> None:

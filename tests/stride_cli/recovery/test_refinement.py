@@ -69,7 +69,7 @@ def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
     assert noise == pytest.approx(np.std(estimate - truth), rel=0.5)
     both = estimate / noise + second
     both = np.where(both > 0, both, -0.3 * both)
-    chosen = candidates(designs, found, 60, [second]).chunks
+    chosen = candidates(designs, found, 60, second).chunks
     np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
 
     def share(chunks: np.ndarray) -> float:
@@ -81,7 +81,7 @@ def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
 def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
     def trust(designs, _truth, _large, found) -> float:
         assert candidates(designs, found, 9).others == 1.0  # without a second estimate
-        trusted = candidates(designs, found, 9, [np.zeros(N)]).others
+        trusted = candidates(designs, found, 9, np.zeros(N)).others
         assert trusted == refinement.trust(designs, found)
         return trusted
 
