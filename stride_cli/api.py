@@ -265,12 +265,13 @@ def _project(
 
     check_projectable(index, options, model)
     operators = index.group_attributes("operators")["build_key"]
-    identity = [index.digest, operators, options.project, str(model.dtype)]
+    size = options.project or 0
+    identity = [index.digest, operators, size, str(model.dtype)]
     build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key) as writer:
         own, reports = project_index(
-            writer, index, model, ChunkReader(index), options.project, save_seconds=save_seconds
+            writer, index, model, ChunkReader(index), size, save_seconds=save_seconds
         )
         publishing = time.perf_counter()
         writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})

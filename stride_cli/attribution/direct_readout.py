@@ -137,24 +137,25 @@ def projected_influences(
     -------
     SecondEstimates                 the mean over the models that have projections; None where none has
     """
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: list[Projected] = []
     total = np.zeros(0)
     for steered in models:
         projections = steered.operators.projections
         if projections is None:
             continue
         products, noise = projections.products(query_gradients(steered, batches))
-        if not found:
+        if not parts:
             total = np.zeros((len(products), n_chunks))
         own, size = products.astype(np.float64), np.sqrt(projections.step)
         np.divide(own, size, out=own, where=size > 0)
         spread = _standardise(own)
         total[:, : own.shape[1]] += own
-        found.append((products, projections.step, noise.astype(np.float64), spread))
-    if not found:
+        parts.append(Projected(products, projections.step, noise.astype(np.float64), [1.0 / spread]))
+    if not parts:
         return None
-    whole = _standardise(total)
-    parts = [Projected(*part, weights=[1.0 / (spread * whole)]) for *part, spread in found]
+    spread = _standardise(total)
+    for part in parts:
+        part.weights[0] /= spread
     return SecondEstimates(total, total, parts)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
+from stride_cli.errors import StrideError
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
+_TOGETHER = 32  # prompts of a file whose chunks are read in one pass
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,15 @@ class Answer:
         }
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt with its response, what the subsets say of it, and the seconds of each stage."""
+
+    query: Query
+    measured: Measured
+    seconds: dict[str, float]
+
+
 @dataclass
 class Session:
     """An index, its operators and its model, loaded once for many queries."""
@@ -253,35 +265,113 @@ class Session:
         ------
         QueryError, NumericalError
         """
-        from stride_cli.data.query_files import as_query
-        from stride_cli.data.query_set import QuerySet
-        from stride_cli.recovery.ranking import rank_documents
+        asked = {"prompt": prompt, "response": response, "span": span}
+        return next(self.query_all([asked], options, together=1, clock=clock))
 
+    def query_all(
+        self,
+        prompts: Iterable[Mapping[str, Any]],
+        options: QueryOptions | None = None,
+        *,
+        together: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Iterator[Answer]:
+        """`query` of one prompt after the other; chunks are read for several of them in one pass.
+
+        Parameters
+        ----------
+        prompts : of "prompt" and, where there are, "response" and "span"
+        together : prompts whose answers come together; 1: each as soon as it can. Default: 32, where chunks
+            are read
+
+        Raises
+        ------
+        QueryError, NumericalError      once all that came before has been answered
+        """
         options = options or QueryOptions()
         attributor = self.attributor(options)
+        together = (together or _TOGETHER) if attributor.reads else 1
+        arriving, broken = iter(prompts), None
+        while broken is None:
+            asked: list[_Asked] = []
+            try:
+                for prompt in islice(arriving, together):
+                    asked.append(self._ask(attributor, prompt, options, clock))
+            except StrideError as error:
+                broken = error
+            if asked:
+                yield from self._answers(attributor, asked, options, clock)
+            elif broken is None:
+                return
+        raise broken
+
+    def _ask(
+        self,
+        attributor: Attributor,
+        prompt: Mapping[str, Any],
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> _Asked:
+        """One prompt's response, and what the subsets say of it."""
+        from stride_cli.data.query_files import as_query
+
         start = clock()
         query = as_query(
             self.model,
-            prompt,
-            response=response,
-            span=span,
+            prompt["prompt"],
+            response=prompt.get("response"),
+            span=prompt.get("span"),
             max_new_tokens=options.max_new_tokens,
             chat=options.chat,
         )
         generated = clock()
-        batches = [query.batch()]
-        measured = attributor.measure(batches, check=self._spot_check() if options.check else None)
-        reached = {"measure": clock()}
-        (found,) = attributor.influences(
-            QuerySet.from_queries([query]),
-            batches,
-            measured.responses,
+        check = self._spot_check() if options.check else None
+        measured = attributor.measure([query.batch()], check=check)
+        return _Asked(query, measured, {"generate": generated - start, "measure": clock() - generated})
+
+    def _answers(
+        self,
+        attributor: Attributor,
+        asked: Sequence[_Asked],
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> Iterator[Answer]:
+        """Answers to prompts that are measured; of what is done together each has its part of the time."""
+        import numpy as np
+
+        from stride_cli.data.query_set import QuerySet
+
+        queries = [each.query for each in asked]
+        start = clock()
+        reached: dict[str, float] = {}
+        attributions = attributor.influences(
+            QuerySet.from_queries(queries),
+            [query.batch() for query in queries],
+            np.concatenate([each.measured.responses for each in asked]),
             reached=lambda stage: reached.__setitem__(stage, clock()),
         )
-        influences, responses = found.influences, measured.responses[0]
-        looked = clock()
+        shared = {"recover": reached["recover"] - start}
+        if attributor.reads:
+            shared["read"] = reached["read"] - reached["recover"]
+        for each, found in zip(asked, attributions, strict=True):
+            seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
+            yield self._answer(attributor, replace(each, seconds=seconds), found, options, clock)
+
+    def _answer(
+        self,
+        attributor: Attributor,
+        asked: _Asked,
+        found: Attribution,
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> Answer:
+        """Documents in order, their passages, and what may be concluded."""
+        from stride_cli.recovery.ranking import rank_documents
+
+        query, measured, start = asked.query, asked.measured, clock()
+        responses = measured.responses[0]
         supporters, opposers = rank_documents(
-            influences,
+            found.influences,
             self.designs.columns,
             self.chunk_document,
             top=options.top,
@@ -312,15 +402,12 @@ class Session:
             opposers=opposers,
             passages=passages,
             solution=found.solution,
-            influences=influences,
+            influences=found.influences,
             method=measured.method,
             agreement=measured.agreement,
             seconds={
-                "generate": generated - start,
-                "measure": reached["measure"] - generated,
-                "recover": reached["recover"] - reached["measure"],
-                **({"read": looked - reached["recover"]} if attributor.reads else {}),
-                "rank": ranked - looked + ended - judged,
+                **asked.seconds,
+                "rank": ranked - start + ended - judged,
                 **({"stability": judged - ranked} if options.halves else {}),
             },
             document_ids=document_ids,

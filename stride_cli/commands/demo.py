@@ -38,8 +38,8 @@ def demo(
     found = 0
     asked = [prompt for prompt in prompts if prompt["listed"] or every]
     rows: list[tuple[str, str, str, bool]] = []
-    for prompt in asked:
-        answer = session.query(prompt["prompt"])
+    answers = session.query_all([{"prompt": prompt["prompt"]} for prompt in asked])
+    for prompt, answer in zip(asked, answers, strict=True):
         record = answer.to_record()
         top = record["hits"][0]["document"] if record["hits"] else None
         correct = top in prompt["documents"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,17 +121,18 @@ def query(
         records = ({"prompt": query} for query in found_queries)
     else:
         records = read_prompts(text, file)
-    for record in records:
-        answer = session.query(
-            record["prompt"],
-            options,
-            response=record.get("response", response),
-            span=record.get("span", span),
-        )
+    names: deque[dict[str, Any]] = deque()  # ids of prompts that are not answered yet
+
+    def asked() -> Iterator[dict[str, Any]]:
+        for record in records:
+            names.append({"id": record["id"]} if "id" in record else {})
+            yield {"response": response, "span": span} | record
+
+    together = None if text is None else 1  # who writes to stdin waits for each answer
+    for answer in session.query_all(asked(), options, together=together):
+        named = names.popleft()
         if as_json:
-            found = answer.to_record()
-            if "id" in record:
-                found = {"id": record["id"], **found}
+            found = {**named, **answer.to_record()}
             if explained:
                 from stride_cli.report.explanation import explain
 

@@ -177,13 +177,8 @@ def _ask(
     options = with_judges(options, session.index, given)
     records = list(wanted.records(session))
     with progress("asking", len(records), unit="queries") as bar:
-        for record in records:
-            answer = session.query(
-                record["prompt"],
-                options,
-                response=record.get("response", wanted.response),
-                span=record.get("span"),
-            )
+        asked = ({"response": wanted.response} | record for record in records)
+        for record, answer in zip(records, session.query_all(asked, options), strict=True):
             name = record.get("id")
             yield from_answer(session, answer, name=None if name is None else str(name))
             bar.advance()

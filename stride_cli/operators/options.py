@@ -107,7 +107,8 @@ class ClosedOptions(FitOptions):
     project: int | None = option(
         None,
         "closed: keep so many bytes of every chunk's own gradient, signs of a random projection made in the "
-        "same pass; stride query then finds what is worth reading by them too, and says how much of it was found; 0: none. "
+        "same pass; stride query then finds what is worth reading by them too, and says how much it found. "
+        "0: none. "
         "Where operators are there: keep them, and project what has no projection yet. "
         "[2,048; beyond a million chunks 512]",
         low=0,

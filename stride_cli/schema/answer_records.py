@@ -134,7 +134,7 @@ class AnswerRecord(TypedDict):
     read: NotRequired[
         Annotated[
             int,
-            "chunks whose influence was read from their own gradients; those of others are recovered from subsets",
+            "chunks whose influence was read from their own gradients; others' are recovered from subsets",
         ]
     ]
     recall: NotRequired[

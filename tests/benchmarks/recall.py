@@ -1,10 +1,9 @@
 """Whether answers find as much as they say: stated recall against the direct readout of every chunk.
 
 Of an index with operators, on queries of a file. For each size of projection (bytes a chunk) and number of
-chunks read: `stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how many
-were, in the mean; `held`, the share of queries of which the statement is true, to be .95 or more; `standard
-error` of that share were it .95. Chunks are chosen as `stride query` chooses them: by the recovery,
-projections and shared pairs of tokens together.
+chunks read: `stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how
+many were, in the mean; `held`, the share of queries of which the statement is true, to be .95 or more;
+`standard_error`, that of this share were it .95. Chunks are chosen as `stride query` chooses them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,13 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     projector.add(batch, own)
                 bar.advance(len(batch.rows))
     top = np.argsort(-exact, axis=1)[:, :TOP]
-    about = {"benchmark": "recall", "chunks": n_chunks, "gates": steered.gate_size, "queries": len(queries)}
+    about = {
+        "benchmark": "recall",
+        "chunks": n_chunks,
+        "subsets": operators.n_subsets,
+        "gates": steered.gate_size,
+        "queries": len(queries),
+    }
     for size, projector in projectors.items():
         kept = replace(operators, projections=projector.projections())
         seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)

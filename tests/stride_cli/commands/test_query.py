@@ -173,6 +173,24 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     assert few.code == 2 and "--read is -1" in few.err
 
 
+def test_prompts_of_a_file_are_answered_together_as_alone(run, workspace: Path, tmp_path: Path) -> None:
+    """In one pass over what is read for them; up to the first that cannot be."""
+    prompts = ["The French Revolution began in", "The Berlin Wall fell in", "The capital of Kenya is"]
+    lines = "".join(f"{prompt}\n" for prompt in prompts)
+    (tmp_path / "prompts.txt").write_text(lines + '{"prompt": 3}\n')
+    shown = f"--index {workspace}/run.stride --top 3 --read 15 --json"
+    together = run(f"query --file {tmp_path}/prompts.txt {shown}")
+    assert together.code == 2 and "prompts.txt:4" in together.err
+    alone = run(f"query - {shown}", stdin=lines)
+    assert len(together.records) == len(alone.records) == 3
+    for one, other in zip(together.records, alone.records, strict=True):
+        assert one["prompt"] == other["prompt"] and one["verdict"] == other["verdict"]
+        assert one["read"] == 15 and one["recall"] == other["recall"]
+        for a, b in zip(one["hits"], other["hits"], strict=True):
+            assert a["document"] == b["document"]
+            assert a["influence"] == pytest.approx(b["influence"], rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_projections_choose_what_is_read(run, workspace: Path, tmp_path: Path) -> None:
     """stride train --project: added to the operators there are, after which few chunks read hold what all of
