@@ -123,6 +123,20 @@ def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:
     assert first < second < lines.index("python -m pytest -m slow")
 
 
+def test_figures_of_recall_are_those_of_the_record() -> None:
+    """What README says of stated recall, at the default's bytes a chunk."""
+    path = ROOT / "tests/benchmarks/results/recall.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 40 and all(row["held"] >= 0.95 for row in rows)  # whatever is kept and read
+    found = {(row["subsets"], row["read"]): row for row in rows if row["bytes"] == 2048}
+    many, few = found[1000, 60], found[64, 100]
+    text = " ".join(README.split())
+    assert (many["held"], many["queries"], many["chunks"]) == (1.0, 160, 2000)
+    assert f"with 60 chunks read (3 %) the median answer states {many['stated']:g} of 10, and all" in text
+    figures = f"it states {few['stated']:g}, {few['found']:.1f} are found in the mean, and {few['held']:.2f}"
+    assert figures.replace("0.", ".") in text
+
+
 def test_every_command_is_mentioned() -> None:
     from stride_cli.commands.app import app
 

@@ -85,7 +85,10 @@ def test_prompts_from_stdin_and_files_stream(run, workspace: Path, tmp_path: Pat
         assert first["prompt"] == "The French Revolution began in" and "id" not in first
         assert (second["id"], second["prompt"], second["response"]) == ("b", "The", " war")
         assert second["generated"] is False
-    assert [r["hits"] for r in piped.records] == [r["hits"] for r in filed.records]
+    for one, other in zip(piped.records, filed.records, strict=True):  # of a file, chunks are read together
+        for a, b in zip(one["hits"], other["hits"], strict=True):
+            assert a["document"] == b["document"]
+            assert a["influence"] == pytest.approx(b["influence"], rel=1e-3)
 
 
 def test_the_same_question_has_the_same_answer(run, workspace: Path) -> None:
@@ -160,7 +163,7 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     read = session.query("The French Revolution began in", QueryOptions(read=40)).influences
     exact = np.isclose(read.values, everything.influences.values[read.indices], rtol=1e-3)
     found = np.isin(everything.influences.indices[strongest], read.indices[exact]).sum()
-    assert found >= some["recall"]["at_least"] > 0
+    assert found >= some["recall"]["at_least"]
     # by default as many as this model allows in a few seconds: here all
     assert run(line).records[0]["read"] == min(200, session.index.n_chunks)
     assert abs(everything.influences.values[everything.influences.values > 0].max()) == pytest.approx(

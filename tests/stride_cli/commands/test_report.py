@@ -72,7 +72,9 @@ def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Pat
     text = text_of(tmp_path / "stable.html")
     assert f"{asked['reliability']:.2f}, from halves of the subsets" in text
     assert f"in {asked['hits'][0]['stability']:.0%} of halves" in text
-    assert "from their own gradients" not in text
+    assert f"{asked['read']} chunks, from their own gradients" in text
+    assert run(f"{line}/recovered.html --read 0").code == 0
+    assert "from their own gradients" not in text_of(tmp_path / "recovered.html")
     assert run(f"{line}/refined.html --read 7").code == 0
     assert "7 chunks, from their own gradients" in text_of(tmp_path / "refined.html")
     assert run(f"{line}/plain.html").code == run(f"{line}/none.html --halves 0 --prior tfidf").code == 0
