@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
+_MOST_TOGETHER, _VALUES = 256, 1 << 26  # queries, and numbers of either kind for all of them
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -123,6 +125,12 @@ class Attributor:
         own = self.options.read
         count = default_reads(self.workspace, self.operators) if own is None else own
         return min(count, self.workspace.n_chunks)
+
+    @property
+    def together(self) -> int:
+        """Queries whose influences of all chunks, and whose gates, may be in memory at once."""
+        wide = max(self.workspace.n_chunks, *(found.gate_size for found in self.operators))
+        return max(1, min(_MOST_TOGETHER, _VALUES // wide))
 
     @property
     def shrinkage(self) -> Shrinkage | None:

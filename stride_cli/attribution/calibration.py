@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from stride_cli.attribution.attributor import Attributor
     from stride_cli.data.queries import Query
 
-# queries whose influences of all chunks, and whose gates, are held at once: more would hardly be faster
-_MOST_TOGETHER, _VALUES = 256, 1 << 26
-
 
 def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
     """Ask null prompts, and publish the index's ``calibration/`` group.
@@ -88,8 +85,7 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
         if query.weights.sum() >= length
     ]
     asked = QuerySet.from_queries([query for _, _, query in cut])
-    wide = max(attributor.workspace.n_chunks, max(found.gate_size for found in attributor.operators))
-    together = max(1, min(_MOST_TOGETHER, _VALUES // wide))
+    together = attributor.together
     unread = replace(attributor, options=replace(attributor.options, read=0))
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
         for start in range(0, len(cut), together):

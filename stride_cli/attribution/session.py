@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
-_TOGETHER = 32  # prompts of a file whose chunks are read in one pass
+_TOGETHER = 64  # prompts of a file whose chunks are read in one pass, at most
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class Session:
         Parameters
         ----------
         prompts : of "prompt" and, where there are, "response" and "span"
-        together : prompts whose answers come together; 1: each as soon as it can. Default: 32, where chunks
-            are read
+        together : prompts whose answers come together; 1: each as soon as it can. Default: 64 at most, where
+            chunks are read
 
         Raises
         ------
@@ -290,7 +290,7 @@ class Session:
         """
         options = options or QueryOptions()
         attributor = self.attributor(options)
-        together = (together or _TOGETHER) if attributor.reads else 1
+        together = min(together or _TOGETHER, attributor.together) if attributor.reads else 1
         arriving, broken = iter(prompts), None
         while broken is None:
             asked: list[_Asked] = []

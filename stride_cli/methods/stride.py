@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
-QUERIES_READ = 128  # whose candidates are read in one pass
 
 
 class StrideMethod:
@@ -176,11 +175,12 @@ class StrideMethod:
             yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        """See `Method.score`: influences in nats of the measurement's scale, zero outside the solution."""
+        """See `Method.score`: influences, relative to each other; zero outside the solution and what was read."""
         attributor = self._attributor()
         responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
-        block = QUERIES_READ if attributor.reads else QUERY_BLOCK
+        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.reads else 1
+        block = blocks * QUERY_BLOCK
         for start in range(0, len(responses), block):
             rows = np.arange(start, min(start + block, len(responses)))
             reading = queries.groups(QUERY_TOKENS, rows) if attributor.reads else []
