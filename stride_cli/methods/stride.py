@@ -175,7 +175,7 @@ class StrideMethod:
             yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        """See `Method.score`: influences, relative to each other; zero outside the solution and what was read."""
+        """See `Method.score`: relative influences; zero outside of the solution and of what was read."""
         attributor = self._attributor()
         responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
