@@ -21,6 +21,7 @@ import torch
 from scipy.stats import spearmanr
 
 from stride_cli.api import Session
+from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.query_set import QuerySet
 from stride_cli.operators.exact_response import measure_exact, pearson
@@ -90,7 +91,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarray]) -> dict[str, Any]:
-    attributor = session.attributor()
+    attributor = session.attributor(RecoveryOptions(read=0))
     correlation = [pearson(a, b) for a, b in zip(exact, linear, strict=True)]
     ranks, top = [], []
     for pair in zip(exact, linear, strict=True):

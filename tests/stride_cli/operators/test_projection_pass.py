@@ -48,7 +48,7 @@ def fitted(trained: Path, other: Path, tmp_path_factory: pytest.TempPathFactory)
     """An index with operators of two models, without projections."""
     index = tmp_path_factory.mktemp("fitted") / "run.stride"
     shutil.copytree(trained / "run.stride", index)
-    api.train(index, api.ClosedOptions(**QUICK, checkpoints=[other]), device="cpu", dtype="fp32")
+    api.train(index, api.ClosedOptions(**QUICK, checkpoints=[other], project=0), device="cpu", dtype="fp32")
     return index
 
 
