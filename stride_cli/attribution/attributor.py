@@ -59,11 +59,13 @@ class Attribution:
     ----------
     solution : Solution       of the Lasso; the certificate is of this
     influences : Solution     the same with the weights that documents are ranked by: read, shrunk
+    read : (t,) int64         the chunks that were read, ascending
     recall : Recall or None   how many of the strongest chunks were read, where that can be told
     """
 
     solution: Solution
     influences: Solution
+    read: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     recall: Recall | None = None
 
     def strongest(self, chunk_document: np.ndarray) -> float:
@@ -275,12 +277,12 @@ class Attributor:
     def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
         """What the Lasso's solutions come to where no chunk is read."""
         alone = replace(self, options=replace(self.options, read=0))
-        return [alone._shrunk(solution, solution) for solution in solutions]
+        return [Attribution(solution, alone._shrunk(solution)) for solution in solutions]
 
-    def _shrunk(self, solution: Solution, read: Solution, recall: Recall | None = None) -> Attribution:
+    def _shrunk(self, solution: Solution) -> Solution:
         from stride_cli.recovery.shrinkage import shrink_solution
 
-        return Attribution(solution, shrink_solution(read, self.shrinkage), recall)
+        return shrink_solution(solution, self.shrinkage)
 
     def with_prior(
         self, found: Sequence[Attribution], similarity: np.ndarray, name: str
@@ -362,6 +364,6 @@ class Attributor:
             recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
             if self.options.nonneg:
                 values = np.maximum(values, 0.0)
-            read = with_weights(solution, own.chunks, values, others=own.others)
-            answers.append(self._shrunk(solution, read, recall))
+            weights = self._shrunk(with_weights(solution, own.chunks, values, others=own.others))
+            answers.append(Attribution(solution, weights, own.chunks, recall))
         return answers

@@ -105,6 +105,7 @@ class Answer:
                 "seen": found.seen,
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
+                "read": found.read if self.read else None,
                 "prior": None if self.prior is None else found.prior,
                 "stability": found.stability,
             }
@@ -366,7 +367,7 @@ class Session:
         clock: Callable[[], float],
     ) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
-        from stride_cli.recovery.ranking import rank_documents
+        from stride_cli.recovery.ranking import rank_documents, told_apart
 
         query, measured, start = asked.query, asked.measured, clock()
         responses = measured.responses[0]
@@ -379,6 +380,7 @@ class Session:
             seen=self.operators.seen,
             prior=None if options.prior is None else self._prior(attributor, query, found, options.prior),
         )
+        supporters, opposers = (told_apart(hits, found.read) for hits in (supporters, opposers))
         ranked, reliability = clock(), None
         if options.halves:
             supporters, opposers, reliability = self._second_opinions(

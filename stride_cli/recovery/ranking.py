@@ -33,6 +33,7 @@ class Hit:
     neighbours : int     other chunks that share all but at most one subset with `chunk`, which M hardly
                          tells apart from it
     seen : bool          the operators were fitted on `chunk`
+    read : bool          the weight of `chunk` is from its own gradient, which tells it apart from all others
     prior : float        what a prior adds to the influence, in its unit; 0.0 without one
     stability : float, optional      see `stride_cli.recovery.stability.document_stability`
     """
@@ -46,8 +47,15 @@ class Hit:
     backfilled: bool
     neighbours: int
     seen: bool
+    read: bool = False
     prior: float = 0.0
     stability: float | None = None
+
+
+def told_apart(hits: Sequence[Hit], read: np.ndarray) -> list[Hit]:
+    """The hits, those whose chunk is among the chunks that were `read` (t,), ascending, marked as such."""
+    known = set(read.tolist())
+    return [replace(hit, read=True, neighbours=0) if hit.chunk in known else hit for hit in hits]
 
 
 def rank_documents(

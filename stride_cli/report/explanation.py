@@ -83,8 +83,9 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
             f"Nothing stands out: no document shown holds more than {_percent(_largest(weighted))} of the "
             "influence. The model may be putting the response together from many documents, or making it up."
         )
-    fit = recovery["r_squared"]
-    if fit is not None and fit < _POOR_FIT:
+    # what is recovered matters where nothing better is known of the strongest chunks
+    read, fit = bool(record.get("read")), recovery["r_squared"]
+    if not read and fit is not None and fit < _POOR_FIT:
         found.append(
             f"The influences explain only {_percent(fit)} of what the subsets answered (R²): most of the "
             "response comes from documents too weak to tell apart, or from noise."
@@ -96,12 +97,15 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
             f"r = {reliability:.2f}: expect little of them, whatever R² says."
         )
     subsets, nonzeros = measurement["subsets"], recovery["nonzeros"]
-    if nonzeros > _CROWDED * subsets:
+    if not read and nonzeros > _CROWDED * subsets:
         found.append(
             f"{nonzeros:,} chunks share {subsets:,} measurements: with so many, a good fit is no evidence. A "
             "larger --lambda-ratio keeps fewer."
         )
-    if subsets < _FEW_SUBSETS:
+    recall = record.get("recall")
+    if recall is not None and 2 * recall["at_least"] < recall["top"]:
+        found.append(f"What was read may not be what matters most: {found_of(recall)}.")
+    if not read and subsets < _FEW_SUBSETS:
         found.append(
             f"Only {subsets:,} subsets were measured: chunks are told apart roughly, and weak influences are "
             "uncertain."
@@ -138,6 +142,8 @@ def flags(hit: Mapping[str, Any]) -> list[str]:
     found = []
     if hit["backfilled"]:
         found.append("by correlation only")
+    if hit.get("read") is False and not hit["backfilled"]:
+        found.append("recovered, not read")
     if not hit["seen"]:
         found.append("never seen by the operators")
     if hit["neighbours"]:

@@ -36,10 +36,18 @@ class HitRecord(TypedDict):
     passage: Annotated[str, "the sentence of that chunk most like the query"]
     label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
     seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
-    neighbours: Annotated[int, "other chunks that share all but one of its subsets: not told apart from it"]
+    neighbours: Annotated[
+        int, "other chunks that share all but one of its subsets: not told apart from it, unless it was read"
+    ]
     backfilled: Annotated[
         bool,
         "not in the sparse solution: ranked by correlation with what it leaves unexplained",
+    ]
+    read: NotRequired[
+        Annotated[
+            bool | None,
+            "that chunk's influence is from its own gradient; false: recovered from subsets; null: all are",
+        ]
     ]
     prior: NotRequired[
         Annotated[

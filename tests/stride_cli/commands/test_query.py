@@ -153,7 +153,8 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     assert "read" in some["seconds"] and "read" not in plain["seconds"]
     assert some["hits"][0]["document"] == plain["hits"][0]["document"]
     assert some["hits"][0]["influence"] != plain["hits"][0]["influence"]
-    assert plain["recall"] is None
+    assert plain["recall"] is None and {hit["read"] for hit in plain["hits"]} == {None}
+    assert some["hits"][0]["read"] is True and some["hits"][0]["neighbours"] == 0
     assert some["recall"]["top"] == 10 and some["recall"]["confidence"] == 0.95
     session = Session.open(workspace / "run.stride")
     everything = session.query("The French Revolution began in", QueryOptions(read=10**6))
