@@ -332,7 +332,8 @@ def _train_record(
 def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
     """Ask an index prompts about which no corpus says anything; from then on its answers have verdicts.
 
-    What was there is replaced. The session's answers have verdicts too.
+    What was there is replaced, but for what influences are in nats, which is measured where options ask for
+    it (`retrain`). The session's answers have verdicts too.
 
     Raises
     ------
@@ -345,13 +346,25 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
     from stride_cli.attribution.options import CalibrationOptions
 
     begun = time.perf_counter()
-    session.calibration = ask(session.attributor(), (options or CalibrationOptions()).nulls)
+    options, attributor = options or CalibrationOptions(), session.attributor()
+    scale = session.calibration.scale if session.calibration else None
+    if options.retrain:
+        from index_format.location import local_directory
+        from stride_cli.attribution.scale import measure_scale
+        from stride_cli.models.kinds import refuse_classifier
+
+        refuse_classifier(session.index, "influences in nats", fix="leave out --retrain")
+        local_directory(session.index.path)  # refused before hours of training
+        scale = measure_scale(attributor, options.retrain)
+    session.calibration = ask(attributor, options.nulls, scale)
     losses = session.calibration.losses
     return {
         "schema": "stride.calibration/1",
         "index": str(session.index.path),
         "nulls": losses.shape[1],
         "median_loss": float(np.nanmedian(losses[-1])),
+        "scale": None if scale is None else scale.to_record(),
+        "sure": scale is not None and scale.sure,
         "seconds": time.perf_counter() - begun,
     }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.attribution.null_prompts import null_queries
+from stride_cli.attribution.scale import Scale
 from stride_cli.attribution.verdict import LENGTHS, NullAnswers
 from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
 
 
-def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
+def calibrate(attributor: Attributor, nulls: int, scale: Scale | None = None) -> NullAnswers:
     """Ask null prompts, and publish the index's ``calibration/`` group.
 
     Parameters
     ----------
     attributor : as by default, of a language model; the calibration is of its operators and chunks
     nulls : how many prompts
+    scale : what influences are in nats, where that was measured
 
     Raises
     ------
@@ -45,8 +47,9 @@ def calibrate(attributor: Attributor, nulls: int) -> NullAnswers:
             fix="compare rows of known cause instead (stride evaluate --help)",
         )
     queries = null_queries(workspace, nulls)
-    answers = ask(attributor, queries)
+    answers = replace(ask(attributor, queries), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
+    about["scale"] = None if scale is None else asdict(scale)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:
@@ -66,8 +69,10 @@ def stored_calibration(index: Index) -> NullAnswers | None:
     attributes = index.group_attributes("calibration")
     if any(attributes.get(name) != value for name, value in _about(index).items()):
         return None
+    scale = attributes.get("scale")
     names = ["scored", "losses", "strengths", *(["read"] if index.has("calibration/null_read") else [])]
-    return NullAnswers(*(np.asarray(index.array(f"calibration/null_{name}")) for name in names))
+    arrays = {name: np.asarray(index.array(f"calibration/null_{name}")) for name in names}
+    return NullAnswers(**arrays, scale=None if scale is None else Scale(**scale))
 
 
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
@@ -113,6 +118,6 @@ def _first_tokens(query: Query, count: int) -> Query:
     return replace(query, weights=weights)
 
 
-def _about(index: Index) -> dict[str, str]:
+def _about(index: Index) -> dict[str, Any]:
     """What a calibration holds for."""
     return {"operators": index.group_digest("operators"), "index": index.digest}

@@ -107,6 +107,7 @@ class CalibrationOptions(Options):
     Attributes
     ----------
     nulls : prompts about which no corpus says anything
+    retrain : models to train again, each without a tenth of the documents, and one with all
     """
 
     nulls: int = option(
@@ -116,4 +117,12 @@ class CalibrationOptions(Options):
         high=10_000,
         setting=True,
         example=100,
+    )
+    retrain: int = option(
+        0,
+        "Also train so many models again, each without a tenth of the documents, and one with all: from then "
+        "on influences are forecasts in nats. 3 do. [0]",
+        low=0,
+        high=5,
+        example=3,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor, Measured
+    from stride_cli.attribution.scale import Scale
     from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
@@ -62,6 +63,8 @@ class Answer:
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
+    scale : Scale or None              what influences are in nats, where they are what it was measured for;
+                                       the record has them so, this object never
     """
 
     query: Query
@@ -87,16 +90,19 @@ class Answer:
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
+    scale: Scale | None = None
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
         solution, verdict = self.solution, self.verdict
+        factor = 1.0 if self.scale is None else self.scale.slope
+        line = None if self.line is None else factor * self.line
 
         def hit(found: Hit) -> HitRecord:
             record: HitRecord = {
                 "rank": found.rank,
                 "document": self.document_ids[found.document],
-                "influence": found.influence,
+                "influence": factor * found.influence,
                 "share": found.share,
                 "above_line": None if self.line is None else found.influence > self.line,
                 "sign": found.sign,
@@ -106,7 +112,7 @@ class Answer:
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
                 "read": found.read if self.read else None,
-                "prior": None if self.prior is None else found.prior,
+                "prior": None if self.prior is None else factor * found.prior,
                 "stability": found.stability,
             }
             if found.chunk in self.labels:
@@ -116,13 +122,14 @@ class Answer:
         return {
             "schema": "stride.answer/1",
             "verdict": None if verdict is None else verdict.word,
-            "judged": None if verdict is None else {**verdict.to_record(), "line": self.line},
+            "judged": None if verdict is None else {**verdict.to_record(), "line": line},
             "prompt": self.query.prompt,
             "response": self.query.response,
             "generated": self.query.generated,
             "scored_tokens": int(self.query.weights.sum()),
             "loss": self.loss,
-            "unit": "relative",
+            "unit": "relative" if self.scale is None else "nats",
+            "scale": None if self.scale is None else self.scale.to_record(),
             "read": self.read,
             "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
@@ -425,6 +432,7 @@ class Session:
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
+            scale=self._scale(attributor),
         )
 
     def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
@@ -440,6 +448,12 @@ class Session:
             defaults=self.defaults,
             options=options or RecoveryOptions(),
         )
+
+    def _scale(self, attributor: Attributor) -> Scale | None:
+        """What influences are in nats, if they are found as they were when that was measured, and it is sure."""
+        found = None if self.calibration is None else self.calibration.scale
+        as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
+        return found if found is not None and found.sure and as_measured else None
 
     def _verdict(
         self, attributor: Attributor, query: Query, measured: Measured, found: Attribution

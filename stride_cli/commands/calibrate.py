@@ -23,6 +23,7 @@ EXAMPLE = """\b
 Examples:
   stride calibrate --index run.stride
   stride calibrate --index run.stride --nulls 400
+  stride calibrate --index run.stride --retrain 3
 """
 
 
@@ -44,7 +45,7 @@ def calibrate(
     from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
-    options = CalibrationOptions(resolve("train", given).nulls)
+    options = CalibrationOptions(resolve("train", given).nulls, given.get("retrain", 0))
     path = find_index(index)
     general = resolve("general", {"model": model})
     chosen = resolve("query", {"device": device, "dtype": dtype})
@@ -53,6 +54,13 @@ def calibrate(
     if wants_json(json):
         emit(record)
         return
+    if scale := record["scale"]:
+        found = f"of {scale['models']} models trained without a tenth of the documents, r = {scale['correlation']:.2f}"
+        if record["sure"]:
+            error = scale["error"] / scale["slope"]
+            note(f"influences are in nats now, ± {error:.0%}, by {scale['pairs']:,} losses {found}")
+        else:
+            note(f"influences stay relative: they do not predict the losses {found}")
     note(
         f"asked {record['nulls']:,} unrelated prompts, of whose responses the model's median loss is "
         f"{record['median_loss']:.2f} nats a token; answers now say whether they are clear, weak or guesses"

@@ -92,6 +92,9 @@ def _how(answer: Answer) -> str:
 
     subsets, record = len(answer.solution.residual), answer.to_record()
     found = "influences: relative to each other, no unit; "
+    if scale := record.get("scale"):
+        error = scale["error"] / scale["slope"]
+        found = f"influences: rise of the loss without the document, forecast, nats a token (scale ± {error:.0%}); "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
     found += f"recovered from {subsets:,} subsets"

@@ -44,7 +44,7 @@ def train(
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
     saving: Annotated[dict[str, Any], Flags(SavingOptions)],
-    asking: Annotated[dict[str, Any], Flags(CalibrationOptions)],
+    asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",))],
     no_calibration: Annotated[
         bool,
         typer.Option("--no-calibration", help="Ask no unrelated prompts: answers will have no verdict."),

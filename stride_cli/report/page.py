@@ -118,8 +118,7 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         f"<h1>{_text(title)}</h1>",
         f'<p class="faint">{queries}. Which training documents made the model say this? A document supports '
         "a response if training on it lowers the response’s loss, and opposes it if training on it raises "
-        "the loss. Influences are relative, without a unit: compare them within an answer. A share is the "
-        "part of all influence on the response.</p>",
+        f"the loss. {_unit(answers)} A share is the part of all influence on the response.</p>",
         f'<p class="faint">{_legend(answers)}</p>',
         '<div class="tools"><input id="filter" type="search" aria-label="filter" '
         'placeholder="filter by words in prompts and documents">'
@@ -303,6 +302,16 @@ def _plots(answer: ShownAnswer) -> str:
             f"{concentration_plot(answer.concentration)}</div>"
         )
     return f'<div class="two">{"".join(parts)}</div>' if parts else ""
+
+
+def _unit(answers: Sequence[ShownAnswer]) -> str:
+    """What influences are, in a sentence."""
+    if all(answer.record.get("unit") == "nats" for answer in answers):
+        return (
+            "An influence is a forecast, in nats a token: how much the loss would rise had the model been "
+            "trained without the document."
+        )
+    return "Influences are relative, without a unit: compare them within an answer."
 
 
 def _certificate(answer: ShownAnswer) -> str:

@@ -116,6 +116,14 @@ class RecallRecord(TypedDict):
     confidence: Annotated[float, "share of queries of which that is true, at least"]
 
 
+class ScaleRecord(TypedDict):
+    slope: Annotated[float, "nats per scored token for a relative influence of 1"]
+    error: Annotated[float, "its standard error, over responses; seeds of training are not in it"]
+    correlation: Annotated[float, "of predicted and measured rises of the loss"]
+    models: Annotated[int, "that were trained again, each without a tenth of the documents"]
+    pairs: Annotated[int, "rises of a response's loss that it was found by"]
+
+
 class AnswerRecord(TypedDict):
     schema: Literal["stride.answer/1"]
     id: NotRequired[Annotated[str, "the query's id, where its file gave one"]]
@@ -136,9 +144,11 @@ class AnswerRecord(TypedDict):
     unit: NotRequired[
         Annotated[
             str,
-            'of influences: "relative": comparable within this answer, and no number of nats',
+            'of influences: "nats": forecast of the rise of the loss, per scored token, when the model is '
+            'trained without the document; "relative": comparable within this answer, and no number of nats',
         ]
     ]
+    scale: NotRequired[Annotated[ScaleRecord | None, "how nats were found; null: influences are relative"]]
     read: NotRequired[
         Annotated[
             int,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from stride_cli.schema.answer_records import ScaleRecord
 
 
 class SettingRecord(TypedDict):
@@ -56,6 +58,8 @@ class CalibrationRecord(TypedDict):
     median_loss: Annotated[
         float, "the model's loss on its own responses to them, median, nats per scored token"
     ]
+    scale: NotRequired[Annotated[ScaleRecord | None, "what influences are in nats; null: not measured"]]
+    sure: NotRequired[Annotated[bool, "whether that is sure enough for answers to tell nats"]]
     seconds: Annotated[float, "seconds"]
 
 
