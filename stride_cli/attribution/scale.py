@@ -5,8 +5,8 @@
 w are influences, whose size grows with the design; a makes them a forecast of what happens when documents
 are taken out. It is found by least squares through the origin over random tenths S of the documents and
 responses that are chunks of the corpus themselves, some of them in S: a response's own document is the one
-whose absence shows most. Influences are against the average chunk, whose own influence by the same readout has
-a twentieth of the effect that its size says (2,000 instructions): nothing is added for it.
+whose absence shows most. Influences are against the average chunk, whose own influence by the same readout
+has a twentieth of the effect that its size says (2,000 instructions): nothing is added for it.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
     size = max(1, round(_TENTH * len(documents)))
     if len(documents) < _FEWEST_DOCUMENTS or models * size > len(documents) // 2:
         raise UsageError(
-            f"{models} tenths of {len(documents):,} documents (expected at least {_FEWEST_DOCUMENTS} documents, "
-            "and at most five tenths)",
+            f"{models} tenths of {len(documents):,} documents (expected {_FEWEST_DOCUMENTS} or more, "
+            "and five tenths at most)",
             fix="stride calibrate --retrain 3, on a larger corpus",
         )
     order = stream(workspace.seed, "scale parts").permutation(documents)

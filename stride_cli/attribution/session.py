@@ -450,7 +450,7 @@ class Session:
         )
 
     def _scale(self, attributor: Attributor) -> Scale | None:
-        """What influences are in nats, if they are found as they were when that was measured, and it is sure."""
+        """What influences are in nats: if that is sure, and they are found as they were for it."""
         found = None if self.calibration is None else self.calibration.scale
         as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
         return found if found is not None and found.sure and as_measured else None

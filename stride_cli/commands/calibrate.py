@@ -55,7 +55,8 @@ def calibrate(
         emit(record)
         return
     if scale := record["scale"]:
-        found = f"of {scale['models']} models trained without a tenth of the documents, r = {scale['correlation']:.2f}"
+        found = f"of {scale['models']} models trained without a tenth of the documents"
+        found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:
             error = scale["error"] / scale["slope"]
             note(f"influences are in nats now, ± {error:.0%}, by {scale['pairs']:,} losses {found}")

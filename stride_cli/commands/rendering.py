@@ -94,7 +94,7 @@ def _how(answer: Answer) -> str:
     found = "influences: relative to each other, no unit; "
     if scale := record.get("scale"):
         error = scale["error"] / scale["slope"]
-        found = f"influences: rise of the loss without the document, forecast, nats a token (scale ± {error:.0%}); "
+        found = f"influences: forecast rise of the loss without the document, nats a token, ± {error:.0%}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
     found += f"recovered from {subsets:,} subsets"

@@ -115,3 +115,25 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     damaged.write_bytes(damaged.read_bytes().replace(b"prompt", b"qrompt", 1))
     outcome = run(f"query 'The French Revolution began in' --index {index}")
     assert outcome.code == 3 and "stride calibrate" in outcome.err and outcome.out == ""
+
+
+@pytest.mark.slow
+def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
+    """Models trained again say what influences are in nats; answers do so where they are found alike."""
+    outcome = run(f"calibrate --index {index} --nulls 20 --retrain 2 --json")
+    assert outcome.code == 0, outcome.err
+    scale = outcome.records[0]["scale"]
+    assert scale["models"] == 2 and scale["pairs"] == 2 * (48 + 2 * 6) and scale["correlation"] > 0.5
+    assert outcome.records[0]["sure"] and scale["slope"] > 3 * scale["error"] > 0
+    relative, found = verdicts(run, workspace / "run.stride"), verdicts(run, index)
+    assert (relative["unit"], found["unit"]) == ("relative", "nats")
+    assert relative["scale"] is None and found["scale"] == scale
+    for one, other in zip(relative["hits"], found["hits"], strict=True):
+        assert other["document"] == one["document"]
+        assert other["influence"] == pytest.approx(scale["slope"] * one["influence"], rel=1e-3, abs=1e-9)
+        assert other["above_line"] == (other["influence"] > found["judged"]["line"])
+    for options in ("--no-shrink", "--read 0", "--lambda-ratio 0.5"):  # not what was measured
+        assert verdicts(run, index, options)["unit"] == "relative"
+    # asked again, the prompts are new and the scale stays
+    assert run(f"calibrate --index {index} --nulls 30").records[0]["scale"] == scale
+    assert verdicts(run, index)["scale"] == scale and run(f"index verify {index}").code == 0
