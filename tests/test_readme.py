@@ -137,6 +137,24 @@ def test_figures_of_recall_are_those_of_the_record() -> None:
     assert figures.replace("0.", ".") in text
 
 
+def test_figures_in_nats_are_those_of_the_record() -> None:
+    path = ROOT / "tests/benchmarks/results/nats.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    own, everything = (
+        next(row for row in rows if row["what"] == what and row["chunks"] == 2000) for what in ("own", "all")
+    )
+    assert own["pairs"] == own["models"] == 12 and own["removed"] == 10 and everything["pairs"] == 1920
+
+    def shown(row: dict) -> str:
+        return f"{row['slope']:.2f} ± {row['error']:.2f}".replace("0.", ".")
+
+    text = " ".join(README.split())
+    assert f"a slope of {shown(own)}" in text and f"{shown(everything)}, r = " in text
+    for value in (own["mean_predicted"], own["mean_measured"]):
+        assert f"{value:.3f}".replace("0.", ".") in text
+    assert f"r = {everything['correlation']:.2f}".replace("0.", ".") in text
+
+
 def test_every_command_is_mentioned() -> None:
     from stride_cli.commands.app import app
 

@@ -2,7 +2,7 @@
 
 Of an index that `stride calibrate --retrain` has measured the scale of, on queries of a file that had no
 part in that. For some of the queries the documents that support them most are left out; every model so
-trained gives a rise of the loss of every query. `own`: of the queries whose documents were left out; `all`: of
+trained gives a rise of the loss of every query. `own`: of those whose documents were left out; `all`: of
 all queries.
 `slope`: of measured on predicted rises, through the origin, 1 where forecasts are right; `correlation`;
 `pairs`: how many. Predictions are sums over what `stride query` shows, with what it reads by default.
