@@ -67,6 +67,8 @@ def _refuse(constant: str) -> None:
 def _compare(value: Any, schema: Mapping[str, Any], name: str = "") -> str:
     """Where a record does not have the shape that its schema describes; empty where it does."""
     if "properties" in schema:
+        if value is None and "null" in schema["type"]:
+            return ""
         if not isinstance(value, dict):
             return f"{name} is {type(value).__name__} (expected an object)"
         for key, part in schema["properties"].items():
