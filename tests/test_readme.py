@@ -152,6 +152,8 @@ def test_figures_in_nats_are_those_of_the_record() -> None:
     assert f"a slope of {shown(own)}" in text and f"{shown(everything)}, r = " in text
     for value in (own["mean_predicted"], own["mean_measured"]):
         assert f"{value:.3f}".replace("0.", ".") in text
+    (scratch,) = (row for row in rows if row["what"] == "own" and row["chunks"] != 2000)
+    assert f"(slope {shown(scratch)})" in text and f"{1 / scratch['slope']:.1f} times" in text
     assert f"r = {everything['correlation']:.2f}".replace("0.", ".") in text
 
 

@@ -120,11 +120,18 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
 @pytest.mark.slow
 def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
-    outcome = run(f"calibrate --index {index} --nulls 20 --retrain 1 --json")
-    assert outcome.code == 0, outcome.err
-    scale = outcome.records[0]["scale"]
+    from stride_cli.api import Session
+    from stride_cli.attribution.calibration import calibrate
+    from stride_cli.attribution.scale import measure_scale
+
+    refused = run(f"calibrate --index {index} --retrain 1")  # this model is trained from scratch
+    assert refused.code == 2 and "are for fine-tuned models" in refused.err
+    attributor = Session.open(index).attributor()
+    measured = measure_scale(attributor, 1)
+    calibrate(attributor, 20, measured)
+    scale = measured.to_record()
     assert scale["models"] == 1 and scale["pairs"] == 48 + 6 and scale["correlation"] > 0.5
-    assert outcome.records[0]["sure"] and scale["slope"] > 3 * scale["error"] > 0
+    assert measured.sure and scale["slope"] > 3 * scale["error"] > 0
     relative, found = verdicts(run, workspace / "run.stride"), verdicts(run, index)
     assert (relative["unit"], found["unit"]) == ("relative", "nats")
     assert relative["scale"] is None and found["scale"] == scale
