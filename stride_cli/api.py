@@ -357,7 +357,7 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
         local_directory(session.index.path)  # refused before hours of training
         if session.model.pretrained:
             raise UsageError(
-                "influences in nats are for fine-tuned models: of what a model learnt from scratch, by heart, "
+                "influences in nats are for fine-tuned models: of what a model learnt from scratch by heart "
                 "they forecast 2.6 times the rise that was measured",
                 fix="leave out --retrain, and test single answers (stride verify-hit)",
             )
