@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class Attributor:
         own = self.options.intercept
         return bool(self.defaults["intercept"] if own is None else own)
 
-    @property
+    @cached_property
     def reads(self) -> int:
         """How many chunks are read for each query."""
         from stride_cli.attribution.defaults import default_reads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,7 @@ def calibrate(attributor: Attributor, nulls: int, scale: Scale | None = None) ->
     queries = null_queries(workspace, nulls)
     answers = replace(ask(attributor, queries), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
-    about["scale"] = None if scale is None else asdict(scale)
+    about["scale"] = None if scale is None else scale.to_record()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:

@@ -11,9 +11,9 @@ has a twentieth of the effect that its size says (2,000 instructions): nothing i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -57,13 +57,7 @@ class Scale:
         return self.slope > _SURE * self.error
 
     def to_record(self) -> ScaleRecord:
-        return {
-            "slope": self.slope,
-            "error": self.error,
-            "correlation": self.correlation,
-            "models": self.models,
-            "pairs": self.pairs,
-        }
+        return cast("ScaleRecord", asdict(self))
 
 
 def fit_scale(predicted: np.ndarray, measured: np.ndarray) -> Scale:

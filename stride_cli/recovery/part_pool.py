@@ -59,8 +59,9 @@ class PartPool(Pool):
     def thin(self, penalty: Penalty) -> None:
         """Nothing: more non-zeros than rows do no harm where solutions are only compared."""
 
-    def settle(self, penalty: Penalty, goal: float) -> None:
+    def settle(self, penalty: Penalty, goal: float) -> bool:
         """Nothing: coordinate rounds end by the residual's own certificate."""
+        return False
 
     def _newton(self, penalty: Penalty, goal: float, max_steps: int) -> float:
         return -np.inf  # coordinate rounds only

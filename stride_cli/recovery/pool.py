@@ -207,8 +207,9 @@ class Pool:
         if self.certify(penalty, np.inf).objective > objective * (1 + 1e-9):  # rounding got the better of it
             self.weights, self.residual = before
 
-    def settle(self, penalty: Penalty, goal: float) -> None:
-        """Where the residual does not prove the gap over the pool ≤ goal, solve for the support's weights.
+    def settle(self, penalty: Penalty, goal: float) -> bool:
+        """Where the residual does not prove the gap over the pool ≤ goal, solve for the support's weights;
+        whether that changed them for the better.
 
         Newton steps end as soon as their own dual point proves it; a pass over all columns knows only the
         residual, and would send the problem back again and again.
@@ -216,7 +217,7 @@ class Pool:
         before = self.weights, self.residual
         certificate = self._own_certificate(penalty)
         if certificate.objective - certificate.bound <= goal:
-            return
+            return False
         support = nonzero(self.weights)
         self.weights = self.weights.copy()
         self.weights[support] = settle(
@@ -226,6 +227,8 @@ class Pool:
         settled = self._own_certificate(penalty)
         if settled.objective - settled.bound > certificate.objective - certificate.bound:
             self.weights, self.residual = before
+            return False
+        return True
 
     def _newton(self, penalty: Penalty, goal: float, max_steps: int) -> float:
         """Semismooth Newton steps until the gap over the pool is ≤ goal; the best bound found.

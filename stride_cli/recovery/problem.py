@@ -247,8 +247,9 @@ class Problem:
         self.pool.refresh_residual(self.penalty)
         if self.stage <= self.penalty.lambda_:
             self.pool.thin(self.penalty)
-            self.pool.settle(self.penalty, self.settings.tolerance * self.half)
             self.done = self._proven()
+            if not self.done and self.pool.settle(self.penalty, self.settings.tolerance * self.half):
+                self.done = self._proven()
 
     def _proven(self) -> bool:
         """Whether what the last pass saw proves the gap over all n columns small enough, without another.
