@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,33 @@ from stride_cli.options import option
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+MOST_ID_BYTES = 1 << 20  # ids are held by readers of an index, and written with each hit
+# of one conversation: chat templates take time that grows with the square of their number
+MOST_MESSAGES = 10_000
+
+
+class Repeated(dict[str, Any]):
+    """A JSON object that has some of its names more than once, of which the last counts: `names`."""
+
+    names: frozenset[str]
+
+    @classmethod
+    def or_dict(cls, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object of these names and values: a plain dict where no name is repeated."""
+        made = dict(pairs)
+        if len(made) == len(pairs):
+            return made
+        repeated = cls(made)
+        times = Counter(name for name, _ in pairs)
+        repeated.names = frozenset(name for name, count in times.items() if count > 1)
+        return repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A value of a table that is neither text nor a number: the name of its type."""
+
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +130,15 @@ class DocumentParser:
         self, record: Mapping[str, Any], source: str, line: int, available: Sequence[str] | None = None
     ) -> Document:
         where = f"{source}:{line}"
+        if isinstance(record, Repeated):
+            used = [n for n in self.fields.names() if not (n == self.fields.id and self._number is not None)]
+            _once(record, used, where, "the line")
         name = "" if self._number is not None else self._read_id(record, where, available)
         content = self._read_content(record, where, available)
         return Document(id=self._claim(name, source, line), source=source, line=line, **content)
 
     def text_file(self, text: str, source: str) -> Document:
+        _check_text(source, f"{source}:1", "the file's name, which is its id")
         _check_text(text, f"{source}:1", "the file")
         _filled(text, f"{source}:1", "the file")
         return Document(id=self._claim(source, source, 1), text=text, source=source, line=1)
@@ -138,11 +170,19 @@ class DocumentParser:
         if isinstance(value, int) and not isinstance(value, bool):
             try:
                 return str(value)
-            except ValueError:  # over 4300 digits
+            except ValueError:  # over 4300 digits, which only a parser without that limit gives
                 value = float("inf")
         if not isinstance(value, str):
             raise _wrong_type(where, f"'{field}'", "a string or an integer", value)
         _check_text(value, where, f"the field '{field}'")
+        # four bytes a character at most
+        if len(value) * 4 > MOST_ID_BYTES and len(value.encode()) > MOST_ID_BYTES:
+            raise CorpusError(
+                f"{where}: expected an id of at most {MOST_ID_BYTES:,} bytes in the field '{field}', found "
+                f"{len(value.encode()):,}",
+                fix="name the field that holds the ids with --id-field NAME, or number the documents with "
+                "--number-ids",
+            )
         return value
 
     def _read_content(
@@ -192,17 +232,30 @@ class DocumentParser:
 def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, str], ...]:
     if not isinstance(messages, list):
         raise _wrong_type(where, f"the field '{field}'", "a list of {role, content}", messages)
+    if len(messages) > MOST_MESSAGES:
+        raise too_many_messages(where, field, len(messages))
     checked = []
     for number, message in enumerate(messages, 1):
         what = f"message {number} of '{field}'"
         if not isinstance(message, Mapping):
             raise _wrong_type(where, what, "an object {role, content}", message)
+        if isinstance(message, Repeated):
+            _once(message, ("role", "content"), where, what)
         role = _string(message.get("role"), where, f"'role' of {what}")
         content = _string(message.get("content"), where, f"'content' of {what}")
         checked.append({"role": _filled(role, where, f"'role' of {what}"), "content": content})
     if not any(message["content"].strip() for message in checked):
         raise _empty(where, f"the field '{field}'")
     return tuple(checked)
+
+
+def _once(record: Repeated, names: Iterable[str], where: str, what: str) -> None:
+    repeated = [name for name in names if name in record.names]
+    if repeated:
+        raise CorpusError(
+            f"{where}: expected each field once, found {_listed(repeated)} more than once in {what}",
+            fix=FIX_OR_SKIP,
+        )
 
 
 def _string(value: Any, where: str, what: str) -> str:
@@ -245,6 +298,22 @@ def not_utf8(where: str, error: UnicodeDecodeError) -> CorpusError:
     )
 
 
+def too_long(where: str, limit: int, unit: str) -> CorpusError:
+    """The error for a line, file or row of more bytes than a document may have."""
+    return CorpusError(
+        f"{where}: expected a {unit} of at most {limit:,} bytes, found a longer one",
+        fix="split the document, raise --max-document-bytes, or leave it out with --on-bad skip",
+    )
+
+
+def too_many_messages(where: str, field: str, found: int) -> CorpusError:
+    """The error for a conversation of more than `MOST_MESSAGES`."""
+    return CorpusError(
+        f"{where}: expected at most {MOST_MESSAGES:,} messages in '{field}', found {found:,}",
+        fix="split the conversation, or leave such lines out with --on-bad skip",
+    )
+
+
 def _empty(where: str, what: str) -> CorpusError:
     return CorpusError(
         f"{where}: expected a document with text, found {what} empty",
@@ -264,8 +333,12 @@ def type_name(value: Any) -> str:
         return "nothing (null)"
     if isinstance(value, bool):
         return "true or false"
+    if isinstance(value, float) and value != value:
+        return "the number NaN"
     if isinstance(value, int | float):
         return "a number"
+    if isinstance(value, Foreign):
+        return f"a value of type {_clip(value.kind, 60)}"
     for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object"), (bytes, "raw bytes")):
         if isinstance(value, kind):
             return name
@@ -282,4 +355,6 @@ def _short(name: str) -> str:
 
 
 def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    shown = text if len(text) <= width else text[: width - 1] + "…"
+    # what a corpus calls a thing must not steer the terminal
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

@@ -13,11 +13,14 @@ from stride_cli.corpus.documents import (
     Document,
     DocumentParser,
     Fields,
+    Repeated,
     not_utf8,
     nul_found,
+    too_long,
     type_name,
 )
 from stride_cli.corpus.ids import SeenIds
+from stride_cli.corpus.parquet import read_parquet
 from stride_cli.corpus.streams import (
     DamagedStream,
     ReadLog,
@@ -25,9 +28,11 @@ from stride_cli.corpus.streams import (
     find_sources,
     open_stream,
     read_lines,
+    refuse_foreign,
     total_bytes,
+    unreadable,
 )
-from stride_cli.errors import CorpusError, require_extra
+from stride_cli.errors import CorpusError, StrideError
 from stride_cli.options import Options, option, own
 
 __all__ = [
@@ -42,7 +47,8 @@ __all__ = [
 DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
 _BOM = b"\xef\xbb\xbf"
 _TEXT_SUFFIXES = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml"}
-_PARQUET_ROWS = 256
+# an object with a name twice is told apart
+_DECODER = json.JSONDecoder(object_pairs_hook=Repeated.or_dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class ReadOptions(Options):
     ----------
     number_ids : number the documents and read no ids
     on_bad : what happens to a record that cannot be used; skipped ones are counted and told on stderr
-    max_document_bytes : a line or text file of more bytes is bad; it is never held whole
+    max_document_bytes : a line, text file or row of more bytes is bad; a line or file is never held whole
     fields : what the corpus calls its fields
     """
 
@@ -64,7 +70,9 @@ class ReadOptions(Options):
         choices=("error", "skip"),
         listed=True,
     )
-    max_document_bytes: int = option(DEFAULT_MAX_DOCUMENT_BYTES, "Longest line or text file.", low=1)
+    max_document_bytes: int = option(
+        DEFAULT_MAX_DOCUMENT_BYTES, "Longest line, text file or row of a table.", low=1
+    )
     fields: Fields = field(default_factory=Fields)
 
     @classmethod
@@ -143,7 +151,7 @@ def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterat
     try:
         for source in sources:
             if source.kind == "parquet":
-                documents = _read_parquet(source, parser, log)
+                documents = read_parquet(source, parser, log)
             elif source.kind == "text":
                 documents = _read_text(source, parser, log)
             else:
@@ -163,16 +171,17 @@ def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterat
 
 
 def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    number = 0
-    with open_stream(source, log) as stream:
-        try:
+    try:
+        with open_stream(source, log) as stream:
             for number, line in read_lines(stream, parser.max_bytes):
+                if number == 1 and line is not None:
+                    refuse_foreign(line, source.name)
                 where = f"{source.name}:{number}"
                 try:
                     if line is None:
-                        raise _too_long(where, parser.max_bytes, "line")
-                    if number == 1:
-                        line = line.removeprefix(_BOM)
+                        raise too_long(where, parser.max_bytes, "line")
+                    # not of the first line alone: files are concatenated
+                    line = line.removeprefix(_BOM)
                     if not line.strip():
                         continue
                     record = _parse_json(line, source.name, number)
@@ -181,19 +190,24 @@ def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterato
                     log.reject(error)
                     continue
                 yield document
-        except DamagedStream as error:
-            raise _damaged(source, number + 1, error) from None
+    except DamagedStream as error:
+        raise _damaged(source, error) from None
 
 
 def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    with open_stream(source, log) as stream:
-        try:
+    try:
+        with open_stream(source, log) as stream:
             data = stream.read(parser.max_bytes + 1)
-        except DamagedStream as error:
-            raise _damaged(source, 1, error) from None
+    except DamagedStream as error:
+        raise _damaged(source, error) from None
+    except OSError as error:
+        if isinstance(error, StrideError):
+            raise
+        raise unreadable(source.name, error, "read") from None
     try:
         if len(data) > parser.max_bytes:
-            raise _too_long(f"{source.name}:1", parser.max_bytes, "file")
+            raise too_long(f"{source.name}:1", parser.max_bytes, "file")
+        refuse_foreign(data, source.name)
         text = _decode(data.removeprefix(_BOM), source.name, 1)
         if source.path is not None and source.path.suffix.lower() not in _TEXT_SUFFIXES:
             _refuse_disguised_jsonl(text, source)
@@ -204,59 +218,13 @@ def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
     yield document
 
 
-def _read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise require_extra("pyarrow", "parquet") from None
-    path = source.path
-    assert path is not None  # stdin is never Parquet
-    row = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = list(file.schema_arrow.names)
-            wanted = [name for name in parser.fields.names() if name in columns]
-            size, rows = path.stat().st_size, max(file.metadata.num_rows, 1)
-            log.enter(lambda: size * min(row, rows) // rows)
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=wanted):
-                # an unwanted-columns-only file gives batches without a column but with their rows
-                for index in range(batch.num_rows):
-                    row += 1
-                    where = f"{source.name}:{row}"
-                    try:
-                        try:
-                            record = {name: batch.column(name)[index].as_py() for name in wanted}
-                        except UnicodeDecodeError as error:
-                            raise not_utf8(where, error) from None
-                        if sum(len(v) for v in record.values() if isinstance(v, str)) > parser.max_bytes:
-                            raise _too_long(where, parser.max_bytes, "row")
-                        document = parser.document(record, source.name, row, columns)
-                    except CorpusError as error:
-                        log.reject(error)
-                        continue
-                    yield document
-            log.leave()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise CorpusError(
-            f"{source.name}:{row + 1}: expected a readable Parquet file, found: {str(error).splitlines()[0]}",
-            fix="write the file again; a copy or download may have been cut off",
-        ) from None
-
-
 def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
     where = f"{name}:{number}"
     text = _decode(line, name, number)
     try:
-        record = json.loads(text)
+        record = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        fix = FIX_OR_SKIP
-        if name.lower().endswith(".json"):
-            fix = "give one object a line: jq -c '.[]? // .' FILE.json > FILE.jsonl"
-        raise CorpusError(
-            f"{where}: expected a JSON object on the line, found broken JSON: {reason}", fix=fix
-        ) from None
+        raise _broken_json(where, line, name, error) from None
     if not isinstance(record, dict):
         fix = FIX_OR_SKIP
         if isinstance(record, list):
@@ -265,12 +233,27 @@ def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
     return record
 
 
+def _broken_json(where: str, line: bytes, name: str, error: Exception) -> CorpusError:
+    fix = FIX_OR_SKIP
+    if name.lower().endswith(".json"):
+        fix = "give one object a line: jq -c '.[]? // .' FILE.json > FILE.jsonl"
+    reason = str(error)
+    if isinstance(error, RecursionError):
+        reason = "nested too deeply"
+    elif not isinstance(error, json.JSONDecodeError):  # Python's limit; its text names Python's remedy
+        reason = "an integer of more than 4,300 digits"
+    elif b"\r" in line.strip():
+        reason += "; there are carriage returns inside the line"
+        fix = "end lines in a line feed: tr '\\r' '\\n' < FILE > FILE.jsonl"
+    return CorpusError(f"{where}: expected a JSON object on the line, found broken JSON: {reason}", fix=fix)
+
+
 def _refuse_disguised_jsonl(text: str, source: Source) -> None:
     first = text.lstrip()[:1]
     if first != "{":
         return
     try:
-        is_object = isinstance(json.loads(text.lstrip().split("\n", 1)[0]), dict)
+        is_object = isinstance(_DECODER.decode(text.lstrip().split("\n", 1)[0]), dict)
     except (ValueError, RecursionError):
         return
     if is_object:
@@ -280,18 +263,8 @@ def _refuse_disguised_jsonl(text: str, source: Source) -> None:
         )
 
 
-def _damaged(source: Source, line: int, error: DamagedStream) -> CorpusError:
-    return CorpusError(
-        f"{source.name}:{line}: expected a whole archive, found that {error}",
-        fix="copy or download the file again; a compressed file can be checked with gzip -t or zstd -t",
-    )
-
-
-def _too_long(where: str, limit: int, unit: str) -> CorpusError:
-    return CorpusError(
-        f"{where}: expected a {unit} of at most {limit:,} bytes, found a longer one",
-        fix="split the document, raise --max-document-bytes, or leave it out with --on-bad skip",
-    )
+def _damaged(source: Source, error: DamagedStream) -> CorpusError:
+    return CorpusError(f"{source.name}:{error.line}: {error.message}", fix=error.fix)
 
 
 def _decode(data: bytes, name: str, line: int) -> str:

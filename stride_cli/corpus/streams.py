@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import io
+import os
+import shlex
 import stat
 import sys
 import zlib
@@ -27,15 +30,75 @@ _REFUSED_SUFFIXES = {
     ".csv", ".tsv", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".arrow", ".feather", ".npy", ".npz",
     ".pkl", ".pt", ".bin", ".safetensors", ".gguf", ".pdf", ".docx", ".xlsx", ".db", ".sqlite",
 }  # fmt: skip
+# what undoes a suffix or a magic number that is not read here
+_UNPACK = {".bz2": "bzip2 -dc", ".xz": "xz -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "LZ4": "lz4 -dc"}
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# Small, because a zstd block of a few bytes can stand for 128 KiB: what one piece expands to stays bounded.
-_ZSTD_PIECE = 2048
+_HEAD = 10  # bytes by which a format is known
+# what a source may begin with that is no UTF-8 text; the longer first
+_FOREIGN = (
+    (b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
+    (b"BZh91AY&SY", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"),
+    (b"PAR1\x15", "Parquet"), (b"ARROW1\0\0", "Arrow"), (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"), (b"SQLite for", "a SQLite database"),
+)  # fmt: skip
+# Small, because a zstd block of 4 bytes can stand for 128 KiB: a piece expands to 16 MiB at most.
+_ZSTD_PIECE = 512
+# A compressed source that gives more than UNWATCHED bytes may give at most so many for each byte read.
+# Prose is 3 : 1 by gzip and 4 : 1 by zstd -19, logs 10 to 30 : 1; a gzip file of one byte over and over is
+# 1,030 : 1, a zstd file of it 30,000 : 1.
+MOST_EXPANSION = 1000
+UNWATCHED = 64 << 20
+# of which no document is meant to consist; a line beyond it is not even passed over
+_ENDLESS_LINE = 1 << 30
 SKIPS_TOLD = 10
 
 
 class DamagedStream(Exception):
-    """A compressed stream that ends early or does not decode; the reader adds the file and line."""
+    """A source that cannot be read to its end, whatever --on-bad says; the reader adds the file and line.
+
+    Parameters
+    ----------
+    message, fix : as of a `CorpusError`
+
+    Attributes
+    ----------
+    line : int      where it is; 1 until the reader of lines knows better
+    """
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        self.line = 1
+
+
+def _broken(what: str) -> DamagedStream:
+    return DamagedStream(
+        f"expected a whole archive, found that {what}",
+        fix="copy or download the file again; a compressed file can be checked with gzip -t or zstd -t",
+    )
+
+
+def refuse_expansion(taken: int, given: int, otherwise: str) -> None:
+    """DamagedStream where `given` bytes came of `taken`, and that is more than text expands to.
+
+    `otherwise`: what can be done with a file that is meant to be so.
+    """
+    if given > UNWATCHED and given > MOST_EXPANSION * taken:
+        raise DamagedStream(
+            f"expected text, which expands a few times over, found {taken:,} bytes that expand to {given:,} "
+            f"and more: over {MOST_EXPANSION:,} times",
+            fix=f"check where the file comes from; one that is meant to be so {otherwise}",
+        )
+
+
+def _no_archive(kind: str) -> DamagedStream:
+    return DamagedStream(
+        f"expected {kind} data, as the name says, found bytes that are none: damaged, or named wrongly",
+        fix="give the file the suffix of what it holds, or download it again",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +184,25 @@ def find_sources(sources: Sequence[str]) -> list[Source]:
                 raise CorpusError("'-' (stdin) is given twice; it can be read once", fix="give '-' once")
             found.append(Source("<stdin>", None, "jsonl"))
             continue
-        path = Path(given)
-        if path.exists():
-            if path.is_dir():
+        state = _state_of(given)
+        if state is not None:
+            if stat.S_ISDIR(state.st_mode):
                 raise CorpusError(
                     f"{given}: expected a file of documents, found a directory",
                     fix=f"name the files in it: '{given.rstrip('/')}/*.jsonl'",
                 )
-            found.append(Source(given, path, _kind(path)))
+            found.append(_source(given, state))
         elif glob.has_magic(given):
-            # glob.glob and not Path.glob: the names must stay as given, for they become ids of text files
-            names = sorted(name for name in glob.glob(given, recursive=True) if Path(name).is_file())  # noqa: PTH207
+            names = _matches(given)
             if not names:
                 raise CorpusError(
                     f"{given}: the pattern matches no file",
-                    fix=f"list what is there: ls {path.parent}; in quotes, '**' goes into sub-directories",
+                    fix=f"list what is there: ls {Path(given).parent}; in quotes, '**' goes into "
+                    "sub-directories",
                 )
-            found.extend(Source(name, Path(name), _kind(Path(name))) for name in names)
+            found.extend(_source(name, state) for name in names if (state := _state_of(name)) is not None)
         else:
-            raise CorpusError(
-                f"{given}: no such file", fix=f"check the name: ls {path.parent}; '-' reads from stdin"
-            )
+            raise _absent(given)
     return found
 
 
@@ -149,13 +210,60 @@ def total_bytes(sources: Sequence[Source]) -> int | None:
     """Bytes of all sources on disk; None when one of them is a stream."""
     total = 0
     for source in sources:
-        if source.path is None or not source.path.is_file():
+        state = None if source.path is None else _state_of(source.name)
+        if state is None or not stat.S_ISREG(state.st_mode):
             return None
-        total += source.path.stat().st_size
+        total += state.st_size
     return total
 
 
-def _kind(path: Path) -> Kind:
+def _state_of(given: str) -> os.stat_result | None:
+    """What the operating system says of a path; None where there is nothing."""
+    try:
+        return Path(given).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and glob.has_magic(given):
+            return None
+        raise unreadable(given, error) from None
+
+
+def _matches(pattern: str) -> list[str]:
+    """The files that a pattern matches, sorted by name."""
+    try:
+        # glob.glob and not Path.glob: the names must stay as given, for they become ids of text files
+        names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    except (ValueError, OSError):
+        return []
+    return [name for name in names if (state := _state_of(name)) is not None and stat.S_ISREG(state.st_mode)]
+
+
+def _absent(given: str) -> CorpusError:
+    shown = given.replace("\0", "\\0")
+    if "\0" not in given and Path(given).is_symlink():
+        return CorpusError(
+            f"{given}: expected a file, found a symbolic link to nothing: {Path(given).readlink()}",
+            fix=f"check the link: ls -l {shlex.quote(given)}",
+        )
+    return CorpusError(
+        f"{shown}: no such file", fix=f"check the name: ls {Path(shown).parent}; '-' reads from stdin"
+    )
+
+
+def unreadable(name: str, error: OSError, doing: str = "opened") -> CorpusError:
+    """The error for a source that the operating system refuses."""
+    where = (
+        "check what stdin is connected to" if name == "<stdin>" else f"check it: ls -l {shlex.quote(name)}"
+    )
+    return CorpusError(f"{name}: cannot be {doing}: {error.strerror or error}", fix=where)
+
+
+def _source(name: str, state: os.stat_result) -> Source:
+    return Source(name, Path(name), _kind(Path(name), stat.S_ISREG(state.st_mode)))
+
+
+def _kind(path: Path, regular: bool) -> Kind:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED_SUFFIXES:
         suffixes.pop()
@@ -165,12 +273,46 @@ def _kind(path: Path) -> Kind:
     if last in _PARQUET_SUFFIXES:
         return "parquet"
     if last in _REFUSED_SUFFIXES:
+        unpack = _UNPACK.get(last)
         raise CorpusError(
             f"{path}: expected JSON Lines (.jsonl, .gz, .zst), Parquet or plain text, found '{last}'",
-            fix="convert it to JSON Lines: one object a line with 'id' and 'text'",
+            fix=_piped(unpack, str(path))
+            if unpack
+            else "convert it to JSON Lines: one object a line with 'id' and 'text'",
         )
     # a named pipe or /dev/fd/63 of `<(…)` has no suffix and holds records, as stdin does
-    return "text" if stat.S_ISREG(path.stat().st_mode) else "jsonl"
+    return "text" if regular else "jsonl"
+
+
+def _piped(command: str, name: str) -> str:
+    shown = "FILE" if name == "<stdin>" else shlex.quote(name)
+    return f"unpack it on the way in: {command} {shown} | stride index build - --model MODEL"
+
+
+def refuse_foreign(head: bytes, name: str) -> None:
+    """CorpusError where a source begins as UTF-16, an archive or a table does; `head`: its first bytes."""
+    kind = next((kind for magic, kind in _FOREIGN if head.startswith(magic)), None)
+    if kind is None and len(head) >= 4:
+        # ASCII in UTF-16, without a mark
+        nul = [byte == 0 for byte in head[:4]]
+        if nul == [False, True, False, True]:
+            kind = "UTF-16LE"
+        elif nul == [True, False, True, False]:
+            kind = "UTF-16BE"
+    if kind is None:
+        return
+    shown = "FILE" if name == "<stdin>" else shlex.quote(name)
+    if kind.startswith("UTF"):
+        raise CorpusError(
+            f"{name}:1: expected UTF-8, found {kind}",
+            fix=f"convert it: iconv -f {kind} -t UTF-8 {shown} > CONVERTED",
+        )
+    fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
+    if kind in _UNPACK:
+        fix = _piped(_UNPACK[kind], name)
+    elif kind == "Parquet":
+        fix = "give it as a file whose name ends in .parquet"
+    raise CorpusError(f"{name}:1: expected JSON Lines or plain text, found {kind}", fix=fix)
 
 
 @contextmanager
@@ -180,60 +322,144 @@ def open_stream(source: Source, log: ReadLog) -> Iterator[BinaryIO]:
     Raises
     ------
     CorpusError
-        The file cannot be opened (permission).
+        The file cannot be opened (permission); at the end: it has changed since it was opened.
     MissingExtraError
         The source is zstd and `zstandard` is not installed.
     DamagedStream
-        While reading: the compressed data ends early or does not decode.
+        The compressed data are none; while reading: they end early, do not decode, or expand beyond
+        `MOST_EXPANSION`.
     """
     if source.path is None:
-        stdin = sys.stdin.buffer
+        if sys.stdin is None:
+            raise CorpusError("<stdin>: cannot be read: it is closed", fix="name a file, or pipe one in")
         log.enter(None)
         # left open: it is not ours to close
-        yield _decompressed(cast(BinaryIO, stdin), "")
+        yield _opened(source.name, cast(BinaryIO, sys.stdin.buffer), "")
         return
     try:
         raw = source.path.open("rb")
     except OSError as error:
-        raise CorpusError(
-            f"{source.name}: cannot be opened: {error.strerror}", fix=f"check it: ls -l {source.name}"
-        ) from None
+        raise unreadable(source.name, error) from None
     with raw:
+        before = _version(raw)
         log.enter(raw.tell if raw.seekable() else None)
         try:
-            yield _decompressed(raw, source.path.suffix.lower())
+            yield _opened(source.name, raw, source.path.suffix.lower())
+            refuse_change(source.name, before, _version(raw))
         finally:
             log.leave()
 
 
-def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
-    head = raw.peek(4)[:4] if hasattr(raw, "peek") else b""
+def _version(raw: BinaryIO) -> tuple[int, int]:
+    """Size and time of change of an open file; of a stream none."""
+    state = os.fstat(raw.fileno())
+    return (state.st_size, state.st_mtime_ns) if stat.S_ISREG(state.st_mode) else (0, 0)
+
+
+def refuse_change(name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """CorpusError where a file is not what it was when it was opened: (bytes, time of change) each."""
+    if before != after:
+        sizes = "" if before[0] == after[0] else f": {before[0]:,} bytes before, {after[0]:,} after"
+        raise CorpusError(
+            f"{name}: expected a file that stays as it is while it is read, found that it changed{sizes}",
+            fix="wait until it is written, or give a copy of it",
+        )
+
+
+def _opened(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:
+    try:
+        head, raw = _peeked(raw)
+    except OSError as error:
+        raise unreadable(name, error, "read") from None
     if suffix == ".gz" or head.startswith(_GZIP_MAGIC):
+        if head and not head.startswith(_GZIP_MAGIC):
+            raise _no_archive("gzip")
         return cast(BinaryIO, io.BufferedReader(_GzipStream(raw), 1 << 17))
-    if suffix == ".zst" or head == _ZSTD_MAGIC:
+    if suffix == ".zst" or head.startswith(_ZSTD_MAGIC):
         return cast(BinaryIO, io.BufferedReader(_ZstdStream(raw), 1 << 17))
     return raw
 
 
-class _GzipStream(io.RawIOBase):
-    """A gzip stream whose damage has one name."""
+def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
+    """A stream's first bytes, and the stream with these in front."""
+    head = stream.peek(_HEAD)[:_HEAD] if hasattr(stream, "peek") else b""
+    if len(head) < _HEAD and hasattr(stream, "peek"):
+        # the end, or a pipe whose first bytes come one by one
+        head = stream.read(_HEAD)
+        stream = cast(BinaryIO, io.BufferedReader(_Joined(head, stream), 1 << 17))
+    return head, stream
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._file = gzip.GzipFile(fileobj=raw, mode="rb")
+
+class _Joined(io.RawIOBase):
+    """Bytes, and then a stream."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        if not self._head:
+            return self._rest.readinto1(buffer)  # type: ignore[attr-defined]
+        size = min(len(buffer), len(self._head))
+        buffer[:size] = self._head[:size]
+        self._head = self._head[size:]
+        return size
+
+
+class _Packed(io.RawIOBase):
+    """Compressed data, whose expansion is watched."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._taken = self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read_packed(self, size: int) -> bytes:
+        """The next compressed bytes, counted."""
+        data = self._raw.read(size)
+        self._taken += len(data)
+        return data
+
+    def give(self, size: int) -> int:
+        """Count what goes out; DamagedStream where that is too much for what came in."""
+        self._given += size
+        refuse_expansion(
+            self._taken,
+            self._given,
+            "can be piped in, unpacked: zcat FILE (or zstd -dc FILE) | stride index build - --model MODEL",
+        )
+        return size
+
+
+class _GzipStream(_Packed):
+    """A gzip stream whose damage has one name."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        super().__init__(raw)
+        self._file = gzip.GzipFile(fileobj=cast(BinaryIO, _Reading(self.read_packed)), mode="rb")
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
         try:
-            return self._file.readinto(buffer)
+            return self.give(self._file.readinto(buffer))
         except EOFError:
-            raise DamagedStream("the gzip data is truncated") from None
+            raise _broken("the gzip data is truncated") from None
         except (zlib.error, gzip.BadGzipFile) as error:
-            raise DamagedStream(f"the gzip data is damaged: {error}") from None
+            raise _broken(f"the gzip data is damaged: {error}") from None
 
 
-class _ZstdStream(io.RawIOBase):
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The part of a file that `gzip.GzipFile` uses."""
+
+    read: Callable[[int], bytes]
+
+
+class _ZstdStream(_Packed):
     """A zstd stream of one or more frames; unlike zstandard's reader it notices a frame that is cut off."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -241,30 +467,27 @@ class _ZstdStream(io.RawIOBase):
             import zstandard
         except ImportError:
             raise require_extra("zstandard", "zstd") from None
-        self._raw = raw
+        super().__init__(raw)
         self._new_frame = zstandard.ZstdDecompressor().decompressobj
         self._error = zstandard.ZstdError
         self._frame: Any = None
         self._input = b""
         self._output = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
         while not self._output:
             if not self._input:
-                self._input = self._raw.read(_ZSTD_PIECE)
+                self._input = self.read_packed(_ZSTD_PIECE)
             if not self._input:
                 if self._frame is not None:
-                    raise DamagedStream("the zstd data is truncated")
+                    raise _broken("the zstd data is truncated")
                 return 0
             if self._frame is None:
                 self._frame = self._new_frame()
             try:
                 self._output = memoryview(self._frame.decompress(self._input))
             except self._error as error:
-                raise DamagedStream(f"the zstd data is damaged: {error}") from None
+                raise self._refused(str(error)) from None
             self._input = b""
             if self._frame.eof:
                 self._input = self._frame.unused_data
@@ -272,18 +495,57 @@ class _ZstdStream(io.RawIOBase):
         size = min(len(buffer), len(self._output))
         buffer[:size] = self._output[:size]
         self._output = self._output[size:]
-        return size
+        return self.give(size)
+
+    def _refused(self, reason: str) -> DamagedStream:
+        if "too much memory" in reason:
+            return DamagedStream(
+                "expected a zstd file that unpacks with a window of at most 128 MiB, found a larger one",
+                fix="unpack it on the way in: zstd -dc --long=31 FILE | stride index build - --model MODEL",
+            )
+        if "Unknown frame" in reason and not self._given:
+            return _no_archive("zstd")
+        return _broken(f"the zstd data is damaged: {reason}")
 
 
 def read_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers (from 1); None for a line of more than `limit` bytes, never held whole."""
+    """Lines with their numbers (from 1); None for a line of more than `limit` bytes, never held whole.
+
+    Raises
+    ------
+    DamagedStream       the operating system refuses to read on; a line has no end within 1 GiB
+    """
     number = 0
-    while line := stream.readline(limit + 1):
-        number += 1
-        if len(line) > limit and not line.endswith(b"\n"):
-            del line
-            while (piece := stream.readline(1 << 16)) and not piece.endswith(b"\n"):
-                pass
-            yield number, None
-        else:
-            yield number, line
+    try:
+        while line := stream.readline(limit + 1):
+            number += 1
+            if len(line) > limit and not line.endswith(b"\n"):
+                del line
+                yield number, None  # who reads may want no more of it
+                number -= 1  # where what happens now happens
+                _pass_over(stream, limit)
+                number += 1
+            else:
+                yield number, line
+    except DamagedStream as error:
+        error.line = number + 1
+        raise
+    except OSError as error:
+        refused = DamagedStream(
+            f"expected more to read, found that the operating system refuses: {error.strerror or error}",
+            fix="check the disk or the connection that it is on, or read a copy",
+        )
+        refused.line = number + 1
+        raise refused from None
+
+
+def _pass_over(stream: BinaryIO, passed: int) -> None:
+    """The rest of a line of which so many bytes are read."""
+    while (piece := stream.readline(1 << 16)) and not piece.endswith(b"\n"):
+        passed += len(piece)
+        if passed > _ENDLESS_LINE:
+            raise DamagedStream(
+                f"expected lines, found one that goes on beyond {_ENDLESS_LINE:,} bytes",
+                fix="give JSON Lines, one object a line; lines that end in a carriage return alone become "
+                "some by: tr '\\r' '\\n' < FILE",
+            )

@@ -1,0 +1,410 @@
+"""Documents of a Parquet file, of which no more is in memory than a batch of rows and a page of each column.
+
+What a file of a few kilobytes can expand to has no limit: a page of one byte over and over, a value that a
+dictionary holds once and a million rows refer to, a row with a billion messages. So the pages of a row group
+are looked at before it is read, and it is read in batches that hold however long its values are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from stride_cli.corpus.documents import (
+    MOST_MESSAGES,
+    Document,
+    DocumentParser,
+    Foreign,
+    not_utf8,
+    too_long,
+    too_many_messages,
+)
+from stride_cli.corpus.parquet_pages import BY_DICTIONARY, BY_PREFIX, DICTIONARY, pages
+from stride_cli.corpus.streams import (
+    DamagedStream,
+    ReadLog,
+    Source,
+    refuse_change,
+    refuse_expansion,
+    unreadable,
+)
+from stride_cli.errors import CorpusError, first_line, require_extra
+
+_ROWS = 256  # of a batch, at most
+_BATCH_BYTES = 64 << 20  # what a batch is to take at most; a single row may take more
+_READ_BYTES = 1 << 20  # of a column at once, as stored
+# of a page, decompressed: pyarrow writes 1 MiB, or 1,024 values where these are long
+MOST_PAGE_BYTES = 1 << 30
+# of messages in one row group: values, and bytes where all rows have to be read at once
+MOST_VALUES = 1 << 26
+MOST_AT_ONCE = 512 << 20
+_SMALLER_GROUPS = (
+    "write it again with smaller row groups: pyarrow.parquet.write_table(table, FILE, row_group_size=1000)"
+)
+_OTHERWISE = f"can be given as another format, or smaller: {_SMALLER_GROUPS}"
+_VALUE_BYTES = 32  # what a row or a message takes beside its texts, about as much as in JSON
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A column as stored: its number among all, its path, whether it holds texts, and whether in lists."""
+
+    number: int
+    path: str
+    texts: bool
+    nested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The columns of a file.
+
+    Attributes
+    ----------
+    columns : list of str           the names of all
+    read : list of str              those read
+    leaves : list of _Leaf          the same, as stored
+    foreign : dict of str           wanted ones of which no document can be made, and what stands for a value
+    """
+
+    columns: list[str]
+    read: list[str]
+    leaves: list[_Leaf]
+    foreign: dict[str, Foreign]
+
+
+def read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    """The documents of a Parquet file; the row is the line.
+
+    Raises
+    ------
+    CorpusError
+        No Parquet, damaged, changed while it is read, or made so that no bounded memory holds what it expands
+        to; a row that is no document, unless the log skips these.
+    MissingExtraError
+        `pyarrow` is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise require_extra("pyarrow", "parquet") from None
+    assert source.path is not None  # stdin is never Parquet
+    if not source.path.is_file():
+        raise CorpusError(
+            f"{source.name}: expected a Parquet file, found a pipe or a device",
+            fix="copy it to a file: Parquet is read from its end",
+        )
+    try:
+        raw = source.path.open("rb")
+    except OSError as error:
+        raise unreadable(source.name, error) from None
+    with raw:
+        try:
+            yield from _documents(source, raw, parser, log)
+        finally:
+            log.leave()
+
+
+def _documents(source: Source, raw: BinaryIO, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    import pyarrow.parquet
+
+    before = os.fstat(raw.fileno())
+    row = given = 0
+    with _damage_at(source.name, row):
+        file = pyarrow.parquet.ParquetFile(source.path, pre_buffer=False, buffer_size=_READ_BYTES)
+        rows = file.metadata.num_rows
+        table = _table(file, parser, source.name)
+    log.enter(lambda: before.st_size * min(row, rows) // max(rows, 1))
+    if rows and not table.read:
+        # no row can be a document, and how many there are is a mere number
+        parser.document(table.foreign, source.name, 1, table.columns)
+    batches = _batches(file, table, raw, source)
+    while True:
+        with _damage_at(source.name, row):
+            batch = next(batches, None)
+        if batch is None:
+            break
+        for index in range(batch.num_rows):
+            row += 1
+            values = _Row(parser.max_bytes, f"{source.name}:{row}")
+            try:
+                record = values.record(batch, index, table)
+                document = parser.document(record, source.name, row, table.columns)
+            except CorpusError as error:
+                log.reject(error)
+            else:
+                yield document
+            given += values.taken + _VALUE_BYTES
+            with _damage_at(source.name, row - 1):
+                refuse_expansion(before.st_size, given, _OTHERWISE)
+    after = os.fstat(raw.fileno())
+    refuse_change(source.name, (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns))
+
+
+@contextmanager
+def _damage_at(name: str, row: int) -> Iterator[None]:
+    """Within, whatever pyarrow raises of a damaged file is a CorpusError."""
+    try:
+        yield
+    except CorpusError:
+        raise
+    except DamagedStream as error:
+        raise CorpusError(f"{name}:{row + 1}: {error.message}", fix=error.fix) from None
+    except MemoryError:
+        raise CorpusError(
+            f"{name}:{row + 1}: expected rows that fit in memory, found none left", fix=_SMALLER_GROUPS
+        ) from None
+    except Exception as error:  # its own errors, and ValueError, KeyError, OverflowError … of names and types
+        raise CorpusError(
+            f"{name}:{row + 1}: expected a readable Parquet file, found: {first_line(error)}",
+            fix="write the file again; a copy or download may have been cut off",
+        ) from None
+
+
+def _table(file: Any, parser: DocumentParser, called: str) -> _Table:
+    """What is to be read of a file that is called so."""
+    schema = file.schema_arrow
+    columns = list(schema.names)
+    stored = [file.schema.column(number) for number in range(len(file.schema))]
+    read: list[str] = []
+    leaves: list[_Leaf] = []
+    foreign: dict[str, Foreign] = {}
+    for name in parser.fields.names():
+        if name not in columns or name in read or name in foreign:
+            continue
+        if columns.count(name) > 1:
+            raise CorpusError(
+                f"{called}: expected one column '{name}', found {columns.count(name)}",
+                fix="rename the others",
+            )
+        kind = schema.field(name).type
+        found = []
+        for number, column in enumerate(stored):
+            nested = column.path != name
+            if _is_stored(column.path, name, kind):
+                found.append(_Leaf(number, column.path, column.physical_type == "BYTE_ARRAY", nested))
+        if found:
+            read.append(name)
+            leaves += found
+        else:
+            foreign[name] = Foreign(str(kind))
+    return _Table(columns, read, leaves, foreign)
+
+
+def _is_stored(path: str, name: str, kind: Any) -> bool:
+    """Whether the column stored at a path holds values of the column `name`, of which documents are made."""
+    from pyarrow import types
+
+    if not types.is_nested(kind):
+        return path == name and not types.is_fixed_size_binary(_plain(kind))
+    element = _element(kind)
+    if element is None:
+        return False
+    above, _, last = path.rpartition(".")
+    # messages.list.element.role, or as older writers name the levels between
+    return (
+        above.startswith(f"{name}.")
+        and above.count(".") - name.count(".") in (1, 2)
+        and last in ("role", "content")
+    )
+
+
+def _element(kind: Any) -> Any:
+    """The type of a message in a column of lists of {role, content}; None where the column is another."""
+    from pyarrow import types
+
+    if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_struct(kind.value_type):
+        return None
+    element = kind.value_type
+    for name in ("role", "content"):
+        number = element.get_field_index(name)  # -1: absent, or there twice
+        if number < 0 or types.is_nested(element.field(number).type):
+            return None
+        if types.is_fixed_size_binary(_plain(element.field(number).type)):
+            return None
+    return element
+
+
+def _plain(kind: Any) -> Any:
+    """A type without what is around it: an extension's name, a dictionary."""
+    while True:
+        inner = getattr(kind, "storage_type", None) or getattr(kind, "value_type", None)
+        if inner is None:
+            return kind
+        kind = inner
+
+
+def _batches(file: Any, table: _Table, raw: BinaryIO, source: Source) -> Iterator[Any]:
+    """The rows of a file, batch by batch: every row group as its pages demand."""
+    import pyarrow.parquet
+
+    by_dictionary = None
+    paths = [leaf.path for leaf in table.leaves]
+    size = os.fstat(raw.fileno()).st_size
+    taken = given = 0
+    for number in range(file.metadata.num_row_groups if table.leaves else 0):
+        group = file.metadata.row_group(number)
+        where = f"{source.name}: row group {number}"
+        found = [_look_at(group, leaf, raw, where) for leaf in table.leaves]
+        # columns may share their bytes, in a file made so
+        taken = min(size, taken + sum(pages.packed for pages in found))
+        given += sum(pages.size for pages in found)
+        refuse_expansion(taken, given, _OTHERWISE)
+        chosen, rows = file, _rows_at_once(found, group.num_rows, where)
+        if rows is None:
+            if by_dictionary is None:
+                by_dictionary = pyarrow.parquet.ParquetFile(
+                    source.path,
+                    pre_buffer=False,
+                    buffer_size=_READ_BYTES,
+                    read_dictionary=[leaf.path for leaf in table.leaves if leaf.texts],
+                )
+            chosen, rows = by_dictionary, max(1, min(group.num_rows, MOST_VALUES))
+        yield from chosen.iter_batches(batch_size=rows, row_groups=[number], columns=paths, use_threads=False)
+
+
+@dataclass(slots=True)
+class _Pages:
+    """What the pages of a column in a row group add up to.
+
+    Attributes
+    ----------
+    packed, size : int      their bytes, as stored and decompressed
+    values : int            nulls too
+    repeated : int          of these, values that may be longer than what stands for them in the page
+    largest : int           the most bytes that such a value can have
+    each : float            bytes of a value, in the page where these are the most
+    prefixes : bool         whether values are stored as what they add to the one before
+    """
+
+    leaf: _Leaf
+    packed: int
+    size: int = 0
+    values: int = 0
+    repeated: int = 0
+    largest: int = 0
+    each: float = 0.0
+    prefixes: bool = False
+
+    @property
+    def expanded(self) -> int:
+        """The most bytes that the values can take."""
+        return self.size + self.largest * self.repeated
+
+
+def _look_at(group: Any, leaf: _Leaf, raw: BinaryIO, where: str) -> _Pages:
+    """The pages of a column; CorpusError where one is too large, or there are too many values."""
+    column = group.column(leaf.number)
+    begin = column.data_page_offset
+    if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < begin:
+        begin = column.dictionary_page_offset
+    found = _Pages(leaf, column.total_compressed_size)
+    for page in pages(raw, begin, found.packed):
+        found.size += page.size
+        if page.size > MOST_PAGE_BYTES:
+            raise _refused(where, leaf, f"pages of at most {MOST_PAGE_BYTES:,} bytes", f"{page.size:,}")
+        if page.kind == DICTIONARY:
+            found.largest = max(found.largest, page.size)
+            continue
+        found.values += page.values
+        if leaf.nested and found.values > MOST_VALUES:
+            raise _refused(where, leaf, f"at most {MOST_VALUES:,} values", f"{found.values:,} and more")
+        if page.encoding in BY_DICTIONARY or page.encoding == BY_PREFIX:
+            found.repeated += page.values
+            found.prefixes |= page.encoding == BY_PREFIX
+        else:
+            found.each = max(found.each, page.size / max(1, page.values))
+    if found.prefixes:
+        found.largest = max(found.largest, found.size)
+    return found
+
+
+def _rows_at_once(found: list[_Pages], n_rows: int, where: str) -> int | None:
+    """How many rows of a row group to read at once, so that they take about `_BATCH_BYTES` at most.
+
+    None: all, each text that is repeated held once, for no number of rows is known to be small enough.
+    """
+    texts = [pages for pages in found if pages.leaf.texts]
+    large = [pages for pages in texts if pages.expanded > MOST_AT_ONCE]
+    if any(pages.leaf.nested and pages.largest * pages.repeated > MOST_AT_ONCE for pages in large):
+        for pages in large:
+            if pages.prefixes:
+                raise _refused(where, pages.leaf, "another encoding of lists", "DELTA_BYTE_ARRAY")
+        total = sum(pages.size for pages in found)
+        if total > MOST_AT_ONCE:
+            expected = f"at most {MOST_AT_ONCE:,} bytes, where messages repeat"
+            raise _refused(where, large[0].leaf, expected, f"{total:,}")
+        return None
+    # of the rows of a list no more is known than how long they are on average
+    each = [
+        pages.expanded / max(1, n_rows) if pages.leaf.nested else max(pages.each, pages.largest)
+        for pages in texts
+    ]
+    return min([_ROWS, *(max(1, int(_BATCH_BYTES / max(1.0, size))) for size in each)])
+
+
+def _refused(where: str, leaf: _Leaf, expected: str, found: str) -> CorpusError:
+    return CorpusError(
+        f"{where}, column '{leaf.path}': expected {expected}, found {found}",
+        fix=f"check where the file comes from; one that is meant to be so: {_SMALLER_GROUPS}",
+    )
+
+
+class _Row:
+    """Takes the values of a row, and no more bytes than a document may have."""
+
+    def __init__(self, limit: int, where: str) -> None:
+        self._limit = limit
+        self._where = where
+        self.taken = 0
+
+    def record(self, batch: Any, index: int, table: _Table) -> dict[str, Any]:
+        """A row of a batch, as a line of JSON would give it."""
+        record: dict[str, Any] = dict(table.foreign)
+        for name in table.read:
+            column = batch.column(name)
+            one = column[index]
+            record[name] = self.value(one) if _element(column.type) is None else self.messages(one, name)
+        return record
+
+    def value(self, scalar: Any) -> Any:
+        """A text, a number, bytes or None; a date and the like as what it is."""
+        import pyarrow
+        from pyarrow import types
+
+        while isinstance(scalar, pyarrow.DictionaryScalar | pyarrow.ExtensionScalar):
+            scalar = scalar.value
+        if scalar is None or not scalar.is_valid:
+            return None
+        if hasattr(scalar, "as_buffer"):
+            self._take(scalar.as_buffer().size)
+        elif not (
+            types.is_integer(scalar.type) or types.is_floating(scalar.type) or types.is_boolean(scalar.type)
+        ):
+            return Foreign(str(scalar.type))
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._where, error) from None
+
+    def messages(self, scalar: Any, name: str) -> list[dict[str, Any]] | None:
+        """A conversation, or None."""
+        if not scalar.is_valid:
+            return None
+        items = scalar.values
+        if len(items) > MOST_MESSAGES:
+            raise too_many_messages(self._where, name, len(items))
+        roles, contents = (items.field(items.type.get_field_index(key)) for key in ("role", "content"))
+        found = []
+        for number in range(len(items)):
+            self._take(_VALUE_BYTES)
+            found.append({"role": self.value(roles[number]), "content": self.value(contents[number])})
+        return found
+
+    def _take(self, size: int) -> None:
+        self.taken += size
+        if self.taken > self._limit:
+            raise too_long(self._where, self._limit, "row")
