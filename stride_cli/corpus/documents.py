@@ -138,7 +138,8 @@ class DocumentParser:
         return Document(id=self._claim(name, source, line), source=source, line=line, **content)
 
     def text_file(self, text: str, source: str) -> Document:
-        _check_text(source, f"{source}:1", "the file's name, which is its id")
+        if self._number is None:
+            _check_text(source, f"{source}:1", "the file's name, which is its id")
         _check_text(text, f"{source}:1", "the file")
         _filled(text, f"{source}:1", "the file")
         return Document(id=self._claim(source, source, 1), text=text, source=source, line=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ from stride_cli.corpus.documents import (
     too_long,
     too_many_messages,
 )
-from stride_cli.corpus.parquet_pages import BY_DICTIONARY, BY_PREFIX, DICTIONARY, pages
+from stride_cli.corpus.parquet_pages import BY_DICTIONARY, BY_PREFIX, DICTIONARY, RowGroup, pages, row_groups
 from stride_cli.corpus.streams import (
     DamagedStream,
     ReadLog,
@@ -35,6 +35,7 @@ from stride_cli.errors import CorpusError, first_line, require_extra
 
 _ROWS = 256  # of a batch, at most
 _BATCH_BYTES = 64 << 20  # what a batch is to take at most; a single row may take more
+_OBJECT_BYTES = 8 << 20  # of a column of a batch that becomes Python objects at once
 _READ_BYTES = 1 << 20  # of a column at once, as stored
 # of a page, decompressed: pyarrow writes 1 MiB, or 1,024 values where these are long
 MOST_PAGE_BYTES = 1 << 30
@@ -44,7 +45,7 @@ MOST_AT_ONCE = 512 << 20
 _SMALLER_GROUPS = (
     "write it again with smaller row groups: pyarrow.parquet.write_table(table, FILE, row_group_size=1000)"
 )
-_OTHERWISE = f"can be given as another format, or smaller: {_SMALLER_GROUPS}"
+_OTHERWISE = "can be piped in as JSON Lines"
 _VALUE_BYTES = 32  # what a row or a message takes beside its texts, about as much as in JSON
 
 
@@ -127,19 +128,22 @@ def _documents(source: Source, raw: BinaryIO, parser: DocumentParser, log: ReadL
             batch = next(batches, None)
         if batch is None:
             break
+        found = [_Column(name, batch.column(name)) for name in table.read]
         for index in range(batch.num_rows):
             row += 1
             values = _Row(parser.max_bytes, f"{source.name}:{row}")
             try:
-                record = values.record(batch, index, table)
+                record = table.foreign | {column.name: values.of(column, index) for column in found}
                 document = parser.document(record, source.name, row, table.columns)
             except CorpusError as error:
                 log.reject(error)
             else:
                 yield document
             given += values.taken + _VALUE_BYTES
-            with _damage_at(source.name, row - 1):
+            try:
                 refuse_expansion(before.st_size, given, _OTHERWISE)
+            except DamagedStream as error:
+                raise CorpusError(f"{source.name}:{row}: {error.message}", fix=error.fix) from None
     after = os.fstat(raw.fileno())
     refuse_change(source.name, (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns))
 
@@ -245,15 +249,14 @@ def _batches(file: Any, table: _Table, raw: BinaryIO, source: Source) -> Iterato
     paths = [leaf.path for leaf in table.leaves]
     size = os.fstat(raw.fileno()).st_size
     taken = given = 0
-    for number in range(file.metadata.num_row_groups if table.leaves else 0):
-        group = file.metadata.row_group(number)
+    for number, group in enumerate(row_groups(raw) if table.leaves else ()):
         where = f"{source.name}: row group {number}"
         found = [_look_at(group, leaf, raw, where) for leaf in table.leaves]
         # columns may share their bytes, in a file made so
         taken = min(size, taken + sum(pages.packed for pages in found))
         given += sum(pages.size for pages in found)
         refuse_expansion(taken, given, _OTHERWISE)
-        chosen, rows = file, _rows_at_once(found, group.num_rows, where)
+        chosen, rows = file, _rows_at_once(found, group.rows, where)
         if rows is None:
             if by_dictionary is None:
                 by_dictionary = pyarrow.parquet.ParquetFile(
@@ -262,7 +265,7 @@ def _batches(file: Any, table: _Table, raw: BinaryIO, source: Source) -> Iterato
                     buffer_size=_READ_BYTES,
                     read_dictionary=[leaf.path for leaf in table.leaves if leaf.texts],
                 )
-            chosen, rows = by_dictionary, max(1, min(group.num_rows, MOST_VALUES))
+            chosen, rows = by_dictionary, max(1, min(group.rows, MOST_VALUES))
         yield from chosen.iter_batches(batch_size=rows, row_groups=[number], columns=paths, use_threads=False)
 
 
@@ -295,14 +298,13 @@ class _Pages:
         return self.size + self.largest * self.repeated
 
 
-def _look_at(group: Any, leaf: _Leaf, raw: BinaryIO, where: str) -> _Pages:
+def _look_at(group: RowGroup, leaf: _Leaf, raw: BinaryIO, where: str) -> _Pages:
     """The pages of a column; CorpusError where one is too large, or there are too many values."""
-    column = group.column(leaf.number)
-    begin = column.data_page_offset
-    if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < begin:
-        begin = column.dictionary_page_offset
-    found = _Pages(leaf, column.total_compressed_size)
-    for page in pages(raw, begin, found.packed):
+    if leaf.number >= len(group.columns):
+        raise ValueError("a row group without some of the columns")
+    begin, packed = group.columns[leaf.number]
+    found = _Pages(leaf, packed)
+    for page in pages(raw, begin, packed):
         found.size += page.size
         if page.size > MOST_PAGE_BYTES:
             raise _refused(where, leaf, f"pages of at most {MOST_PAGE_BYTES:,} bytes", f"{page.size:,}")
@@ -353,6 +355,43 @@ def _refused(where: str, leaf: _Leaf, expected: str, found: str) -> CorpusError:
     )
 
 
+class _Column:
+    """A column of a batch: as Python objects at once where these are small, which is faster.
+
+    Attributes
+    ----------
+    name : str
+    array : pyarrow.Array
+    objects : list, optional        a value a row
+    are_messages : bool
+    """
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name = name
+        self.array = array
+        element = _element(array.type)
+        self.are_messages = element is not None
+        kinds = (
+            [array.type] if element is None else [element.field(n).type for n in range(element.num_fields)]
+        )
+        self.objects: list[Any] | None = None
+        if all(_is_simple(kind) for kind in kinds) and array.nbytes <= _OBJECT_BYTES:
+            # where one is no UTF-8 its row is found one by one
+            with suppress(UnicodeDecodeError):
+                self.objects = array.to_pylist()
+
+
+def _is_simple(kind: Any) -> bool:
+    """Whether values of a type are Python's: not a date, nor one that is held once for many rows."""
+    from pyarrow import types
+
+    tests = (
+        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null,
+        types.is_integer, types.is_floating, types.is_boolean,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)
+
+
 class _Row:
     """Takes the values of a row, and no more bytes than a document may have."""
 
@@ -361,19 +400,33 @@ class _Row:
         self._where = where
         self.taken = 0
 
-    def record(self, batch: Any, index: int, table: _Table) -> dict[str, Any]:
-        """A row of a batch, as a line of JSON would give it."""
-        record: dict[str, Any] = dict(table.foreign)
-        for name in table.read:
-            column = batch.column(name)
-            one = column[index]
-            record[name] = self.value(one) if _element(column.type) is None else self.messages(one, name)
-        return record
+    def of(self, column: _Column, index: int) -> Any:
+        """What a line of JSON would have."""
+        if column.objects is None:
+            one = column.array[index]
+            return self._messages(one, column.name) if column.are_messages else self._value(one)
+        value = column.objects[index]
+        if not column.are_messages:
+            return self._object(value)
+        if value is not None:
+            if len(value) > MOST_MESSAGES:
+                raise too_many_messages(self._where, column.name, len(value))
+            for message in value:
+                self._take(_VALUE_BYTES)
+                for content in (message or {}).values():
+                    self._object(content)
+        return value
 
-    def value(self, scalar: Any) -> Any:
+    def _object(self, value: Any) -> Any:
+        if isinstance(value, str):
+            self._take(len(value) if value.isascii() else len(value.encode()))
+        elif isinstance(value, bytes):
+            self._take(len(value))
+        return value
+
+    def _value(self, scalar: Any) -> Any:
         """A text, a number, bytes or None; a date and the like as what it is."""
         import pyarrow
-        from pyarrow import types
 
         while isinstance(scalar, pyarrow.DictionaryScalar | pyarrow.ExtensionScalar):
             scalar = scalar.value
@@ -381,17 +434,14 @@ class _Row:
             return None
         if hasattr(scalar, "as_buffer"):
             self._take(scalar.as_buffer().size)
-        elif not (
-            types.is_integer(scalar.type) or types.is_floating(scalar.type) or types.is_boolean(scalar.type)
-        ):
+        elif not _is_simple(scalar.type):
             return Foreign(str(scalar.type))
         try:
             return scalar.as_py()
         except UnicodeDecodeError as error:
             raise not_utf8(self._where, error) from None
 
-    def messages(self, scalar: Any, name: str) -> list[dict[str, Any]] | None:
-        """A conversation, or None."""
+    def _messages(self, scalar: Any, name: str) -> list[dict[str, Any]] | None:
         if not scalar.is_valid:
             return None
         items = scalar.values
@@ -401,7 +451,7 @@ class _Row:
         found = []
         for number in range(len(items)):
             self._take(_VALUE_BYTES)
-            found.append({"role": self.value(roles[number]), "content": self.value(contents[number])})
+            found.append({"role": self._value(roles[number]), "content": self._value(contents[number])})
         return found
 
     def _take(self, size: int) -> None:

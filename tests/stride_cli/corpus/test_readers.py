@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import datetime
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stride_cli.corpus import parquet as corpus_parquet
+from stride_cli.corpus import streams
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import CorpusError
@@ -146,6 +151,19 @@ BAD = [
     (b'{"id": "a", "text": "x\\u0000y"}\n', "corpus.jsonl:2: .*NUL .*'text'", "--on-bad"),
     (b'{"id": "a", "text": "\\ud800"}\n', "corpus.jsonl:2: .*surrogate", "--on-bad"),
     (b'{"id": "a", "text": "' + b"x" * 300_000 + b'"}\n', "corpus.jsonl:2: .*at most 200,000", "--max-"),
+    (b'{"id": "a", "text": NaN}\n', "corpus.jsonl:2: .*'text' to be a string, found the number NaN", "--on-"),
+    (b'{"id": -Infinity, "text": "x"}\n', "corpus.jsonl:2: .*string or an integer, found a nu", "--on-bad"),
+    (b'{"id": "\\udfff", "text": "x"}\n', "corpus.jsonl:2: .*surrogate.*'id'", "--on-bad"),
+    (b'{"id": "a", "id": "b", "text": "x"}\n', "corpus.jsonl:2: .*once, found 'id' more", "--on-bad"),
+    (b'{"id": "a", "text": "x", "text": "y"}\n', "corpus.jsonl:2: .*once, found 'text' more", "--on-bad"),
+    (b'{"id": "a", "messages": [{"role": "u", "content": "x", "content": "y"}]}\n',
+     "corpus.jsonl:2: expected each field once, found 'content' more than once in message 1", "--on-bad"),
+    (b'{"id": "a", "messages": [' + b",".join([b"{}"] * 10_001) + b"]}\n",
+     "corpus.jsonl:2: .*at most 10,000 mess", "split"),
+    (b'{"id": "a", "n": ' + b"9" * 5000 + b', "text": "x"}\n', "corpus.jsonl:2: .*: an integer of m", "--on"),
+    (b'{"id": "a", "text": "x"}\r{"id": "b", "text": "y"}\n', "corpus.jsonl:2: .*carriage returns", "tr '"),
+    (b'{"id": "a", "\x1b[31m": 1}\n', "corpus.jsonl:2: expected a JSON object", "--on-bad"),
+    (b'{"id": "a", "\\u001b[31m": 1}\n', r"corpus.jsonl:2: .*the fields 'id', '\\x1b\[31m'", "--text-field"),
 ]  # fmt: skip
 
 
@@ -166,6 +184,95 @@ def test_bad_lines_are_named_or_skipped(
     told = capsys.readouterr()
     assert "corpus.jsonl:2:" in told.err and "skipped 1 bad record in all" in told.err
     assert told.out == ""
+
+
+def test_an_id_is_not_a_text(write_jsonl: Callable[..., str]) -> None:
+    path = write_jsonl([{"id": "é" * (1 << 19), "text": "x"}])
+    assert len(next(read_documents([path])).id) == 1 << 19
+    path = write_jsonl([{"id": "é" * (1 << 19) + "x", "text": "x"}])
+    with pytest.raises(
+        CorpusError, match=r"corpus.jsonl:1: .*at most 1,048,576 bytes .* found 1,048,577"
+    ) as error:
+        list(read_documents([path]))
+    assert "--number-ids" in (error.value.fix or "") and len(error.value.message) < 400
+
+
+def test_a_name_that_is_there_twice_matters_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"id": 1, "id": 2, "text": "x", "meta": {"a": 1, "a": 2}, "other": 1, "other": 2}\n')
+    assert next(read_documents([str(path)], ReadOptions(number_ids=True))).text == "x"
+    with pytest.raises(CorpusError, match="found 'id' more than once in the line"):
+        next(read_documents([str(path)]))
+
+
+def test_marks_of_byte_order_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in front of each of the files that were put together, too."""
+    data = b"".join(b"\xef\xbb\xbf" + line + b"\r\n" for line in lines().splitlines())
+    (tmp_path / "a.jsonl").write_bytes(data)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfwords\r\nand\rmore")
+    assert brief(list(read_documents([str(tmp_path / "a.jsonl")]))) == EXPECTED
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    assert brief(list(read_documents(["-"]))) == EXPECTED
+    assert next(read_documents([str(tmp_path / "a.txt")])).text == "words\r\nand\rmore"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_unicode_is_named(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = encoding.upper().replace("16-", "16")
+    data = lines().decode().encode(encoding)
+    for name, content in (("a.jsonl", data), ("a.jsonl.gz", gzip.compress(data)), ("a.txt", data)):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(CorpusError, match=f"{name}:1: expected UTF-8, found {kind}") as error:
+            list(read_documents([str(path)]))
+        assert f"iconv -f {kind} -t UTF-8 {path}" in (error.value.fix or "")
+    (tmp_path / "b.txt").write_text("words")
+    log = ReadLog("skip", lambda text: None)  # a file of text is a record
+    assert [d.text for d in read_documents([str(tmp_path / "*.txt")], log=log)] == ["words"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    with pytest.raises(CorpusError, match=f"<stdin>:1: .*found {kind}"):
+        list(read_documents(["-"], log=ReadLog("skip")))
+
+
+def test_a_name_that_is_no_unicode_is_no_id(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    Path(os.fsdecode(path)).write_text("words")
+    with pytest.raises(CorpusError, match="in the file's name, which is its id"):
+        list(read_documents([os.fsdecode(path)]))
+    assert next(read_documents([os.fsdecode(path)], ReadOptions(number_ids=True))).text == "words"
+
+
+def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines())
+    table = pyarrow.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        documents = read_documents([str(tmp_path / name)], log=ReadLog("skip"))
+        next(documents)
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"\n")
+        with pytest.raises(CorpusError, match=rf"{name}: .* it changed: [\d,]+ bytes before, [\d,]+ after"):
+            list(documents)
+
+
+def test_endless_input_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_ENDLESS_LINE", 10_000_000)
+    with pytest.raises(CorpusError, match=r"/dev/zero:1: .* a line of at most 1,000,000 bytes"):
+        list(read_documents(["/dev/zero"], ReadOptions(max_document_bytes=1_000_000)))
+    with pytest.raises(CorpusError, match=r"/dev/zero:1: .* goes on beyond 10,000,000 bytes"):
+        list(read_documents(["/dev/zero"], log=ReadLog("skip")))
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    thread = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(lines())))
+    thread.start()
+    assert brief(list(read_documents([str(pipe)]))) == EXPECTED
+    thread.join()
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(CorpusError, match=r"pipe.parquet: expected a Parquet file, found a pipe"):
+        list(read_documents([str(tmp_path / "pipe.parquet")]))
 
 
 def test_the_first_ten_skipped_are_told_and_then_a_total(write_jsonl: Callable[..., str]) -> None:
@@ -244,6 +351,73 @@ def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CorpusError, match="readable Parquet"):
         list(read_documents([str(path)]))
+
+
+ROWS = 600
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_repeated_messages_are_read_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """Where they might be more than memory holds, each text is held once."""
+    if not large:
+        monkeypatch.setattr(corpus_parquet, "MOST_AT_ONCE", 10_000)
+        monkeypatch.setattr(corpus_parquet, "_refused", None)  # is not called
+    texts = [f"long text {number % 7}" * (number % 5) for number in range(ROWS)]
+    talks = [
+        [{"role": "user", "content": "?", "n": 1}, {"role": "assistant", "content": text}] * (number % 3 + 1)
+        for number, text in enumerate(texts)
+    ]
+    talks[5] = None
+    for size in (ROWS, 100):
+        table = pyarrow.table({"id": [str(n) for n in range(ROWS)], "messages": talks})
+        parquet.write_table(table, tmp_path / "a.parquet", row_group_size=size)
+        if not large:
+            monkeypatch.setattr(corpus_parquet, "MOST_AT_ONCE", 30_000)
+        found = list(read_documents([str(tmp_path / "a.parquet")], log=ReadLog("skip", lambda text: None)))
+        expected = [
+            tuple({"role": each["role"], "content": each["content"]} for each in talk)
+            for talk in talks
+            if talk and any(each["content"].strip() for each in talk)
+        ]
+        assert [document.messages for document in found] == expected
+
+
+def test_parquet_of_other_types(tmp_path: Path) -> None:
+    moment = datetime.datetime(2026, 1, 1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"id": ["a"], "text": [["x"]]}, "'text' to be a string, found a value of type list<"),
+        ({"id": [[1]], "text": ["x"]}, "'id' to be a string or an integer, found a value of type list<"),
+        ({"id": [moment], "text": ["x"]}, "found a value of type timestamp"),
+        (
+            {"id": ["a"], "text": pyarrow.array([b"x" * 8], pyarrow.binary(8))},
+            "a value of type fixed_size_binary",
+        ),
+        (
+            {"id": ["a"], "messages": [[{"from": "x", "value": "y"}]]},
+            r"a list of {role, content}, found a value of",
+        ),
+        ({"id": ["a"], "messages": ["[]"]}, r"a list of {role, content}, found a string"),
+        ({"id": ["a"], "text": [b"x\xff"]}, "found raw bytes"),
+        ({"a": ["a"], "b": ["x"]}, "expected an id in the field 'id', found the fields 'a', 'b'"),
+    ]
+    for columns, message in cases:
+        parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        with pytest.raises(CorpusError, match=f"a.parquet:1: .*{message}"):
+            list(read_documents([str(tmp_path / "a.parquet")]))
+    # what is not needed does not matter
+    table = pyarrow.table({"id": ["a"], "text": ["x"], "response": [[1]], "other": [{"a": 1}]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert next(read_documents([str(tmp_path / "a.parquet")])).text == "x"
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 3, names=["id", "text", "text"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a.parquet: expected one column 'text', found 2"):
+        list(read_documents([str(tmp_path / "a.parquet")]))
+    values = pyarrow.table({"id": ["a", "b"], "text": ["é" * 600, "x"]})
+    parquet.write_table(values, tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a.parquet:1: expected a row of at most 1,000 bytes"):
+        list(read_documents([str(tmp_path / "a.parquet")], ReadOptions(max_document_bytes=1000)))
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

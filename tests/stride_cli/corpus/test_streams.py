@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import bz2
+import errno
 import gzip
 import io
+import lzma
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +20,7 @@ from stride_cli.corpus.streams import (
     find_sources,
     open_stream,
     read_lines,
+    refuse_foreign,
     total_bytes,
 )
 from stride_cli.errors import CorpusError
@@ -83,12 +89,87 @@ def test_every_truncation_is_noticed(tmp_path: Path, suffix: str) -> None:
     assert read_all(path) == text
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_wrong_archive_is_noticed(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a.jsonl.{suffix}"
-    path.write_bytes(b'{"id": "a"}\n')
-    with pytest.raises(DamagedStream, match="damaged"):
-        read_all(path)
+def test_an_archive_of_another_name_is_named(tmp_path: Path) -> None:
+    for suffix, kind in (("gz", "gzip"), ("zst", "zstd")):
+        path = tmp_path / f"a.jsonl.{suffix}"
+        path.write_bytes(b'{"id": "a"}\n')
+        with pytest.raises(DamagedStream, match=f"expected {kind} data, as the name says") as error:
+            read_all(path)
+        assert "suffix of what it holds" in error.value.fix
+
+
+def test_a_zstd_window_beyond_memory_has_a_remedy(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
+    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.zst").write_bytes(writer.compress(b"words\n" * 1000) + writer.flush())
+    with pytest.raises(DamagedStream, match="window of at most 128 MiB") as error:
+        read_all(tmp_path / "a.zst")
+    assert "--long=31" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "remedy"),
+    [
+        (bz2.compress(b"x"), "bzip2", "bzip2 -dc FILE | stride"),
+        (lzma.compress(b"x"), "xz", "xz -dc FILE | stride"),
+        (b"PAR1\x15\x04", "Parquet", "ends in .parquet"),
+        (b"PK\x03\x04" + bytes(30), "a zip archive", "JSON Lines"),
+        ("{}".encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
+        ("{}".encode("utf-16-be"), "UTF-16BE", "iconv -f UTF-16BE"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(data: bytes, kind: str, remedy: str) -> None:
+    with pytest.raises(CorpusError, match=f"<stdin>:1: .* found {kind}") as error:
+        refuse_foreign(data, "<stdin>")
+    assert remedy in (error.value.fix or "")
+    for text in (b"", b"{", b"{}", b"PK", b"PAR1 is a word", b"BZh", b"\xef\xbb\xbf{}", "漢字".encode()):
+        refuse_foreign(text, "<stdin>")
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_pipe_may_give_its_first_bytes_one_by_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe(io.RawIOBase):
+        def __init__(self, data: bytes) -> None:
+            self.data = io.BytesIO(data)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            data = self.data.read(min(size, len(buffer)))
+            buffer[: len(data)] = data
+            return len(data)
+
+    text = b"".join(b"line %d\n" % number for number in range(100))
+    for data in (text, gzip.compress(text), zstandard.compress(text), b"", b"x"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(data))))
+        with open_stream(Source("<stdin>", None, "jsonl"), ReadLog()) as stream:
+            assert stream.read() == (text if len(data) > 1 else data)
+
+
+def test_what_the_operating_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(size)
+
+    lines = read_lines(Failing(b"one\ntwo\n"), 100)
+    assert next(lines) == (1, b"one\n")
+    with pytest.raises(DamagedStream, match="Input/output error") as error:
+        next(lines)
+    assert error.value.line == 2
+    monkeypatch.setattr(sys, "stdin", None)
+    with (
+        pytest.raises(CorpusError, match="<stdin>: cannot be read: it is closed"),
+        open_stream(Source("<stdin>", None, "jsonl"), ReadLog()),
+    ):
+        pass
+    with (
+        pytest.raises(CorpusError, match="cannot be opened: Is a directory"),
+        open_stream(Source("gone", tmp_path, "jsonl"), ReadLog()),
+    ):
+        pass
 
 
 def test_globs_are_sorted_and_names_stay_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +194,13 @@ def test_globs_are_sorted_and_names_stay_as_given(tmp_path: Path, monkeypatch: p
         (["directory"], "found a directory"),
         (["table.csv"], "found '.csv'"),
         (["-", "-"], "given twice"),
+        (["table.jsonl.xz"], "found '.xz'"),
+        (["dangling.jsonl"], "found a symbolic link to nothing: gone.jsonl"),
+        (["loop.jsonl"], "loop.jsonl: cannot be opened: Too many levels"),
+        (["a" * 300], "cannot be opened: File name too long"),
+        (["*" + "a" * 300], "matches no file"),
+        (["a\0.jsonl"], "no such file"),
+        (["*\0.jsonl"], "matches no file"),
     ],
 )
 def test_sources_that_cannot_be(
@@ -121,6 +209,9 @@ def test_sources_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     Path("directory").mkdir()
     Path("table.csv").write_text("id,text\n")
+    Path("table.jsonl.xz").touch()
+    Path("dangling.jsonl").symlink_to("gone.jsonl")
+    Path("loop.jsonl").symlink_to("loop.jsonl")
     with pytest.raises(CorpusError, match=expected) as error:
         find_sources(given)
     assert error.value.fix
