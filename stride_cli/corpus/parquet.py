@@ -133,7 +133,7 @@ def _documents(source: Source, raw: BinaryIO, parser: DocumentParser, log: ReadL
             row += 1
             values = _Row(parser.max_bytes, f"{source.name}:{row}")
             try:
-                record = table.foreign | {column.name: values.of(column, index) for column in found}
+                record = table.foreign | values.all_of(found, index)
                 document = parser.document(record, source.name, row, table.columns)
             except CorpusError as error:
                 log.reject(error)
@@ -162,10 +162,14 @@ def _damage_at(name: str, row: int) -> Iterator[None]:
             f"{name}:{row + 1}: expected rows that fit in memory, found none left", fix=_SMALLER_GROUPS
         ) from None
     except Exception as error:  # its own errors, and ValueError, KeyError, OverflowError … of names and types
-        raise CorpusError(
-            f"{name}:{row + 1}: expected a readable Parquet file, found: {first_line(error)}",
-            fix="write the file again; a copy or download may have been cut off",
-        ) from None
+        raise _damaged(f"{name}:{row + 1}", error) from None
+
+
+def _damaged(where: str, error: Exception) -> CorpusError:
+    return CorpusError(
+        f"{where}: expected a readable Parquet file, found: {first_line(error)}",
+        fix="write the file again; a copy or download may have been cut off",
+    )
 
 
 def _table(file: Any, parser: DocumentParser, called: str) -> _Table:
@@ -400,8 +404,16 @@ class _Row:
         self._where = where
         self.taken = 0
 
-    def of(self, column: _Column, index: int) -> Any:
-        """What a line of JSON would have."""
+    def all_of(self, columns: list[_Column], index: int) -> dict[str, Any]:
+        """A row of a batch, as a line of JSON would have it."""
+        try:
+            return {column.name: self._of(column, index) for column in columns}
+        except CorpusError:
+            raise
+        except Exception as error:  # an index beyond its dictionary, say
+            raise _damaged(self._where, error) from None
+
+    def _of(self, column: _Column, index: int) -> Any:
         if column.objects is None:
             one = column.array[index]
             return self._messages(one, column.name) if column.are_messages else self._value(one)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import zstandard
 
+from stride_cli.corpus import parquet
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import StrideError
@@ -140,7 +142,16 @@ def _garbage(r: random.Random) -> None:
 
 
 def _table(r: random.Random) -> None:
-    read_file("a.parquet", damaged(r, r.choice(tables())), _options(r))
+    whole = r.choice(tables())
+    data = damaged(r, whole)
+    options = _options(r)
+    found = read_file("a.parquet", data, options)
+    # as where texts are many and repeat, and value by value
+    for limit in ("MOST_AT_ONCE", "_OBJECT_BYTES"):
+        with mock.patch.object(parquet, limit, 1000 if limit == "MOST_AT_ONCE" else 0):
+            other = read_file("a.parquet", data, options)
+        if data == whole and "row group" not in str(other[-1:]):
+            assert other == found, (limit, other, found)
 
 
 @cache
