@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -102,33 +102,33 @@ def read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterat
         raw = source.path.open("rb")
     except OSError as error:
         raise unreadable(source.name, error) from None
-    with raw:
+    with raw, ExitStack() as opened:
         try:
-            yield from _documents(source, raw, parser, log)
+            yield from _documents(source, raw, opened, parser, log)
         finally:
             log.leave()
 
 
-def _documents(source: Source, raw: BinaryIO, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    import pyarrow.parquet
-
+def _documents(
+    source: Source, raw: BinaryIO, opened: ExitStack, parser: DocumentParser, log: ReadLog
+) -> Iterator[Document]:
     before = os.fstat(raw.fileno())
     row = given = 0
     with _damage_at(source.name, row):
-        file = pyarrow.parquet.ParquetFile(source.path, pre_buffer=False, buffer_size=_READ_BYTES)
+        file = opened.enter_context(_open(source))
         rows = file.metadata.num_rows
         table = _table(file, parser, source.name)
     log.enter(lambda: before.st_size * min(row, rows) // max(rows, 1))
     if rows and not table.read:
         # no row can be a document, and how many there are is a mere number
         parser.document(table.foreign, source.name, 1, table.columns)
-    batches = _batches(file, table, raw, source)
+    batches = _batches(file, table, raw, opened, source)
     while True:
         with _damage_at(source.name, row):
             batch = next(batches, None)
+            found = [] if batch is None else [_Column(name, batch.column(name)) for name in table.read]
         if batch is None:
             break
-        found = [_Column(name, batch.column(name)) for name in table.read]
         for index in range(batch.num_rows):
             row += 1
             values = _Row(parser.max_bytes, f"{source.name}:{row}")
@@ -245,10 +245,15 @@ def _plain(kind: Any) -> Any:
         kind = inner
 
 
-def _batches(file: Any, table: _Table, raw: BinaryIO, source: Source) -> Iterator[Any]:
-    """The rows of a file, batch by batch: every row group as its pages demand."""
+def _open(source: Source, **options: Any) -> Any:
+    """The file, of which columns are read piece by piece."""
     import pyarrow.parquet
 
+    return pyarrow.parquet.ParquetFile(source.path, pre_buffer=False, buffer_size=_READ_BYTES, **options)
+
+
+def _batches(file: Any, table: _Table, raw: BinaryIO, opened: ExitStack, source: Source) -> Iterator[Any]:
+    """The rows of a file, batch by batch: every row group as its pages demand."""
     by_dictionary = None
     paths = [leaf.path for leaf in table.leaves]
     size = os.fstat(raw.fileno()).st_size
@@ -263,12 +268,8 @@ def _batches(file: Any, table: _Table, raw: BinaryIO, source: Source) -> Iterato
         chosen, rows = file, _rows_at_once(found, group.rows, where)
         if rows is None:
             if by_dictionary is None:
-                by_dictionary = pyarrow.parquet.ParquetFile(
-                    source.path,
-                    pre_buffer=False,
-                    buffer_size=_READ_BYTES,
-                    read_dictionary=[leaf.path for leaf in table.leaves if leaf.texts],
-                )
+                texts = [leaf.path for leaf in table.leaves if leaf.texts]
+                by_dictionary = opened.enter_context(_open(source, read_dictionary=texts))
             chosen, rows = by_dictionary, max(1, min(group.rows, MOST_VALUES))
         yield from chosen.iter_batches(batch_size=rows, row_groups=[number], columns=paths, use_threads=False)
 
