@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from index_format import durable
+from index_format.confined import open_inside, refuse_strange_files
 from index_format.errors import (
     IndexDamaged,
     IndexExists,
@@ -30,8 +31,17 @@ from index_format.errors import (
 from index_format.journal import Journal
 from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
-from index_format.metadata import ZARR_JSON, array_json, chunk_file, group_json, rows_per_file
+from index_format.metadata import (
+    MOST_AXES,
+    MOST_VALUES,
+    ZARR_JSON,
+    array_json,
+    chunk_file,
+    group_json,
+    rows_per_file,
+)
 from index_format.shards import ShardedArray, ShardWriter
+from index_format.soundness import Soundness
 
 _T = TypeVar("_T")
 _OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "replaced"}
@@ -70,6 +80,7 @@ class Build:
         self._journalled: dict[str, set[int]] = {}  # files whose digests the journal has
         self._usable = False
         self._committed = False
+        self._resumed = False
         self._refuse_foreign()
         if not self._partial.exists():
             self._check_free()
@@ -189,7 +200,14 @@ class Build:
             self._open_journal()
 
     def _open_journal(self) -> None:
-        self._journal = Journal(self._partial / Journal.NAME)
+        journal = Journal(self._partial / Journal.NAME)
+        if not _plausible(journal.entries, self._prefix):
+            journal.close()
+            raise IndexDamaged(
+                f"{journal.path} is not what a build writes",
+                fix=f"delete {self._partial}, and rerun the command from the start",
+            )
+        self._journal = journal
         # what an extension starts from is committed with state None, and can be made again
         self._committed = any(entry.get("state") is not None for entry in self._journal.entries)
 
@@ -204,6 +222,7 @@ class Build:
             raise IndexExists(
                 f"{self._partial} is in the way of a build, and no build has made it", fix="move it away"
             )
+        refuse_strange_files(self._partial)
 
     def _begin(self, overwrite: bool) -> None:
         assert self._journal is not None
@@ -215,6 +234,7 @@ class Build:
                 f"this release writes {FORMAT_VERSION}",
                 fix="finish it with the release that began it, or delete it",
             )
+        self._resumed = header is not None
         same = header is not None and header["build_key"] == self._key and header["extends"] == self._extends
         if header is not None and not same:
             if (self._committed or self._has_scratch()) and not overwrite:
@@ -223,7 +243,7 @@ class Build:
                     fix="resume it with the command that began it, or discard it with --overwrite",
                 )
             self._discard()
-            header = None
+            header, self._resumed = None, False
         if header is None:
             self._journal.write(
                 {
@@ -257,9 +277,10 @@ class Build:
         """Bring data/ back to the last commit: arrays cut to their committed lengths, nothing else there."""
         assert self._journal is not None
         lengths: dict[str, Any] = {}
+        begun: dict[str, str] = {}
         for entry in self._journal.entries:
             if entry["kind"] == "commit":
-                lengths, self.state = entry["arrays"], entry["state"]
+                lengths, self.state, begun = entry["arrays"], entry["state"], entry.get("open", {})
                 for name, sealed in entry["sealed"].items():
                     self._journalled.setdefault(name, set()).update(int(file) for file in sealed)
         digests: dict[str, dict[int, str]] = {}
@@ -296,7 +317,11 @@ class Build:
                     fix=f"discard it with --overwrite, or delete {self._partial}",
                 )
             if actual > size:
-                os.truncate(path, size)
+                opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
+                os.ftruncate(opened, size)
+                os.close(opened)
+        for name, digest in begun.items():
+            self._arrays[name].take_up(digest)
 
     def _populate(self) -> None:
         """Fill data/ with what an extension starts from."""
@@ -344,6 +369,7 @@ class Build:
             for name, known in self._journalled.items()
             if (array := self._arrays[name]).digests.keys() - known
         }
+        begun = {name: array.open_digest for name, array in self._arrays.items() if array.open_digest}
         self._journal.write(
             {
                 "kind": "commit",
@@ -351,6 +377,7 @@ class Build:
                     name: [array.dtype.name, array.tail, array.length] for name, array in self._arrays.items()
                 },
                 "sealed": sealed,
+                "open": begun,
                 "state": state,
             }
         )
@@ -398,6 +425,8 @@ class Build:
         else:
             durable.rename_new(self._data, self.path)
         durable.sync_directory(self.path.parent)
+        if not self._resumed and self._extends is None:  # else some of it was written by others
+            Soundness(self.path).wrote((name, sha256) for name, (_, sha256) in files.items())
         self._remove()
 
     def _write_json(self, directory: Path, data: bytes, files: dict[str, tuple[int, str]]) -> None:
@@ -456,3 +485,43 @@ def _manifest_digest(path: Path) -> str | None:
         return read_manifest(path)[1]
     except IndexDamaged:
         return None
+
+
+def _plausible(entries: list[dict[str, Any]], prefix: str) -> bool:
+    """Whether a journal says what a build of these arrays could have written: it may come from anybody, and
+    names in it become paths."""
+    try:
+        for number, entry in enumerate(entries):
+            kind = entry["kind"]
+            if (kind == "header") != (number == 0) or kind not in ("header", "commit", "publish"):
+                return False
+            if kind == "header" and entry["format_version"] != FORMAT_VERSION:
+                return True  # another release's: refused as that
+            if kind == "header":
+                keys = isinstance(entry["build_key"], str) and isinstance(entry["extends"], str | None)
+                if not keys or type(entry["shard_bytes"]) is not int or entry["shard_bytes"] <= 0:
+                    return False
+            elif kind == "commit":
+                _check_commit(entry, prefix)
+            elif not isinstance(entry["digest"], str):
+                return False
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _check_commit(entry: Mapping[str, Any], prefix: str) -> None:
+    """ValueError, or what wrong types raise, where no build has written this."""
+    for name, (dtype, tail, length) in entry["arrays"].items():
+        known = name.startswith(prefix) and dtype in find_spec(name).dtypes and len(tail) < MOST_AXES
+        if not known or any(type(size) is not int or not 0 <= size < MOST_VALUES for size in (*tail, length)):
+            raise ValueError("no array of the layout")
+        if 0 in tail:
+            raise ValueError("rows of nothing")
+    if not set(entry.get("open", {})) <= set(entry["arrays"]):
+        raise ValueError("digests of no array")
+    for name, digests in entry["sealed"].items():
+        if name not in entry["arrays"] or not all(file.isdecimal() for file in digests):
+            raise ValueError("files of no array")
+    if not isinstance(entry["state"], dict | None):
+        raise ValueError("no state")

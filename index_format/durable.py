@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from index_format.confined import open_inside
 from index_format.errors import IndexBusy, IndexExists, StorageFull
 
 _RENAME_NOREPLACE = 1
@@ -55,7 +56,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, path: Path) -> None
 def write_file(path: Path, data: bytes) -> None:
     """Create or replace the file `path`, on disk when this returns (its directory entry is not)."""
     with storage(path, len(data)):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
         try:
             write_all(fd, data, path)
             os.fsync(fd)
@@ -192,7 +193,7 @@ class DirectoryLock:
         make_directory(self._path.parent)
         with storage(self._path, 0):
             try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                fd = open_inside(self._path.parent, self._path.name, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:  # the holder has just published and removed the directory
                 return
         try:

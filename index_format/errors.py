@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+RESTORE = "restore the index from a copy, or build it again"
+
 
 class IndexFormatError(Exception):
     """An index that cannot be used: one line of what is wrong and one line of what to do.

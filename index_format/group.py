@@ -11,6 +11,7 @@ import numpy as np
 
 from index_format.build import partial_path
 from index_format.errors import (
+    RESTORE,
     IndexDamaged,
     IndexFormatError,
     IndexIncomplete,
@@ -28,7 +29,7 @@ from index_format.metadata import (
     parse_group,
     read_node,
 )
-from index_format.places import RESTORE, Directory, Files, Place
+from index_format.places import Directory, Files, Place
 
 STAGE_COMMANDS = {
     "operators": "stride train",

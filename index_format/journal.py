@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from index_format.confined import open_inside
 from index_format.durable import storage, write_all
 
 
@@ -24,9 +25,9 @@ class Journal:
         self.path = path
         self.entries: list[dict[str, Any]] = []
         with storage(path, 0):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._fd = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         valid = 0
-        with path.open("rb") as file:
+        with os.fdopen(os.dup(self._fd), "rb") as file:
             for line in file:
                 entry = _decode(line)
                 if entry is None:
@@ -55,4 +56,8 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     body = line[9:-1]
     if line[:9] != b"%08x " % zlib.crc32(body):
         return None
-    return json.loads(body)
+    try:
+        entry = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None

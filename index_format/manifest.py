@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from index_format.errors import IndexDamaged
+from index_format.confined import is_inside, read_inside
+from index_format.errors import RESTORE, IndexDamaged
 from index_format.location import Location
 from index_format.metadata import decode_json, encode_json
 
 MANIFEST = "manifest.json"
 _KIND = "stride-manifest"
+_MANIFEST_BYTES = 1 << 28
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
@@ -37,7 +41,7 @@ def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
     """`parse_manifest` of the manifest in `directory`; IndexDamaged where there is none."""
     path = directory / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_inside(directory, MANIFEST, limit=_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         data = None
     return parse_manifest(data, path)
@@ -60,15 +64,22 @@ def parse_manifest(data: bytes | None, path: Location) -> tuple[dict[str, tuple[
     ------
     IndexDamaged      the manifest is missing, or any byte of it is not what was written
     """
-    fix = "restore the index from a copy, or build it again"
     if data is None:
-        raise IndexDamaged(f"{path} is missing", fix=fix)
+        raise IndexDamaged(f"{path} is missing", fix=RESTORE)
     try:
         content = decode_json(data)
-        files = {path: (entry["length"], entry["sha256"]) for path, entry in content["files"].items()}
+        files = {name: _entry(name, entry) for name, entry in content["files"].items()}
         canonical, digest = encode_manifest(files)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise IndexDamaged(f"{path} is no manifest", fix=fix) from None
+        raise IndexDamaged(f"{path} is no manifest", fix=RESTORE) from None
     if data != canonical:
-        raise IndexDamaged(f"{path} does not match its own digest", fix=fix)
+        raise IndexDamaged(f"{path} does not match its own digest", fix=RESTORE)
     return files, digest
+
+
+def _entry(name: str, entry: Mapping[str, Any]) -> tuple[int, str]:
+    """What a manifest says of a file; ValueError for what no manifest of ours says."""
+    length, sha256 = entry["length"], entry["sha256"]
+    if type(length) is not int or length < 0 or not _SHA256.fullmatch(sha256) or not is_inside(name):
+        raise ValueError("no length, digest or name of a file")
+    return length, sha256

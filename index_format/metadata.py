@@ -7,6 +7,7 @@ digest depends on its version. zarr is imported where it is first needed, for th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -19,6 +20,8 @@ from index_format.layout import NUMBERS
 
 ZARR_JSON = "zarr.json"
 ATTRIBUTES_KEY = "stride"
+MOST_AXES = 8
+MOST_VALUES = 1 << 56  # bytes of them are counted in 64 bits
 # what zarr-python raises at a document that is none
 _NOT_ZARR = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
@@ -136,6 +139,7 @@ def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
     from zarr.codecs import BytesCodec
 
     try:
+        _check_sizes(content)
         read = zarr.Array.from_dict(_nowhere(), dict(content)).metadata
         shape, chunk, codecs = read.shape, read.chunk_grid.chunk_shape, read.codecs
         dtype = np.dtype(read.dtype.to_native_dtype())
@@ -152,6 +156,17 @@ def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:
     except _NOT_ZARR as error:
         raise ValueError(f"not an array that STRIDE writes: {error}") from error
     return ArrayMetadata(shape, dtype.name, chunk[0])
+
+
+def _check_sizes(content: Mapping[str, Any]) -> None:
+    """Shape and chunk shape, before anything is made of them: sizes that an array on a disk can have."""
+    for sizes in (content["shape"], content["chunk_grid"]["configuration"]["chunk_shape"]):
+        if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MOST_AXES:
+            raise ValueError(f"shape: should have 1 to {MOST_AXES} axes")
+        if any(type(size) is not int or size < 0 for size in sizes) or 0 in sizes[1:]:
+            raise ValueError("shape: a size is no number, or below one")
+        if math.prod(max(size, 1) for size in sizes) > MOST_VALUES:
+            raise ValueError(f"shape: more than {MOST_VALUES:,} values")
 
 
 def chunk_name(file: int, n_axes: int) -> str:

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from index_format.errors import ExtraMissing, IndexDamaged, IndexUnreachable
+from index_format.confined import look_inside, open_inside, read_inside
+from index_format.errors import RESTORE, ExtraMissing, IndexDamaged, IndexUnreachable
 from index_format.location import Location, RemotePath, locate, without_password
 from index_format.metadata import ZARR_JSON, ArrayMetadata, chunk_name
 from index_format.shards import ShardedArray, map_array
+from index_format.soundness import Soundness
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _T = TypeVar("_T")
 Files = Mapping[str, tuple[int, str]]  # path below the index -> (length, SHA-256), as manifests say
-RESTORE = "restore the index from a copy, or build it again"
 _READ_BYTES = 1 << 20
+_DOCUMENT_BYTES = 1 << 28  # of a manifest or a zarr.json, a line of which names a file of up to 256 MiB
 # of a store: what is smaller is fetched whole, once; what is larger by the rows asked for, or in pieces
 _SMALL_BYTES = 4 << 20
 _PIECE_BYTES = 16 << 20
@@ -94,39 +96,44 @@ class Directory(Place):
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        self._below = os.path.join(path, "")  # noqa: PTH118 (paths by the dozen are slow to join as Path)
+        self._soundness = Soundness(path)
 
     def read(self, name: str) -> bytes:
         try:
-            with open(self._below + name, "rb") as file:  # noqa: PTH123
-                return file.read()
-        except (NotADirectoryError, IsADirectoryError) as error:
+            return read_inside(self.path, name, limit=_DOCUMENT_BYTES)
+        except NotADirectoryError as error:  # the index itself
             raise FileNotFoundError(*error.args) from None
 
     def exists(self, name: str) -> bool:
-        return (self.path / name).is_file()
+        try:
+            look_inside(self.path, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def has_group(self, group: str) -> bool:
         return (self.path / group).is_dir()
 
     def check_length(self, name: str, length: int) -> None:
         try:
-            found = os.stat(self._below + name).st_size  # noqa: PTH116
-        except (FileNotFoundError, NotADirectoryError):
+            found = look_inside(self.path, name).st_size
+        except FileNotFoundError:
             raise IndexDamaged(f"{self.path / name} is missing", fix=RESTORE) from None
         if found != length:
             raise IndexDamaged(f"{self.path / name} should have {length:,} bytes, has {found:,}", fix=RESTORE)
 
     def array(self, name: str, metadata: ArrayMetadata, files: Files) -> np.ndarray | ShardedArray:
-        return map_array(self.path / name, metadata)
+        def check(chunk: str, opened: os.stat_result, content: memoryview) -> None:
+            self._soundness.check(chunk, opened, content, files[chunk][1])
+
+        return map_array(self.path, name, metadata, check)
 
     def pieces(self, name: str, length: int) -> Iterator[bytes]:
-        try:
-            with (self.path / name).open("rb") as file:
-                while piece := file.read(_READ_BYTES):
-                    yield piece
-        except (NotADirectoryError, IsADirectoryError) as error:
-            raise FileNotFoundError(*error.args) from None
+        with os.fdopen(open_inside(self.path, name), "rb") as file:
+            # one that grows while it is read is not read for ever
+            while length >= 0 and (piece := file.read(_READ_BYTES)):
+                length -= len(piece)
+                yield piece
 
     def names(self) -> list[str]:
         found = []

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.errors import IndexDamaged, IndexMismatch, IndexReadOnly, StageMissing
+from index_format.errors import (
+    RESTORE,
+    IndexDamaged,
+    IndexFormatError,
+    IndexMismatch,
+    IndexReadOnly,
+    StageMissing,
+)
 from index_format.group import STAGE_COMMANDS, Group, read_attributes, read_group, read_stage
 from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
 from index_format.location import RemotePath, local_directory
 from index_format.metadata import ArrayMetadata
-from index_format.places import RESTORE, Directory, Place, open_place
+from index_format.places import Directory, Place, open_place
 from index_format.shards import ShardedArray
 
 if TYPE_CHECKING:
@@ -142,6 +150,26 @@ class Index:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of array `name`, without mapping it."""
         return self._metadata(name).shape
+
+    @contextmanager
+    def understanding(self, group: str) -> Iterator[None]:
+        """Within, what a stage recorded is taken apart: what it lacks, or has of another type, is damage.
+
+        Raises
+        ------
+        IndexDamaged      for the errors that a missing entry, a wrong type or a wrong shape raises
+        """
+        try:
+            yield
+        except IndexFormatError:
+            raise
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            raise IndexDamaged(
+                f"{group} of index {self.path} are not what {STAGE_COMMANDS[group]} writes "
+                f"({type(error).__name__}: {said})",
+                fix=self._stage_fix(group, " --overwrite" if group == "operators" else ""),
+            ) from error
 
     def group_attributes(self, group: str) -> dict[str, Any]:
         """What the stage recorded with its group; StageMissing when it has not been run."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from index_format.confined import open_inside
 from index_format.durable import make_directory, sha256_file, storage, write_all
-from index_format.metadata import ArrayMetadata, chunk_file, rows_per_file
+from index_format.errors import RESTORE, IndexDamaged
+from index_format.metadata import ArrayMetadata, chunk_file, chunk_name, rows_per_file
 
+Check = Callable[[str, os.stat_result, memoryview], None]
 _BUFFER_BYTES = 1 << 17
 _ZEROS = bytes(1 << 20)
 
@@ -117,24 +122,89 @@ class ShardedArray:
         return found.reshape(*rows.shape, *self.shape[1:])
 
 
-def map_array(directory: Path, metadata: ArrayMetadata) -> np.ndarray | ShardedArray:
-    """Memory-map, read-only, the array whose chunk files lie below `directory`.
+class MappedChunk:
+    """A chunk file, mapped; compared with its manifest when something of it is first read."""
+
+    def __init__(self, rows: np.ndarray, check: Callable[[], None] | None) -> None:
+        self._rows = rows
+        self._check = check
+        self.shape = rows.shape
+        self.dtype = rows.dtype
+
+    @property
+    def rows(self) -> np.ndarray:
+        """All of them; IndexDamaged where the file is not what was written."""
+        if self._check is not None:
+            self._check()
+            self._check = None
+        return self._rows
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.rows, dtype=dtype, copy=copy)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.rows[key]
+
+
+class MappedArray(ShardedArray):
+    """Chunk files as one array, each of them compared with its manifest when it is first read."""
+
+    @property
+    def shards(self) -> list[np.ndarray]:
+        return [chunk.rows for chunk in self._pieces]
+
+
+def map_array(
+    root: Path, name: str, metadata: ArrayMetadata, check: Check | None = None
+) -> np.ndarray | ShardedArray:
+    """Memory-map, read-only, the array whose chunk files lie below `root`/`name`.
+
+    Parameters
+    ----------
+    check : called with the name of a chunk file below `root`, its status when it was mapped, and all of it,
+        before any row is handed out; raises where it is not what was written
 
     Returns
     -------
     np.memmap where one file holds it, ShardedArray where several do, a plain array where it has no rows
+
+    Raises
+    ------
+    IndexDamaged      a chunk file is missing, too short, or no plain file
     """
     dtype = np.dtype(metadata.dtype).newbyteorder("<")
-    if metadata.n_files == 0:
+    chunks = []
+    for file in range(metadata.n_files):
+        first, last = metadata.file_rows(file)
+        chunk, shape = f"{name}/{chunk_name(file, len(metadata.shape))}", (last - first, *metadata.shape[1:])
+        opened, whole = _map_file(root, chunk, math.prod(shape) * dtype.itemsize)
+        rows = whole[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        compare = None if check is None else partial(check, chunk, opened, whole.data)
+        chunks.append(MappedChunk(rows, compare))
+    if not chunks:
         empty = np.empty(metadata.shape, dtype)
         empty.flags.writeable = False
         return empty
-    maps = []
-    for file in range(metadata.n_files):
-        first, last = metadata.file_rows(file)
-        path = chunk_file(directory, file, len(metadata.shape))
-        maps.append(np.memmap(path, dtype, "r", shape=(last - first, *metadata.shape[1:])))
-    return maps[0] if len(maps) == 1 else ShardedArray(maps)
+    return chunks[0].rows if len(chunks) == 1 else MappedArray(chunks)
+
+
+def _map_file(root: Path, name: str, n_bytes: int) -> tuple[os.stat_result, np.ndarray]:
+    """The status of a file, and all of it, which is `n_bytes` at least, as uint8."""
+    path = root / name
+    try:
+        with os.fdopen(open_inside(root, name), "rb") as file:
+            opened = os.fstat(file.fileno())
+            if opened.st_size >= n_bytes:
+                return opened, np.memmap(file, np.uint8, "r")
+    except FileNotFoundError:
+        raise IndexDamaged(f"{path} is missing", fix=RESTORE) from None
+    raise IndexDamaged(f"{path} should have {n_bytes:,} bytes, has {opened.st_size:,}", fix=RESTORE)
 
 
 class ShardWriter:
@@ -185,6 +255,30 @@ class ShardWriter:
             (self.length, *self.tail), self.dtype.name, min(self._rows, self.length) if self.length else 1
         )
 
+    @property
+    def open_digest(self) -> str | None:
+        """SHA-256 of what the current file holds; None where that is nothing, or not known."""
+        return self._digest.hexdigest() if self._used and self._digest is not None else None
+
+    def take_up(self, sha256: str) -> None:
+        """Go on in a file that an earlier process began.
+
+        Raises
+        ------
+        IndexDamaged      it does not hold what was written
+        """
+        if not self._used:
+            return
+        path = self._path(self._file)
+        name = path.relative_to(self.directory).as_posix()
+        with os.fdopen(open_inside(self.directory, name), "rb") as file:
+            self._digest = hashlib.file_digest(file, "sha256")
+        if self.open_digest != sha256:
+            raise IndexDamaged(
+                f"{path} has other content than an unfinished build has left there",
+                fix="rerun the command with --overwrite: it begins anew",
+            )
+
     def append(self, values: np.ndarray) -> None:
         """Append rows (their dtype and row shape are the caller's to check)."""
         if len(values) == 0:
@@ -222,7 +316,7 @@ class ShardWriter:
     def view(self) -> np.ndarray | ShardedArray:
         """What has been appended so far, mapped."""
         self.flush()
-        return map_array(self.directory, self.metadata)
+        return map_array(self.directory.parent, self.directory.name, self.metadata)
 
     def finish(self) -> list[tuple[Path, int, str]]:
         """Complete the last file and sync: (path, length, SHA-256) of every chunk file.
@@ -275,7 +369,8 @@ class ShardWriter:
             new = not path.exists()
             make_directory(path.parent)
             with storage(path, self._file_bytes if new else 0):
-                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                name = path.relative_to(self.directory).as_posix()
+                self._fd = open_inside(self.directory, name, os.O_RDWR | os.O_CREAT)
             os.lseek(self._fd, 0, os.SEEK_END)
             self.has_new_files |= new
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from index_format import design, durable
 from index_format.build import Build, partial_path
-from index_format.errors import IndexDamaged, IndexExists, IndexNotFound
+from index_format.confined import refuse_strange_files
+from index_format.errors import RESTORE, IndexDamaged, IndexExists, IndexNotFound
 from index_format.layout import (
     ARRAYS,
     FORMAT_VERSION,
@@ -100,6 +101,7 @@ class IndexWriter(Build):
         and what `create` raises
         """
         index = Index.open(local_directory(path))
+        refuse_strange_files(index.directory)
         if index.attributes["build_key"] == build_key:
             raise IndexExists(f"{index.path} already contains this append", fix="nothing is left to do")
         return cls(
@@ -204,7 +206,7 @@ class IndexWriter(Build):
             elif durable.copy_file(source, target) != expected:
                 raise IndexDamaged(
                     f"{source} has other content than the manifest records",
-                    fix="restore the index from a copy, or build it again",
+                    fix=RESTORE,
                 )
         array = ShardWriter(
             self._directory(name),
@@ -283,6 +285,7 @@ class GroupWriter(Build):
         directory = local_directory(index_path)
         if not (directory / MANIFEST).is_file():
             raise IndexNotFound(f"{index_path} is no index", fix="stride index build makes one")
+        refuse_strange_files(directory)
         super().__init__(
             directory / group,
             prefix=f"{group}/",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
-_MOST_TOGETHER, _VALUES = 256, 1 << 26  # queries, and numbers of either kind for all of them
+_MOST_TOGETHER, _VALUES = 256, 1 << 28  # queries, and numbers of either kind for all of them
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,14 @@ def stored_calibration(index: Index) -> NullAnswers | None:
     attributes = index.group_attributes("calibration")
     if any(attributes.get(name) != value for name, value in _about(index).items()):
         return None
-    scale = attributes.get("scale")
     names = ["scored", "losses", "strengths", *(["read"] if index.has("calibration/null_read") else [])]
-    arrays = {name: np.asarray(index.array(f"calibration/null_{name}")) for name in names}
-    return NullAnswers(**arrays, scale=None if scale is None else Scale(**scale))
+    with index.understanding("calibration"):
+        scale = attributes.get("scale")
+        arrays = {name: np.asarray(index.array(f"calibration/null_{name}")) for name in names}
+        for values in list(arrays.values())[1:]:
+            if values.ndim != 2 or len(values) != len(arrays["scored"]):
+                raise ValueError(f"should be a row for each of {arrays['scored'].shape}, are {values.shape}")
+        return NullAnswers(**arrays, scale=None if scale is None else Scale(**scale))
 
 
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:

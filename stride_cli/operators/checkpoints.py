@@ -215,7 +215,13 @@ def _fit_into(
 
 def stored_checkpoints(index: Index) -> list[Checkpoint]:
     """The checkpoints beside its own model that an index has operators of; StageMissing without operators."""
-    listed = index.group_attributes("operators").get("checkpoints", [])
+    with index.understanding("operators"):
+        listed = index.group_attributes("operators").get("checkpoints", [])
+        for entry in listed:
+            if not all(isinstance(entry[name], str) for name in ("path", "model_fingerprint")):
+                raise TypeError("a checkpoint's path or fingerprint is no text")
+            if type(entry.get("design_seed", 0)) is not int:
+                raise TypeError("a design's seed is no number")
     if any("design_seed" not in entry for entry in listed):
         raise IndexMismatch(
             f"the checkpoints' operators in index '{index.path}' were fitted by an earlier version "

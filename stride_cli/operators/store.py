@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -157,19 +158,31 @@ class Operators:
             ``stride train`` has not been run on it.
         """
         attributes = index.group_attributes("operators")
-        if checkpoint:
-            attributes = attributes["checkpoints"][checkpoint - 1]
-        prefix = array_name("", checkpoint)
-        names = [name.removeprefix(prefix) for name in index.names("operators") if name.startswith(prefix)]
-        if not checkpoint:
-            names = [name for name in names if not name.startswith(_CHECKPOINT)]
-        found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
-        if found.projections is not None and len(found.projections) > index.n_chunks:
-            raise IndexDamaged(
-                f"there are {len(found.projections):,} projections of {index.n_chunks:,} chunks",
-                fix="fit the operators again: stride train --overwrite",
-            )
+        with index.understanding("operators"):
+            if checkpoint:
+                attributes = attributes["checkpoints"][checkpoint - 1]
+            prefix = array_name("", checkpoint)
+            names = [
+                name.removeprefix(prefix) for name in index.names("operators") if name.startswith(prefix)
+            ]
+            if not checkpoint:
+                names = [name for name in names if not name.startswith(_CHECKPOINT)]
+            found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
+            found.check(index.n_subsets, index.n_chunks)
         return found
+
+    def check(self, n_subsets: int, n_chunks: int) -> None:
+        """ValueError where these are no operators of so many subsets, that may have seen so many chunks."""
+        if self.projections is not None and len(self.projections) > n_chunks:
+            raise ValueError(f"there are {len(self.projections):,} projections of {n_chunks:,} chunks")
+        if self.seen.ndim != 1 or len(self.seen) > n_chunks:
+            raise ValueError(f"seen should have at most {n_chunks} entries, has shape {self.seen.shape}")
+        if self.fit not in ("closed", "sgd") or not self.spaces or not math.isfinite(self.step):
+            raise ValueError(f"no such fit: {self.fit!r} of {len(self.spaces)} spaces, step {self.step}")
+        for space, gate in zip(self.spaces, self.gates, strict=True):
+            if gate.shape != (n_subsets, space.gate_size):
+                expected = (n_subsets, space.gate_size)
+                raise ValueError(f"gates of {space.name} should have shape {expected}, have {gate.shape}")
 
     def packed(self) -> Operators:
         """The same operators as they are after they were stored: large gate matrices in int8."""

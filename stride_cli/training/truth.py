@@ -86,32 +86,36 @@ class Truth:
         IndexMismatch      the index was appended to since
         """
         attributes = index.group_attributes("truth")  # StageMissing where there is none
-        n = int(attributes["n_chunks"])
+        with index.understanding("truth"):
+            n = int(attributes["n_chunks"])
         if n != index.n_chunks:
             raise IndexMismatch(
                 f"the truth of index {index.path} is of {n:,} chunks, by now it has {index.n_chunks:,}",
                 fix=_FIX.format(index.path) + " --overwrite",
             )
-        arrays = {name.removeprefix("truth/"): np.asarray(index.array(name)) for name in index.names("truth")}
-        offsets = arrays["query_offsets"]
-        pairs = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
-        queries = QuerySet(
-            [arrays["query_ids"][start:stop] for start, stop in pairs],
-            [arrays["query_weights"][start:stop] for start, stop in pairs],
-            attributes["names"],
-            attributes["texts"],
-        )
-        truth = cls(
-            masks=np.unpackbits(arrays["masks"], axis=1, count=n).astype(bool),
-            alpha=np.array(arrays["alpha"]),
-            losses=np.array(arrays["losses"]),
-            margins=np.array(arrays["margins"]) if "margins" in arrays else None,
-            base_losses=np.array(arrays["base_losses"]),
-            queries=queries,
-            seeds=np.asarray(attributes["seeds"], np.int64),
-            own_seed=bool(attributes.get("own_seed", False)),
-            trainer=str(attributes["trainer"]),
-        )
+        with index.understanding("truth"):
+            arrays = {
+                name.removeprefix("truth/"): np.asarray(index.array(name)) for name in index.names("truth")
+            }
+            offsets = arrays["query_offsets"]
+            pairs = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+            queries = QuerySet(
+                [arrays["query_ids"][start:stop] for start, stop in pairs],
+                [arrays["query_weights"][start:stop] for start, stop in pairs],
+                attributes["names"],
+                attributes["texts"],
+            )
+            truth = cls(
+                masks=np.unpackbits(arrays["masks"], axis=1, count=n).astype(bool),
+                alpha=np.array(arrays["alpha"]),
+                losses=np.array(arrays["losses"]),
+                margins=np.array(arrays["margins"]) if "margins" in arrays else None,
+                base_losses=np.array(arrays["base_losses"]),
+                queries=queries,
+                seeds=np.asarray(attributes["seeds"], np.int64),
+                own_seed=bool(attributes.get("own_seed", False)),
+                trainer=str(attributes["trainer"]),
+            )
         if alpha is None:
             return truth
         rows = np.flatnonzero(_per_mille(truth.alpha) == per_mille(alpha))

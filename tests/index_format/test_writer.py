@@ -72,7 +72,7 @@ def test_appended_rows_come_back(tmp_path_factory, dtype, tail, counts, shard_by
     for path, length, digest in files:
         assert durable.sha256_file(path) == (length, digest)
     assert sorted(path for path, _, _ in files) == sorted(p for p in directory.rglob("*") if p.is_file())
-    found = map_array(directory, writer.metadata)
+    found = map_array(directory.parent, directory.name, writer.metadata)
     assert found.shape == everything.shape and found.dtype == everything.dtype
     np.testing.assert_array_equal(np.asarray(found), everything)
 

@@ -1,0 +1,125 @@
+"""Files compared with their SHA-256 when they are first touched, and which of them need not be again.
+
+A file is read whole once, and what was found is kept in the user's cache directory under what the system says
+of the file: device, inode, length, times of its content and of its entry. Whoever writes into a file changes
+these, and it is read again. A disk that loses bits silently does not: `stride index verify` reads everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from index_format.errors import RESTORE, IndexDamaged
+
+_WORTH_BYTES = 1 << 20  # less is read again sooner than it is looked up
+_KEPT_SECONDS = 90 * 24 * 3600  # that nobody has asked an index; then it is read again
+_FRESH_NS = 20_000_000  # what was written less than that ago could change without its time changing
+_COMPACT = 50_000  # lines, of which most are of files that are gone
+
+Identity = tuple[str, int, int, int, int, int]  # SHA-256, device, inode, length, times in ns
+
+
+class Soundness:
+    """What is known of the files below one directory.
+
+    Parameters
+    ----------
+    root : Path      absolute
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: set[Identity] | None = None
+
+    def check(self, name: str, opened: os.stat_result, content: memoryview, sha256: str) -> None:
+        """Compare a file with its manifest's digest, unless that was done since it last changed.
+
+        Parameters
+        ----------
+        name : below the directory, for messages
+        opened : what the system said of the file when it was mapped
+        content : all of it, mapped
+
+        Raises
+        ------
+        IndexDamaged      it has other content
+        """
+        found = _identity(sha256, opened)
+        if len(content) >= _WORTH_BYTES and found in self._remembered():
+            return
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise IndexDamaged(
+                f"{self._root / name} has other content than the manifest records",
+                fix=RESTORE,
+            )
+        self._remember([found])
+
+    def wrote(self, files: Iterable[tuple[str, str]]) -> None:
+        """Take the word of who has just written files, (name, SHA-256), and digested what was written."""
+        found = []
+        for name, sha256 in files:
+            with contextlib.suppress(OSError):
+                found.append(_identity(sha256, (self._root / name).lstat()))
+        self._remember(found)
+
+    def _remembered(self) -> set[Identity]:
+        if self._known is None:
+            self._known = set()
+            place = self._place()
+            if place is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    lines = place.read_text(encoding="ascii").splitlines()
+                    self._known.update(_parse(line) for line in lines)
+                    if len(lines) > _COMPACT:
+                        place.unlink()
+        return self._known
+
+    def _remember(self, found: Iterable[Identity]) -> None:
+        settled = time.time_ns() - _FRESH_NS
+        new = [each for each in found if each[3] >= _WORTH_BYTES and max(each[4:]) < settled]
+        if not new:
+            return
+        self._remembered().update(new)
+        place = self._place()
+        if place is None:
+            return
+        lines = "".join(" ".join(map(str, each)) + "\n" for each in new)
+        with contextlib.suppress(OSError):  # without a home, or with a full disk, it is not kept
+            if not place.exists():
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _forget_old(place.parent)
+            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(handle, lines.encode("ascii"))
+            finally:
+                os.close(handle)
+
+    def _place(self) -> Path | None:
+        """The file of what is remembered of this directory; None where the user has no cache directory."""
+        import platformdirs
+
+        home = Path(platformdirs.user_cache_dir("stride", appauthor=False), "checked")
+        name = hashlib.sha256(os.fsencode(self._root)).hexdigest()[:32]
+        return home / name if home.is_absolute() else None
+
+
+def _identity(sha256: str, found: os.stat_result) -> Identity:
+    return (sha256, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _parse(line: str) -> Identity:
+    sha256, *numbers = line.split(" ")
+    device, inode, size, changed, entry = map(int, numbers)
+    return (sha256, device, inode, size, changed, entry)
+
+
+def _forget_old(home: Path) -> None:
+    limit = time.time() - _KEPT_SECONDS
+    for file in home.iterdir():
+        if file.stat().st_mtime < limit:
+            file.unlink()

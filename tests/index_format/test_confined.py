@@ -1,0 +1,285 @@
+"""An index that somebody has prepared: nothing outside it is read or written, and nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_format.confined import is_inside, open_inside, refuse_strange_files
+from index_format.errors import IndexDamaged, IndexExists, IndexFormatError
+from index_format.journal import Journal
+from index_format.manifest import MANIFEST, encode_manifest, read_manifest
+from index_format.reader import Index
+from index_format.verify import verify
+from index_format.writer import GroupWriter, IndexWriter
+
+SECRET = b"a line that nobody may lose\n"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Somebody's files, outside."""
+    folder = tmp_path / "victim"
+    folder.mkdir()
+    (folder / "thesis.txt").write_bytes(SECRET)
+    (folder / "c").mkdir()
+    (folder / "c/0").write_bytes(SECRET)
+    return folder
+
+
+def unharmed(victim: Path) -> bool:
+    found = {str(file.relative_to(victim)): file.read_bytes() for file in victim.rglob("*") if file.is_file()}
+    return found == {"thesis.txt": SECRET, "c/0": SECRET}
+
+
+def begin(path: Path, key: str = "k") -> GroupWriter:
+    return GroupWriter(path, "operators", key, overwrite=True)
+
+
+def append_gates(writer: GroupWriter) -> None:
+    writer.append("operators/gates", np.arange(48, dtype=np.float32).reshape(12, 4))
+
+
+def strange(kind: str, at: Path, victim: Path) -> None:
+    """Something that is neither a directory nor a plain file."""
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if at.is_dir() and not at.is_symlink():
+        shutil.rmtree(at)
+    at.unlink(missing_ok=True)
+    if kind == "link":
+        at.symlink_to(victim)
+    elif kind == "link to a file":
+        at.symlink_to(victim / "thesis.txt")
+    elif kind == "fifo":
+        os.mkfifo(at)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            here = Path.cwd()
+            os.chdir(at.parent)  # names of sockets are short
+            listening.bind(at.name)
+            os.chdir(here)
+    else:
+        at.symlink_to("/dev/zero")
+
+
+KINDS = ("link", "link to a file", "fifo", "socket", "device")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "place",
+    ["data", "data/gates", "data/gates/c", "data/gates/c/0", "journal.jsonl", "lock", "scratch", "scratch/x"],
+)
+def test_an_unfinished_stage(tmp_path: Path, sample, victim: Path, place: str, kind: str) -> None:
+    """As the issue has it: operators.partial/data → somebody's files, which a resume deleted."""
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    with begin(path) as writer:
+        append_gates(writer)
+        writer.commit({"done": 1})
+    assert verify(path) == []
+    strange(kind, path / "operators.partial" / place, victim)
+    for key in ("k", "another"):
+        with pytest.raises((IndexDamaged, IndexExists)) as refused:
+            begin(path, key)
+        assert refused.value.fix
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_unfinished_directory_itself(tmp_path: Path, sample, victim: Path, kind: str) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    strange(kind, path / "operators.partial", victim)
+    with pytest.raises((IndexDamaged, IndexExists)):
+        begin(path)
+    strange(kind, tmp_path / "new.stride.partial", victim)
+    with pytest.raises((IndexDamaged, IndexExists)):
+        IndexWriter.create(tmp_path / "new.stride", build_key="k", overwrite=True)
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["corpus", "corpus/tokens/c", "corpus/tokens/c/0", "zarr.json", MANIFEST])
+def test_reading_and_extending(tmp_path: Path, sample, victim: Path, place: str, kind: str) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    strange(kind, path / place, victim)
+    for use in (
+        lambda: Index.open(path).array("corpus/tokens"),
+        lambda: IndexWriter.extend(path, build_key="more"),
+    ):
+        with pytest.raises(IndexFormatError) as refused:
+            use()
+        assert refused.value.fix
+    with contextlib.suppress(IndexFormatError):
+        assert verify(path)
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/dev/zero", "../../victim/thesis.txt", "corpus/../../victim/thesis.txt", "a//b", "a/./b", "", "a\0b"],
+)
+def test_names_in_a_manifest(tmp_path: Path, sample, victim: Path, name: str) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    files, _ = read_manifest(path)
+    (path / MANIFEST).write_bytes(encode_manifest({**files, name: (28, "0" * 64)})[0])
+    with pytest.raises(IndexDamaged, match="no manifest"):
+        Index.open(path)
+    assert [problem.path for problem in verify(path)] == [MANIFEST]
+    assert not is_inside(name)
+
+
+@pytest.mark.parametrize("entry", [{"length": -1}, {"length": "28"}, {"length": True}, {"sha256": "no"}, {}])
+def test_entries_of_a_manifest(tmp_path: Path, sample, entry: dict) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    content = json.loads((path / MANIFEST).read_bytes())
+    content["files"]["x"] = {"length": 1, "sha256": "0" * 64, **entry} if entry else []
+    (path / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(IndexDamaged, match="no manifest"):
+        Index.open(path)
+
+
+ARRAYS = {"operators/gates": ["float32", [4], 12]}
+COMMIT = {"kind": "commit", "arrays": ARRAYS, "sealed": {}, "state": {}}
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        {"arrays": {"operators//tmp/x": ["float32", [4], 12]}},
+        {"arrays": {"operators/../../victim": ["float32", [4], 12]}},
+        {"arrays": {"corpus/tokens": ["uint16", [], 12]}},
+        {"arrays": {"operators/gates": ["object", [4], 12]}},
+        {"arrays": {"operators/gates": ["float32", [-1], 12]}},
+        {"arrays": {"operators/gates": ["float32", [0], 12]}},
+        {"arrays": {"operators/gates": ["float32", [1] * 40, 12]}},
+        {"arrays": {"operators/gates": ["float32", [4], 1 << 80]}},
+        {"arrays": {"operators/gates": ["float32", "4", 12]}},
+        {"arrays": []},
+        {"sealed": {"operators/other": {"0": "x"}}},
+        {"sealed": {"operators/gates": {"../0": "x"}}},
+        {"open": {"operators/other": "x"}},
+        {"state": 3},
+        {"kind": "header"},
+        {"kind": "surprise"},
+    ],
+)
+def test_entries_of_a_journal(tmp_path: Path, sample, victim: Path, commit: dict) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    header = {"kind": "header", "format_version": 1, "build_key": "k", "extends": None, "shard_bytes": 4096}
+    partial = path / "operators.partial"
+    (partial / "data").mkdir(parents=True)
+    with (partial / Journal.NAME).open("wb") as file:
+        for entry in (header, {**COMMIT, **commit}):
+            body = json.dumps(entry).encode()
+            file.write(b"%08x %s\n" % (zlib.crc32(body), body))
+    for key in ("k", "another"):
+        with pytest.raises(IndexDamaged, match=r"not what a build writes") as refused:
+            begin(path, key)
+        assert str(partial) in str(refused.value.fix)
+    assert unharmed(victim)
+
+
+def test_what_was_written_before_an_interruption_is_compared(tmp_path: Path, sample) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    with begin(path) as writer:
+        append_gates(writer)
+        writer.commit({"done": 1})
+    file = path / "operators.partial/data/gates/c/0/0"
+    data = bytearray(file.read_bytes())
+    data[7] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(IndexDamaged, match="other content than an unfinished build"):
+        GroupWriter(path, "operators", "k")
+    data[7] ^= 1
+    file.write_bytes(data)
+    with GroupWriter(path, "operators", "k") as writer:
+        writer.publish({})
+    assert verify(path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [-1]},
+        {"shape": [10**30]},
+        {"shape": [True]},
+        {"shape": ["12"]},
+        {"shape": []},
+        {"shape": [12] + [1 << 20] * 7},
+        {"shape": [12, 0]},
+        {"shape": [1] * 60},
+        {"shape": None},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 70]}}},
+        {"chunk_grid": []},
+        {"codecs": [{"name": "gzip", "configuration": {"level": 1}}]},
+        {"data_type": "object"},
+        {"fill_value": {}},
+        {"node_type": ["array"]},
+    ],
+)
+def test_absurd_arrays_are_refused_before_anything_is_made(tmp_path: Path, sample, change: dict) -> None:
+    """With digests that fit: a hostile maker writes these too."""
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    name = "corpus/chunk_document/zarr.json"
+    rewrite(path, name, {**json.loads((path / name).read_bytes()), **change})
+    with pytest.raises(IndexDamaged) as refused:
+        Index.open(path)
+    assert refused.value.fix
+    assert [problem.kind for problem in verify(path)] == ["invariant"]
+
+
+def rewrite(path: Path, name: str, content: dict) -> None:
+    """Replace a JSON file of an index, and its entry in the manifest."""
+    from hashlib import sha256
+
+    data = json.dumps(content).encode()
+    (path / name).write_bytes(data)
+    files, _ = read_manifest(path)
+    (path / MANIFEST).write_bytes(encode_manifest({**files, name: (len(data), sha256(data).hexdigest())})[0])
+
+
+def test_a_file_is_not_read_beyond_its_length(tmp_path: Path, sample) -> None:
+    path = tmp_path / "run.stride"
+    sample.build(path)
+    with (path / "corpus/tokens/c/0").open("ab") as file:
+        file.write(b"\0" * (3 << 20))
+    problems = verify(path)
+    assert [problem.kind for problem in problems] == ["length"]
+
+
+def test_only_plain_files_below(tmp_path: Path, victim: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (root / "a/file").write_bytes(b"x")
+    refuse_strange_files(root)
+    refuse_strange_files(tmp_path / "nothing")
+    os.close(open_inside(root, "a/file"))
+    for missing in ("a/none", "b/none", "a", "a/file/below"):
+        with pytest.raises(FileNotFoundError):
+            open_inside(root, missing)
+    (root / "deep").mkdir()
+    (root / "deep/link").symlink_to(victim)
+    for name in ("deep/link", "deep/link/thesis.txt"):
+        with pytest.raises(IndexDamaged, match="is a link, and is not touched"):
+            open_inside(root, name)
+    with pytest.raises(IndexDamaged, match="is a link"):
+        refuse_strange_files(root)
+    with pytest.raises(IndexDamaged, match="leads out of"):
+        open_inside(root, "../victim/thesis.txt")
