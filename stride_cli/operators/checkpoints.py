@@ -27,6 +27,8 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
+from stride_cli.recorded_paths import find_recorded, recorded_path
+from stride_cli.remembered import recall, remember
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -95,9 +97,9 @@ def _check_readable(index: Index, path: str) -> None:
             fix="give checkpoints of the same training",
         )
     if kind:
-        from stride_cli.models.classifier.directory import load_classifier
+        from stride_cli.models.classifier.directory import classes_fingerprint
 
-        tokenizer = load_classifier(path, device="cpu").tokenizer_fingerprint
+        tokenizer = classes_fingerprint(path)
     else:
         tokenizer = tokenizer_fingerprint(load_tokenizer(path))
     expected = index.attributes["fingerprints"]["tokenizer"]
@@ -213,8 +215,17 @@ def _fit_into(
     return {"attributes": attributes, "report": report}
 
 
+def recorded_checkpoint(checkpoint: Checkpoint, index: str | Path) -> str:
+    """A checkpoint's path as the index at `index` records it."""
+    if not Path(checkpoint.path).exists():
+        return checkpoint.path  # a hub id
+    remember("places", checkpoint.fingerprint, checkpoint.path)  # for copies of the index alone
+    return recorded_path(checkpoint.path, index)
+
+
 def stored_checkpoints(index: Index) -> list[Checkpoint]:
-    """The checkpoints beside its own model that an index has operators of; StageMissing without operators."""
+    """The checkpoints beside its own model that an index has operators of, where they are by now;
+    StageMissing without operators."""
     listed = index.group_attributes("operators").get("checkpoints", [])
     if any("design_seed" not in entry for entry in listed):
         raise IndexMismatch(
@@ -222,7 +233,16 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
             "(expected subsets of their own)",
             fix=f"fit them again: stride train --index {index.path} --checkpoints … --overwrite",
         )
-    return [Checkpoint(entry["path"], entry["model_fingerprint"], entry["design_seed"]) for entry in listed]
+    found = [
+        find_recorded(entry["path"], index.path)
+        or recall("places", entry["model_fingerprint"])  # a copy of the index alone
+        or entry["path"]
+        for entry in listed
+    ]
+    return [
+        Checkpoint(path, entry["model_fingerprint"], entry["design_seed"])
+        for path, entry in zip(found, listed, strict=True)
+    ]
 
 
 def stored_designs(index: Index) -> Designs:
@@ -247,10 +267,12 @@ def open_checkpoints(index: Index, own: AttributableModel) -> list[SteeredModel]
 
 def open_stored(index: Index, own: AttributableModel, number: int) -> AttributableModel:
     """The model of a stored checkpoint (1, 2, …), its weights compared; raises as `open_checkpoints`."""
+    from stride_cli.models.language.files import refuse_download
     from stride_cli.models.loading import model_fingerprint
 
     wanted = stored_checkpoints(index)[number - 1]
     fix = f"put it back, or fit without it: stride train --index {index.path} --overwrite"
+    refuse_download(wanted.path, named_by=f"index '{index.path}'")
     try:
         fingerprint = model_fingerprint(wanted.path)
     except ModelError as error:
