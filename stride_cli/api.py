@@ -244,7 +244,7 @@ def train(
         publishing = time.perf_counter()
         own, *others = (entry["attributes"] for entry in fitted)
         listed = [
-            {"path": recorded_checkpoint(found, Path(str(index_path))), **entry}
+            {**recorded_checkpoint(found, Path(str(index_path))), **entry}
             for found, entry in zip(checkpoints, others, strict=True)
         ]
         attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})

@@ -21,7 +21,7 @@ from stride_cli.commands.options import (
     ModelPath,
     Reading,
     find_index,
-    flag,
+    flag_of,
     with_flags,
     writable_index,
 )
@@ -29,6 +29,7 @@ from stride_cli.commands.options import (
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def _new_index(given: str | Path) -> Path:
     return Path(given)
 
 
+_TRUST = "Run the Python file (network.py) of a classifier that was not trained here, now and from now on."
 CorpusArgument = Annotated[
     list[str],
     typer.Argument(
@@ -90,7 +92,7 @@ def build(
         Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
     ] = Path("run.stride"),
     given: Annotated[dict[str, Any], Flags(BuildOptions)],
-    trust_code: Annotated[bool, flag(Permissions, "trust_code")] = False,
+    trust_code: Annotated[bool, flag_of(entries(Permissions)["trust_code"], _TRUST)] = False,
     json: Json = False,
     reading: Reading,
 ) -> None:

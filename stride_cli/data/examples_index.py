@@ -26,6 +26,7 @@ from stride_cli.models.classifier.directory import (
     training_rows,
 )
 from stride_cli.models.classifier.examples import class_numbers, read_examples
+from stride_cli.permissions import name_code
 from stride_cli.recorded_paths import recorded_path
 from stride_cli.remembered import remember
 
@@ -41,7 +42,8 @@ def build_classifier_index(
 ) -> Index:
     """Index the rows that a classifier was trained on; of another file than its own, all rows.
 
-    Of a classifier from elsewhere whose network is Python code nothing is run: it is described by its files.
+    Of a classifier from elsewhere whose network is Python code nothing is run, unless the user trusts it, and
+    then from now on: its files say what it is.
 
     Chunk i holds the tokens (i, label's number), of which the label is scored; document ids are the rows'
     numbers in the file, or their ids. Inputs stay in the file, whose content the index knows by its digest.
@@ -61,6 +63,8 @@ def build_classifier_index(
     model = outline(model_path)
     if model.trusted:
         load_classifier(model_path, device="cpu")  # its weights fit its network
+        if model.code:
+            name_code(model.code, model_path)
     columns = training_columns(model_path)
     examples = read_examples(source, columns)
     if examples.shape != model.shape:

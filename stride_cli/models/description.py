@@ -14,8 +14,7 @@ from stride_cli.models.classifier.directory import (
 )
 from stride_cli.models.kinds import kind_of
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.models.language.settings import settings_fingerprint
-from stride_cli.models.loading import load_model
+from stride_cli.models.loading import load_model, model_settings
 
 if TYPE_CHECKING:
     from stride_cli.schema.model_records import ModelInfoRecord
@@ -33,11 +32,10 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
     ModelError
         As from `load_model`; or the recipe cannot be read.
     """
-    if kind_of(path_or_id) == "classifier" and (found := outline(path_or_id)).runs_code:
+    if kind_of(path_or_id) == "classifier" and (found := outline(path_or_id)).code:
         return _unloaded(path_or_id, found)
     recipe = read_recipe(path_or_id)
     model = load_model(path_or_id, device="cpu", dtype="fp32")
-    language = model.kind == "language"
     return {
         "schema": "stride.model_info/1",
         "path": str(path_or_id),
@@ -49,7 +47,7 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
         "context": model.context_length,
         "fingerprint": model.fingerprint,
         "tokenizer_fingerprint": model.tokenizer_fingerprint,
-        "settings_fingerprint": settings_fingerprint(path_or_id) if language else None,
+        "settings_fingerprint": model_settings(path_or_id),
         "checkpoints": _kept(path_or_id),
         "recipe": None if recipe is None else json.loads(recipe.to_json()),
     }

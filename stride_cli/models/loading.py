@@ -111,6 +111,11 @@ def path_of_model(index: Index) -> str:
     return found or str(recorded)
 
 
+def model_settings(path_or_id: str | Path) -> str | None:
+    """The fingerprint of a model's settings; None of a classifier, whose `model_fingerprint` has them."""
+    return None if kind_of(path_or_id) == "classifier" else settings_fingerprint(path_or_id)
+
+
 def _check_settings(index: Index, path: str) -> None:
     """IndexMismatch where settings of a language model have changed; earlier indexes do not record them."""
     expected = index.attributes["fingerprints"].get("settings")

@@ -46,11 +46,13 @@ class Checkpoint:
     path : str             absolute where it is local, else as given
     fingerprint : str      of its weights
     design_seed : int      of its design matrix
+    settings : str         their fingerprint; None for classifiers, and where an earlier version stored it
     """
 
     path: str
     fingerprint: str
     design_seed: int
+    settings: str | None = None
 
 
 def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoint]:
@@ -63,7 +65,7 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
     ModelError         there is no model, it has no tokenizer, or it reads less than a chunk
     IndexMismatch      its tokenizer (of a classifier: its classes) is not the index's
     """
-    from stride_cli.models.loading import model_fingerprint
+    from stride_cli.models.loading import model_fingerprint, model_settings
 
     own = index.attributes["fingerprints"]["model"]
     found: list[Checkpoint] = []
@@ -78,7 +80,8 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
             note(f"{given} has the weights of an earlier checkpoint: left out")
             continue
         _check_readable(index, path)
-        found.append(Checkpoint(path, fingerprint, design_seed(index.seed, len(found) + 1)))
+        seed = design_seed(index.seed, len(found) + 1)
+        found.append(Checkpoint(path, fingerprint, seed, model_settings(path)))
     return found
 
 
@@ -215,12 +218,13 @@ def _fit_into(
     return {"attributes": attributes, "report": report}
 
 
-def recorded_checkpoint(checkpoint: Checkpoint, index: str | Path) -> str:
-    """A checkpoint's path as the index at `index` records it."""
-    if not Path(checkpoint.path).exists():
-        return checkpoint.path  # a hub id
-    remember("places", checkpoint.fingerprint, checkpoint.path)  # for copies of the index alone
-    return recorded_path(checkpoint.path, index)
+def recorded_checkpoint(checkpoint: Checkpoint, index: str | Path) -> dict[str, Any]:
+    """What the index at `index` records of a checkpoint beside its operators: path, settings."""
+    path = checkpoint.path
+    if Path(path).exists():  # else a hub id
+        remember("places", checkpoint.fingerprint, path)  # for copies of the index alone
+        path = recorded_path(path, index)
+    return {"path": path, "settings_fingerprint": checkpoint.settings}
 
 
 def stored_checkpoints(index: Index) -> list[Checkpoint]:
@@ -240,7 +244,7 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
         for entry in listed
     ]
     return [
-        Checkpoint(path, entry["model_fingerprint"], entry["design_seed"])
+        Checkpoint(path, entry["model_fingerprint"], entry["design_seed"], entry.get("settings_fingerprint"))
         for path, entry in zip(found, listed, strict=True)
     ]
 
@@ -268,7 +272,7 @@ def open_checkpoints(index: Index, own: AttributableModel) -> list[SteeredModel]
 def open_stored(index: Index, own: AttributableModel, number: int) -> AttributableModel:
     """The model of a stored checkpoint (1, 2, …), its weights compared; raises as `open_checkpoints`."""
     from stride_cli.models.language.files import refuse_download
-    from stride_cli.models.loading import model_fingerprint
+    from stride_cli.models.loading import model_fingerprint, model_settings
 
     wanted = stored_checkpoints(index)[number - 1]
     fix = f"put it back, or fit without it: stride train --index {index.path} --overwrite"
@@ -285,6 +289,12 @@ def open_stored(index: Index, own: AttributableModel, number: int) -> Attributab
         raise IndexMismatch(
             f"checkpoint {number} of index '{index.path}', '{wanted.path}', has changed "
             f"(expected weights {wanted.fingerprint}, found {fingerprint})",
+            fix=fix,
+        )
+    if wanted.settings is not None and (settings := model_settings(wanted.path)) != wanted.settings:
+        raise IndexMismatch(
+            f"checkpoint {number} of index '{index.path}', '{wanted.path}', has changed "
+            f"(expected settings {wanted.settings}, found {settings})",
             fix=fix,
         )
     return Opener.like(own).load(wanted.path)

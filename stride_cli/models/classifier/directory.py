@@ -239,14 +239,14 @@ class Outline:
     classes : list of str
     shape : tuple               of one input
     parameters : int            numbers in its file of weights
-    runs_code : bool            whether its network is Python code of its own
+    code : str                  the Python code that is its network; empty for one of ours
     trusted : bool              whether it can be loaded: it runs no code, or code that the user trusts
     """
 
     classes: list[str]
     shape: tuple[int, ...]
     parameters: int
-    runs_code: bool
+    code: str
     trusted: bool
 
 
@@ -273,7 +273,7 @@ def outline(path: str | Path) -> Outline:
         classes=list(description["classes"]),
         shape=tuple(description["shape"]),
         parameters=sum(sizes),
-        runs_code=bool(code),
+        code=code,
         trusted=not code or may_run(code),
     )
 

@@ -192,7 +192,7 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
 
     Draft202012Validator(json_schema("stride.train/1")).validate(json.loads(json.dumps(record)))
     stored = Index.open(bare).group_attributes("operators")["checkpoints"]
-    assert [entry["path"] for entry in stored] == [str(chosen[2]), str(chosen[0])]
+    assert [(bare / entry["path"]).resolve() for entry in stored] == [chosen[2], chosen[0]]
     assert [entry["model_fingerprint"] for entry in stored] == [
         entry["fingerprint"] for entry in record["checkpoints"]
     ]

@@ -84,6 +84,15 @@ def test_told_so_it_is_run_once(made: Path, foreign: Path, monkeypatch: pytest.M
     assert run(query)[0] == 0
 
 
+def test_whoever_trusts_it_in_a_build_trusts_it_in_the_index(
+    made: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = f"index build {foreign}/data.csv --model {foreign}/model --out {foreign}/new.stride"
+    assert run(f"{build} --trust-code")[0] == 0 and (made / "marker").exists()
+    monkeypatch.setattr(permissions, "_named", set())
+    assert run(f"query --row p115 --index {foreign}/run.stride")[0] == 0
+
+
 def test_fingerprints_come_first(made: Path, foreign: Path) -> None:
     code = foreign / "model" / "network.py"
     code.write_text(code.read_text() + "\n# and more\n")
