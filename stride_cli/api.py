@@ -228,7 +228,7 @@ def train(
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
     identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
     if checkpoints:
-        identity["checkpoints"] = [found.fingerprint for found in checkpoints]
+        identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:

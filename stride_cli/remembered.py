@@ -24,7 +24,7 @@ def remember(kind: Kind, digest: str, text: str) -> None:
     digest : SHA-256 in hex
     """
     place = _directory(kind)
-    if place is not None:
+    if place is not None and own_directory(place):
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
             replace_file(place / digest, (text + "\n").encode())
 
@@ -32,16 +32,17 @@ def remember(kind: Kind, digest: str, text: str) -> None:
 def recall(kind: Kind, digest: str) -> str | None:
     """What was remembered; None where nothing was."""
     place = _directory(kind)
+    if place is None or not place.is_dir() or not own_directory(place):
+        return None
     try:
-        return None if place is None else (place / digest).read_text(encoding="utf-8").rstrip("\n")
+        return (place / digest).read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError):
         return None
 
 
 def _directory(kind: Kind) -> Path | None:
-    """A directory that is this user's alone; None where there can be none."""
+    """Where it is kept, if that is made already; None where there is no home."""
     import platformdirs
 
     home = Path(platformdirs.user_state_dir("stride", appauthor=False))
-    # "~/…" where there is no home
-    return home / kind if home.is_absolute() and own_directory(home / kind) else None
+    return home / kind if home.is_absolute() else None  # "~/…" where there is none

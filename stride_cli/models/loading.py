@@ -97,10 +97,10 @@ def path_of_model(index: Index) -> str:
         raise ModelError(
             f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
         )
-    known = recall("places", index.attributes["fingerprints"]["model"])
     found = find_recorded(recorded, index.path)
-    if found is None and known is not None and Path(known).exists():
-        found = known
+    if found is None:
+        known = recall("places", index.attributes["fingerprints"]["model"])
+        found = known if known is not None and Path(known).exists() else None
     if found is None and recorded.startswith((".", "/", "~")):
         (place, *_) = recorded_places(recorded, index.path) or [recorded]
         raise ModelError(
