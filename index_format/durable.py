@@ -64,6 +64,22 @@ def write_file(path: Path, data: bytes) -> None:
             os.close(fd)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Create or replace the file `path` in one step, its directory entry on disk too when this returns.
+
+    Written beside (PATH.new), then renamed: whatever happens, what is at `path` is whole, the old or the new.
+    """
+    fresh = path.with_name(path.name + ".new")
+    try:
+        write_file(fresh, data)
+    except OSError:  # a full disk is not helped by what no one reads
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
 def make_directory(path: Path) -> None:
     """Create `path` and its parents where missing."""
     with storage(path, 0):
@@ -87,6 +103,15 @@ def sync_tree(path: Path) -> None:
     """Make the entries of `path` and of all directories below it durable."""
     for directory, _, _ in os.walk(path):
         sync_directory(Path(directory))
+
+
+def sync_files(path: Path) -> None:
+    """Make the content of all files below `path` durable, which other programs may have written."""
+    for directory, _, names in os.walk(path):
+        for name in names:
+            file = Path(directory) / name
+            with storage(file, 0), file.open("rb") as opened:
+                os.fsync(opened.fileno())
 
 
 def sha256_file(path: Path) -> tuple[int, str]:

@@ -24,6 +24,8 @@ from stride_cli.operators.options import (
     like_own,
     resolve_settings,
 )
+from stride_cli.permissions import Permissions, permitted
+from stride_cli.recorded_paths import find_recorded
 from stride_cli.selection.options import SelectOptions
 from stride_cli.startup import keep_imported, without_collection
 from stride_cli.training.options import TruthOptions
@@ -49,6 +51,7 @@ __all__ = [
     "Answer",
     "BuildOptions",
     "ClosedOptions",
+    "Permissions",
     "QueryOptions",
     "SelectOptions",
     "Session",
@@ -63,6 +66,7 @@ __all__ = [
     "demo_corpus",
     "evaluate",
     "open_model",
+    "permitted",
     "prepare_demo",
     "select",
     "train",
@@ -105,6 +109,7 @@ def build_index(
     from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.settings import settings_fingerprint
     from stride_cli.models.loading import model_fingerprint
 
     options = options or BuildOptions()
@@ -124,6 +129,7 @@ def build_index(
         # found again from another working directory
         path=str(local.absolute()) if local.exists() else model_path,
         context=context_length(model_path),
+        settings_fingerprint=settings_fingerprint(model_path),
     )
     return build.build_index(sources, model, out, options, reading or ReadOptions())
 
@@ -189,7 +195,11 @@ def train(
 
     with without_collection():  # most of it is importing
         from stride_cli.data.batches import ChunkReader
-        from stride_cli.operators.checkpoints import find_checkpoints, fit_with_checkpoints
+        from stride_cli.operators.checkpoints import (
+            find_checkpoints,
+            fit_with_checkpoints,
+            recorded_checkpoint,
+        )
 
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
@@ -218,7 +228,7 @@ def train(
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
     identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
     if checkpoints:
-        identity["checkpoints"] = [found.fingerprint for found in checkpoints]
+        identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
@@ -233,7 +243,10 @@ def train(
         )
         publishing = time.perf_counter()
         own, *others = (entry["attributes"] for entry in fitted)
-        listed = [{"path": found.path, **entry} for found, entry in zip(checkpoints, others, strict=True)]
+        listed = [
+            {**recorded_checkpoint(found, Path(str(index_path))), **entry}
+            for found, entry in zip(checkpoints, others, strict=True)
+        ]
         attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
         writer.publish(attributes)
     reports = [entry["report"] for entry in fitted]
@@ -315,7 +328,7 @@ def _train_record(
         "loss": reports[0]["loss"],
         "checkpoints": [
             {
-                "path": entry["path"],
+                "path": find_recorded(entry["path"], index.path) or entry["path"],
                 "fingerprint": entry["model_fingerprint"],
                 "space": entry["space"],
                 "layer": entry["layer"],

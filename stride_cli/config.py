@@ -17,6 +17,7 @@ from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FLAT
 from stride_cli.options import Entry, Options, entries, option
+from stride_cli.permissions import Permissions
 
 FILE_NAME = "stride.yaml"
 
@@ -72,12 +73,12 @@ def _hint(entry: Entry) -> Any:
 
 # device and dtype of "train" and "query" are set apart: fitting may run where queries do not
 SECTIONS: dict[str, type] = {
-    "general": _section("GeneralSettings", GeneralSettings),
+    "general": _section("GeneralSettings", GeneralSettings, Permissions),
     "train": _section("TrainSettings", *FLAT, CalibrationOptions, Placement),
     "query": _section("QuerySettings", QueryOptions, Placement),
 }
 _DECLARED = {
-    "general": entries(GeneralSettings),
+    "general": entries(GeneralSettings, Permissions),
     "train": entries(*FLAT, CalibrationOptions, Placement),
     "query": entries(QueryOptions, Placement),
 }
@@ -129,6 +130,11 @@ def settings(section: str | None = None) -> list[Setting]:
         for entry in fields(cls):
             key, variable = f"{name}.{entry.name}", f"STRIDE_{name}_{entry.name}".upper()
             value, source = entry.default, "default"
+            if key in written and declared[entry.name].about.personal:
+                raise UsageError(
+                    f"{FILE_NAME} sets {key}, which no file in a directory can: it may have come with it",
+                    fix=f"remove it there, and say it with {declared[entry.name].flag} or {variable}=true",
+                )
             if key in written:
                 value, source = _check(written[key], hints[entry.name], key, FILE_NAME), FILE_NAME
                 declared[entry.name].check(value, f"{FILE_NAME}: {key}", f"write {_example(key, declared)}")
@@ -211,17 +217,14 @@ def write_settings(updates: Mapping[str, Any]) -> Path:
     ------
     UsageError      the file is no valid stride.yaml, or cannot be changed line by line
     """
-    from index_format.durable import write_file
+    from index_format.durable import replace_file
 
     path = Path(FILE_NAME)
     _read_file(path)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     changed = with_settings(text, updates)
     if changed != text:
-        target = path.resolve()  # a link stays one
-        fresh = target.with_name(target.name + ".new")
-        write_file(fresh, changed.encode())
-        fresh.replace(target)
+        replace_file(path.resolve(), changed.encode())  # a link stays one
     return path
 
 

@@ -35,6 +35,8 @@ class About:
     suggest : of str            what completion offers, beside the choices; other values may do as well
     metavar, panel : str        of the help
     setting : bool              a key of stride.yaml too
+    personal : bool             a setting that no stride.yaml may make, for it may have come with what is in
+                                its directory: the environment and flags do
     example : a value that works, for the remedy of an error; default: a choice, the default or the least
     """
 
@@ -50,6 +52,7 @@ class About:
     metavar: str | None = None
     panel: str | None = None
     setting: bool = False
+    personal: bool = False
     example: Any = None
 
 

@@ -122,14 +122,14 @@ def kernel_cache() -> Path | None:
         ]
     )
     home = Path(platformdirs.user_cache_dir("stride", appauthor=False), "kernels")
-    if home.is_absolute() and _own_directory(home / name):  # "~/…" where there is no home
+    if home.is_absolute() and own_directory(home / name):  # "~/…" where there is no home
         return home / name
     owner = os.getuid() if hasattr(os, "getuid") else "user"
     shared = Path(tempfile.gettempdir(), f"stride-kernels-{owner}")
-    return shared / name if _own_directory(shared) and _own_directory(shared / name) else None
+    return shared / name if own_directory(shared) and own_directory(shared / name) else None
 
 
-def _own_directory(path: Path) -> bool:
+def own_directory(path: Path) -> bool:
     """Make a directory of this user's alone, parents too; whether it is one now that can be written.
 
     What is loaded from it is run: nobody else may have put it there.

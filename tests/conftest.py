@@ -41,6 +41,16 @@ _FIRST = (
 )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_of_its_own(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What commands remember of this machine is kept with what tests keep, and not among the user's own."""
+    cache = getattr(pytestconfig, "cache", None)
+    place = tmp_path_factory.mktemp("state") if cache is None else cache.mkdir("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(place))
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in the order of `_FIRST`, then as collected."""
 

@@ -21,6 +21,7 @@ from stride_cli.commands.options import (
     ModelPath,
     Reading,
     find_index,
+    flag_of,
     with_flags,
     writable_index,
 )
@@ -28,6 +29,8 @@ from stride_cli.commands.options import (
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.options import entries
+from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
     from stride_cli.schema.index_records import IndexInfoRecord, IndexRecord, IndexSummary, IndexVerifyRecord
@@ -50,6 +53,7 @@ def _new_index(given: str | Path) -> Path:
     return Path(given)
 
 
+_TRUST = "Run the Python file (network.py) of a classifier that was not trained here, now and from now on."
 CorpusArgument = Annotated[
     list[str],
     typer.Argument(
@@ -88,6 +92,7 @@ def build(
         Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
     ] = Path("run.stride"),
     given: Annotated[dict[str, Any], Flags(BuildOptions)],
+    trust_code: Annotated[bool, flag_of(entries(Permissions)["trust_code"], _TRUST)] = False,
     json: Json = False,
     reading: Reading,
 ) -> None:
@@ -98,13 +103,14 @@ def build(
     from stride_cli import api
 
     begin = time.monotonic()
-    built = api.build_index(
-        corpus,
-        model_path=model,
-        out=out,
-        options=BuildOptions(**given),
-        reading=ReadOptions.of(reading),
-    )
+    with permitted(Permissions(trust_code=trust_code)):
+        built = api.build_index(
+            corpus,
+            model_path=model,
+            out=out,
+            options=BuildOptions(**given),
+            reading=ReadOptions.of(reading),
+        )
     _report(built, out, time.monotonic() - begin, json)
     output.note(f"next: stride train --index {out}")
 
@@ -127,15 +133,11 @@ def append(
     from stride_cli.corpus.build import append_to_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.loading import path_of_model
 
     path = writable_index(index)
     begin = time.monotonic()
-    source = model or Index.open(path).attributes.get("model_path")
-    if source is None:
-        raise errors.UsageError(
-            f"{path} does not say which model it was built for", fix="name it with --model"
-        )
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
     extended = append_to_index(
         path,
         corpus,

@@ -25,6 +25,7 @@ from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
 from stride_cli.options import Entry, entries
+from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -129,8 +130,13 @@ def flag(cls: type, name: str) -> Any:
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameters that are annotated with `Flags`."""
+    """Give a command the flags of its parameters that are annotated with `Flags`.
+
+    One that opens the model of an index, and so has a parameter annotated with `ModelPath`, gets the flags of
+    `Permissions` as well, and runs with those that are given.
+    """
     signature = inspect.signature(command, eval_str=True)
+    opens_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
     groups: dict[str, Flags] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
@@ -140,11 +146,15 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             parameters += found[0].parameters.values()
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    if opens_model:
+        parameters += PERMISSIONS.parameters.values()
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
+        allowed = permissions(PERMISSIONS.given(values)) if opens_model else Permissions()
         given = {name: flags.given(values) for name, flags in groups.items()}
-        command(**values, **given)
+        with permitted(allowed):
+            command(**values, **given)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -158,6 +168,15 @@ Device = Annotated[str | None, flag(Placement, "device")]
 Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
+PERMISSIONS = Flags(Permissions)
+
+
+def permissions(given: Mapping[str, Any]) -> Permissions:
+    """What is allowed, by flags or by settings."""
+    from stride_cli.config import resolve
+
+    general = resolve("general", given)
+    return Permissions(**{name: getattr(general, name) for name in entries(Permissions)})
 
 
 def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:

@@ -28,6 +28,8 @@ from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_desig
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
 from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import CorpusError, StorageError
+from stride_cli.recorded_paths import recorded_path
+from stride_cli.remembered import remember
 
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
@@ -44,8 +46,10 @@ class IndexedModel:
     ----------
     tokenizer : transformers tokenizer         the checkpoint's own
     tokenizer_fingerprint, fingerprint : str   recorded; a query against another model or tokenizer is refused
-    path : str, optional                       recorded, the default model of later commands
+    path : str, optional                       recorded, the default model of later commands: a hub id as it
+                                               is, what is on disk as it is seen from the index
     context : int, optional                    its longest sequence, which no chunk exceeds
+    settings_fingerprint : str, optional       recorded, and compared as the others are
     """
 
     tokenizer: Any
@@ -53,6 +57,13 @@ class IndexedModel:
     fingerprint: str
     path: str | None = None
     context: int | None = None
+    settings_fingerprint: str | None = None
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """As an index records them."""
+        found = {"tokenizer": self.tokenizer_fingerprint, "model": self.fingerprint}
+        return found | ({"settings": self.settings_fingerprint} if self.settings_fingerprint else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +118,7 @@ def build_index(
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
     settings = {
         "format_version": FORMAT_VERSION,
-        "model": model.fingerprint,
-        "tokenizer": model.tokenizer_fingerprint,
+        **model.fingerprints,
         "block_size": block_size,
         "n_subsets": options.n_subsets,
         "degree": options.degree,
@@ -131,17 +141,16 @@ def build_index(
                 "degree": d,
                 "design": "regular",
                 "block_size": block_size,
-                "fingerprints": {
-                    "corpus": progress.digest,
-                    "tokenizer": model.tokenizer_fingerprint,
-                    "model": model.fingerprint,
-                },
-                "model_path": model.path,
-                "config": {"sources": list(sources), **settings, "reading": asdict(reading)},
+                "fingerprints": {"corpus": progress.digest, **model.fingerprints},
+                "model_path": _recorded_model(model.path, out),
+                "config": {"sources": _recorded(sources, out), **settings, "reading": asdict(reading)},
                 "counts": _counts(corpus, progress, skipped=log.skipped),
                 "created_by": f"stride {__version__}",
             }
         )
+    if model.path is not None and Path(model.path).exists():
+        # for copies of the index alone
+        remember("places", model.fingerprint, str(Path(model.path).absolute()))
     return Index.open(out)
 
 
@@ -204,7 +213,11 @@ def append_to_index(
         config = dict(attributes.get("config") or {})
         config["appended"] = [
             *config.get("appended", []),
-            {"sources": list(sources), "reading": asdict(reading), "first_document": start.documents},
+            {
+                "sources": _recorded(sources, path),
+                "reading": asdict(reading),
+                "first_document": start.documents,
+            },
         ]
         attributes["config"] = config
         attributes["created_by"] = f"stride {__version__}"
@@ -418,6 +431,15 @@ def _counts(corpus: _Corpus, progress: _Progress, *, skipped: int) -> dict[str, 
         "unscored_documents": progress.unscored_documents,
         "skipped_records": skipped,
     }
+
+
+def _recorded_model(path: str | None, index: str | Path) -> str | None:
+    local = path is not None and Path(path).exists()
+    return recorded_path(path, index) if path is not None and local else path
+
+
+def _recorded(sources: Sequence[str], index: str | Path) -> list[str]:
+    return [source if source == "-" else recorded_path(source, index) for source in sources]
 
 
 def _key(settings: dict[str, Any]) -> str:

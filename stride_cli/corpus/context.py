@@ -27,7 +27,7 @@ def context_length(path_or_id: str | Path) -> int | None:
     from transformers.utils import logging
 
     path = Path(path_or_id).expanduser()
-    options: dict[str, object] = {}
+    options: dict[str, object] = {"trust_remote_code": False}
     where: str | Path = str(path_or_id)
     if path.is_file():
         where, options["gguf_file"] = path.parent, path.name

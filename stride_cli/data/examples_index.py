@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,12 +18,17 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.plan import choose_design
 from stride_cli.errors import CorpusError
 from stride_cli.models.classifier.directory import (
+    classes_fingerprint,
     classifier_fingerprint,
     load_classifier,
+    outline,
     training_columns,
     training_rows,
 )
 from stride_cli.models.classifier.examples import class_numbers, read_examples
+from stride_cli.permissions import name_code
+from stride_cli.recorded_paths import recorded_path
+from stride_cli.remembered import remember
 
 _BLOCK = 1 << 18  # chunks
 
@@ -37,6 +41,9 @@ def build_classifier_index(
     options: BuildOptions = BuildOptions(),
 ) -> Index:
     """Index the rows that a classifier was trained on; of another file than its own, all rows.
+
+    Of a classifier from elsewhere whose network is Python code nothing is run, unless the user trusts it, and
+    then from now on: its files say what it is.
 
     Chunk i holds the tokens (i, label's number), of which the label is scored; document ids are the rows'
     numbers in the file, or their ids. Inputs stay in the file, whose content the index knows by its digest.
@@ -53,7 +60,11 @@ def build_classifier_index(
     ModelError        the directory is damaged
     IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
-    model = load_classifier(model_path, device="cpu")
+    model = outline(model_path)
+    if model.trusted:
+        load_classifier(model_path, device="cpu")  # its weights fit its network
+        if model.code:
+            name_code(model.code, model_path)
     columns = training_columns(model_path)
     examples = read_examples(source, columns)
     if examples.shape != model.shape:
@@ -73,7 +84,7 @@ def build_classifier_index(
         "format_version": FORMAT_VERSION,
         "kind": "classifier",
         "model": classifier_fingerprint(model_path),
-        "tokenizer": model.tokenizer_fingerprint,
+        "tokenizer": classes_fingerprint(model_path),
         "corpus": corpus,
         "n_subsets": options.n_subsets,
         "degree": options.degree,
@@ -81,7 +92,7 @@ def build_classifier_index(
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tokens = np.stack([np.arange(n), labels[rows]], axis=1)
-    token_type = np.uint16 if max(n, model.vocab_size) <= 1 << 16 else np.uint32
+    token_type = np.uint16 if max(n, len(model.classes)) <= 1 << 16 else np.uint32
     with IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
         if not writer.length("design/row_offsets"):
             for name in ("chunk_offsets", "document_offsets"):
@@ -104,15 +115,11 @@ def build_classifier_index(
                 "degree": d,
                 "design": "regular",
                 "block_size": 2,
-                "fingerprints": {
-                    "corpus": corpus,
-                    "tokenizer": model.tokenizer_fingerprint,
-                    "model": settings["model"],
-                },
-                "model_path": os.path.abspath(model_path),  # noqa: PTH100 (resolve() would follow links)
+                "fingerprints": {name: settings[name] for name in ("corpus", "tokenizer", "model")},
+                "model_path": recorded_path(model_path, out),
                 "config": {
                     **settings,
-                    "sources": [os.path.abspath(source)],  # noqa: PTH100
+                    "sources": [recorded_path(source, out)],
                     "columns": asdict(columns),
                     "rows": "all" if known is None else "training",
                     "classes": model.classes,
@@ -128,4 +135,6 @@ def build_classifier_index(
                 "created_by": f"stride {__version__}",
             }
         )
+    for name, place in (("model", model_path), ("corpus", source)):
+        remember("places", str(settings[name]), str(Path(place).expanduser().absolute()))
     return Index.open(out)

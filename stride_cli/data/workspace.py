@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from index_format.location import Location, RemotePath
-from stride_cli.errors import ModelError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.startup import without_collection
 
@@ -111,20 +110,15 @@ class WorkspacePath:
 def open_model(
     index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
 ) -> AttributableModel:
-    """The model of an index, its weights and tokenizer compared with the index's fingerprints.
+    """The model of an index, its weights, tokenizer and settings compared with the index's fingerprints.
 
     Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
 
     Raises
     ------
-    ModelError         the index records no path, and none is given
-    IndexMismatch      another model or tokenizer than the index's
+    ModelError         no path is given, and the index records none, or one that leads nowhere
+    IndexMismatch      another model, tokenizer or settings than the index's
     """
-    from stride_cli.models.loading import load_model_of
+    from stride_cli.models.loading import load_model_of, path_of_model
 
-    path = model_path or index.attributes.get("model_path")
-    if not path:
-        raise ModelError(
-            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
-        )
-    return load_model_of(index, path, device=device, dtype=dtype)
+    return load_model_of(index, model_path or path_of_model(index), device=device, dtype=dtype)

@@ -181,6 +181,6 @@ def _tokenizer(path: str) -> Any:
 
     with quiet_transformers():
         try:
-            return AutoTokenizer.from_pretrained(path)
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (KeyError, ValueError):  # transformers has no model of type "airrep" to name a tokenizer for
             return PreTrainedTokenizerFast.from_pretrained(path)

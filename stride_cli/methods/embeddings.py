@@ -119,7 +119,7 @@ def load_encoder(path: str, *, device: str) -> Any:
     logger.setLevel(logging.ERROR)
     try:
         with quiet_transformers():
-            return SentenceTransformer(path, device=device)
+            return SentenceTransformer(path, device=device, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(
             f"'{path}' does not load as a sentence encoder: {str(error).splitlines()[0]}",

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from index_format.errors import IndexMismatch
+from stride_cli.errors import ModelError
 from stride_cli.models.fingerprints import state_fingerprint
 from stride_cli.models.kinds import Kind, kind_of, kind_of_index
-from stride_cli.models.language.files import files_fingerprint
+from stride_cli.models.language.files import files_fingerprint, refuse_download
+from stride_cli.models.language.settings import settings_fingerprint
+from stride_cli.recorded_paths import find_recorded, recorded_places
+from stride_cli.remembered import recall
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -64,7 +69,7 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
     Raises
     ------
     ModelError, CorpusError
-    IndexMismatch      another model or tokenizer than the index's
+    IndexMismatch      another model, tokenizer or settings than the index's
     """
     if kind_of_index(index) == "classifier":
         from stride_cli.models.classifier.directory import open_classifier
@@ -73,7 +78,55 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
     model = load_model(path, device=device, dtype=dtype)
     index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
     index.check_fingerprint("model", model.fingerprint)
+    _check_settings(index, path)
     return model
+
+
+def path_of_model(index: Index) -> str:
+    """Where the model is that an index was built for: its path, or its hub id.
+
+    From the index's own directory, as it records it; else (a copy of the index alone) where it was when it
+    was indexed, if that was on this machine. No model is downloaded that the user has not named himself.
+
+    Raises
+    ------
+    ModelError      the index does not say, nothing is there any more, or it would have to be downloaded
+    """
+    recorded = index.attributes.get("model_path")
+    if not recorded:
+        raise ModelError(
+            f"index '{index.path}' does not record where its model is", fix="give it with --model PATH"
+        )
+    found = find_recorded(recorded, index.path)
+    if found is None:
+        known = recall("places", index.attributes["fingerprints"]["model"])
+        found = known if known is not None and Path(known).exists() else None
+    if found is None and recorded.startswith((".", "/", "~")):
+        (place, *_) = recorded_places(recorded, index.path) or [recorded]
+        raise ModelError(
+            f"there is no model at '{place}', where index '{index.path}' has it",
+            fix="give its path with --model",
+        )
+    refuse_download(found or recorded, named_by=f"index '{index.path}'")
+    return found or str(recorded)
+
+
+def model_settings(path_or_id: str | Path) -> str | None:
+    """The fingerprint of a model's settings; None of a classifier, whose `model_fingerprint` has them."""
+    return None if kind_of(path_or_id) == "classifier" else settings_fingerprint(path_or_id)
+
+
+def _check_settings(index: Index, path: str) -> None:
+    """IndexMismatch where settings of a language model have changed; earlier indexes do not record them."""
+    expected = index.attributes["fingerprints"].get("settings")
+    found = settings_fingerprint(path) if expected else None
+    if found != expected:
+        raise IndexMismatch(
+            f"index {index.path} was built for a model with settings {expected}, those of '{path}' are "
+            f"{found}: it may answer otherwise",
+            fix="put its config.json, generation_config.json and tokenizer_config.json back as they were, or "
+            "build a new index",
+        )
 
 
 def model_fingerprint(model_or_path: Any) -> str:

@@ -27,6 +27,8 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
+from stride_cli.recorded_paths import find_recorded, recorded_path
+from stride_cli.remembered import recall, remember
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -44,11 +46,13 @@ class Checkpoint:
     path : str             absolute where it is local, else as given
     fingerprint : str      of its weights
     design_seed : int      of its design matrix
+    settings : str         their fingerprint; None for classifiers, and where an earlier version stored it
     """
 
     path: str
     fingerprint: str
     design_seed: int
+    settings: str | None = None
 
 
 def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoint]:
@@ -61,7 +65,7 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
     ModelError         there is no model, it has no tokenizer, or it reads less than a chunk
     IndexMismatch      its tokenizer (of a classifier: its classes) is not the index's
     """
-    from stride_cli.models.loading import model_fingerprint
+    from stride_cli.models.loading import model_fingerprint, model_settings
 
     own = index.attributes["fingerprints"]["model"]
     found: list[Checkpoint] = []
@@ -76,7 +80,8 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
             note(f"{given} has the weights of an earlier checkpoint: left out")
             continue
         _check_readable(index, path)
-        found.append(Checkpoint(path, fingerprint, design_seed(index.seed, len(found) + 1)))
+        seed = design_seed(index.seed, len(found) + 1)
+        found.append(Checkpoint(path, fingerprint, seed, model_settings(path)))
     return found
 
 
@@ -95,9 +100,9 @@ def _check_readable(index: Index, path: str) -> None:
             fix="give checkpoints of the same training",
         )
     if kind:
-        from stride_cli.models.classifier.directory import load_classifier
+        from stride_cli.models.classifier.directory import classes_fingerprint
 
-        tokenizer = load_classifier(path, device="cpu").tokenizer_fingerprint
+        tokenizer = classes_fingerprint(path)
     else:
         tokenizer = tokenizer_fingerprint(load_tokenizer(path))
     expected = index.attributes["fingerprints"]["tokenizer"]
@@ -213,12 +218,23 @@ def _fit_into(
     return {"attributes": attributes, "report": report}
 
 
+def recorded_checkpoint(checkpoint: Checkpoint, index: str | Path) -> dict[str, Any]:
+    """What the index at `index` records of a checkpoint beside its operators: path, settings."""
+    path = checkpoint.path
+    if Path(path).exists():  # else a hub id
+        remember("places", checkpoint.fingerprint, path)  # for copies of the index alone
+        path = recorded_path(path, index)
+    return {"path": path, "settings_fingerprint": checkpoint.settings}
+
+
 def stored_checkpoints(index: Index) -> list[Checkpoint]:
-    """The checkpoints beside its own model that an index has operators of; StageMissing without operators."""
+    """The checkpoints beside its own model that an index has operators of, where they are by now;
+    StageMissing without operators."""
     with index.understanding("operators"):
         listed = index.group_attributes("operators").get("checkpoints", [])
         for entry in listed:
-            if not all(isinstance(entry[name], str) for name in ("path", "model_fingerprint")):
+            texts = [entry["path"], entry["model_fingerprint"], entry.get("settings_fingerprint") or ""]
+            if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a checkpoint's path or fingerprint is no text")
             if type(entry.get("design_seed", 0)) is not int:
                 raise TypeError("a design's seed is no number")
@@ -228,7 +244,16 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
             "(expected subsets of their own)",
             fix=f"fit them again: stride train --index {index.path} --checkpoints … --overwrite",
         )
-    return [Checkpoint(entry["path"], entry["model_fingerprint"], entry["design_seed"]) for entry in listed]
+    found = [
+        find_recorded(entry["path"], index.path)
+        or recall("places", entry["model_fingerprint"])  # a copy of the index alone
+        or entry["path"]
+        for entry in listed
+    ]
+    return [
+        Checkpoint(path, entry["model_fingerprint"], entry["design_seed"], entry.get("settings_fingerprint"))
+        for path, entry in zip(found, listed, strict=True)
+    ]
 
 
 def stored_designs(index: Index) -> Designs:
@@ -253,10 +278,12 @@ def open_checkpoints(index: Index, own: AttributableModel) -> list[SteeredModel]
 
 def open_stored(index: Index, own: AttributableModel, number: int) -> AttributableModel:
     """The model of a stored checkpoint (1, 2, …), its weights compared; raises as `open_checkpoints`."""
-    from stride_cli.models.loading import model_fingerprint
+    from stride_cli.models.language.files import refuse_download
+    from stride_cli.models.loading import model_fingerprint, model_settings
 
     wanted = stored_checkpoints(index)[number - 1]
     fix = f"put it back, or fit without it: stride train --index {index.path} --overwrite"
+    refuse_download(wanted.path, named_by=f"index '{index.path}'")
     try:
         fingerprint = model_fingerprint(wanted.path)
     except ModelError as error:
@@ -269,6 +296,12 @@ def open_stored(index: Index, own: AttributableModel, number: int) -> Attributab
         raise IndexMismatch(
             f"checkpoint {number} of index '{index.path}', '{wanted.path}', has changed "
             f"(expected weights {wanted.fingerprint}, found {fingerprint})",
+            fix=fix,
+        )
+    if wanted.settings is not None and (settings := model_settings(wanted.path)) != wanted.settings:
+        raise IndexMismatch(
+            f"checkpoint {number} of index '{index.path}', '{wanted.path}', has changed "
+            f"(expected settings {wanted.settings}, found {settings})",
             fix=fix,
         )
     return Opener.like(own).load(wanted.path)

@@ -41,11 +41,15 @@ class ModelInfoRecord(TypedDict):
     path: Annotated[str, "checkpoint directory, .gguf file or hub id, as given"]
     architecture: Annotated[str, "name of its class"]
     parameters: Annotated[int, "numbers"]
-    layers: Annotated[int, "blocks"]
-    width: Annotated[int, "of the residual stream; of a classifier, of its features"]
+    layers: Annotated[int | None, "blocks; null for a classifier that would have to run Python code"]
+    width: Annotated[int | None, "of the residual stream; of a classifier, of its features; null as layers"]
     vocabulary: Annotated[int, "tokens; of a classifier, classes"]
     context: Annotated[int | None, "tokens of the longest sequence"]
     fingerprint: Annotated[str, "SHA-256 of the weights, hex"]
     tokenizer_fingerprint: Annotated[str, "SHA-256 of the tokenizer (of the classes), hex"]
+    settings_fingerprint: Annotated[
+        str | None,
+        "SHA-256 of settings that change answers, hex; null for classifiers, whose own has them",
+    ]
     checkpoints: list[Annotated[str, "directory of a model kept along the way"]]
     recipe: Annotated[dict[str, Any] | None, "how STRIDE trained it; null where it did not"]

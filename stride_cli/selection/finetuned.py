@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.durable import make_directory, write_file
+from index_format.durable import make_directory, replace_file
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.metrics import unigram_f1
@@ -133,9 +133,7 @@ def _remembered(kept: Path, key: dict[str, Any], make: Any) -> Score:
     # NaN is written as null, and read as NaN
     f1 = [None if np.isnan(value) else float(value) for value in score.f1]
     text = json.dumps({"of": key, "losses": score.losses.tolist(), "f1": f1})
-    partial = path.with_suffix(".partial")
-    write_file(partial, text.encode())
-    partial.replace(path)
+    replace_file(path, text.encode())
     return score
 
 

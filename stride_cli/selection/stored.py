@@ -15,6 +15,7 @@ from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.recorded_paths import find_recorded
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -117,7 +118,9 @@ def _from_sources(index: Index) -> dict[str, Document]:
     reading = dict(config.get("reading") or {})
     options = ReadOptions(**{**reading, "fields": Fields(**reading.get("fields", {})), "on_bad": "skip"})
     try:
-        documents, _ = open_documents(list(config.get("sources") or []), options)
+        # those that earlier versions recorded are from the working directory
+        sources = [find_recorded(source, index.path) or source for source in config.get("sources") or []]
+        documents, _ = open_documents(sources, options)
         return {document.id: document for document in documents if document.messages is not None}
     except (CorpusError, OSError):
         return {}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.output import note
+from stride_cli.permissions import Permissions, permitted, variable
 
 if TYPE_CHECKING:
     from stride_cli.training.jobs import Job, Outcome, Trainer
@@ -216,6 +217,7 @@ class _Spawner:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            variable("trust_code"): "1",  # what the trainer runs was let run here, or it would not be here
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         # an interpreter of its own rather than multiprocessing's: it never runs the caller's main module
@@ -407,7 +409,8 @@ def _ray_tasks(
 
 def _run_on_ray(trainer: Trainer, jobs: list[Job]) -> Any:
     try:
-        with one_thread():
+        # what the trainer runs was let run where it was made
+        with one_thread(), permitted(Permissions(trust_code=True)):
             return trainer.run(jobs)
     except Exception as error:
         return _portable(error)

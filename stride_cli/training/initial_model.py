@@ -6,6 +6,7 @@ from typing import Any
 
 from stride_cli.errors import ModelError
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.files import refuse_download
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import add_lora
 from stride_cli.models.loading import model_fingerprint
@@ -31,6 +32,7 @@ def base_model(recipe: Recipe) -> Any:
         The base model is gone, or is another one by now.
     """
     assert recipe.base is not None
+    refuse_download(recipe.base, named_by="the recipe of the model")
     found = model_fingerprint(recipe.base)
     if found != recipe.base_fingerprint:
         raise ModelError(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from index_format.durable import write_file
+from index_format.durable import replace_file
 from stride_cli.errors import CorpusError, ModelError, NumericalError
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.objective import next_token_loss
@@ -342,9 +342,7 @@ def _save(
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
     }
     torch.save(record, buffer)
-    fresh = path.with_name(path.name + ".new")
-    write_file(fresh, buffer.getvalue())
-    fresh.replace(path)
+    replace_file(path, buffer.getvalue())
 
 
 def _restore(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_format.durable import make_directory, sync_directory, write_file
+from index_format.durable import make_directory, replace_file
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
@@ -124,10 +124,7 @@ class LanguageTrainer:
         trained = {name: value.detach().cpu().contiguous() for name, value in _trained(model)}
         make_directory(path.parent)
         # another worker may be writing weights beside these, never these
-        fresh = path.with_name(path.name + ".new")
-        write_file(fresh, save(trained, metadata={"sha256": _content(trained)}))
-        fresh.replace(path)
-        sync_directory(path.parent)
+        replace_file(path, save(trained, metadata={"sha256": _content(trained)}))
 
     def _kept(self, job: Job) -> Any:
         """The model of a job whose weights were kept; None where there are none, or damaged ones."""

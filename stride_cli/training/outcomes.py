@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from index_format.durable import DirectoryLock, make_directory, sync_directory, write_file
+from index_format.durable import DirectoryLock, make_directory, replace_file, sync_directory
 from stride_cli.output import note
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class OutcomeStore:
         self.close()
 
     def _replace(self, name: str, data: bytes) -> None:
-        fresh = self.directory / (name + ".new")
-        write_file(fresh, data)
-        fresh.replace(self.directory / name)
+        replace_file(self.directory / name, data)
 
     def _take_apart(self, group: Path) -> None:
         header, _, rest = group.read_bytes().partition(b"\n")

@@ -20,7 +20,7 @@ from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import TrainOptions
 from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
-from stride_cli.training.run_directory import RunDirectory, refuse_existing, saved_tokenizer
+from stride_cli.training.run_directory import RunDirectory, refuse_existing
 
 # Peak rates. Tried on 100 documents of the CIA World Factbook (18,000 tokens, 12 passes, 1 million
 # parameters), the loss on them afterwards: AdamW's rate for embeddings and head .003, .01, .03 beside Muon's
@@ -89,19 +89,19 @@ def train_model(
                 context_length=architecture.context,
             )
             architecture = replace(architecture, vocab=len(tokenizer))
-            tokenizer.save_pretrained(run.model)
+            run.save_tokenizer(tokenizer)
             chunks, record = cut(corpus, tokenizer, block_size=min(_BLOCK_SIZE, architecture.context))
             recipe = _resolve(options, architecture, chunks, record, dtype, tokenizer_fingerprint(tokenizer))
             run.save_recipe(recipe)
         else:
-            tokenizer = saved_tokenizer(run.model)
+            tokenizer = run.load_tokenizer()
             chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size)
         return run_recipe(
             run,
             recipe,
             initial_model(recipe),
             chunks,
-            tokenizer,
+            run.tokenizer if run.tokenizer.is_dir() else tokenizer,
             device=device,
             checkpoints=options.checkpoints,
             save_seconds=save_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +67,14 @@ def run_recipe(
     save_seconds: float,
 ) -> Trained:
     """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
-    publish it."""
+    publish it with `tokenizer` (see `save_model`)."""
     model = model.to(device)
     # evenly spaced; the last of `checkpoints` + 1 equal parts ends with the model itself
     steps = {round(recipe.steps * part / (checkpoints + 1)) for part in range(1, checkpoints + 1)} - {0}
 
     def save_checkpoint(step: int) -> None:
         directory = run.model / "checkpoints" / f"step-{step:06d}"
+        shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
         save_model(model, tokenizer, directory, merged_weights(model))
 
     with output.progress("training", recipe.steps, unit="steps") as ticker:
@@ -86,6 +88,7 @@ def run_recipe(
             ticker=ticker,
         )
     loss = mean_loss(model, chunks, recipe)
+    run.clear()
     save_model(model, tokenizer, run.model, merged_weights(model))
     run.save_log(result.log)
     run.publish()

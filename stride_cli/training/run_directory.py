@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from index_format.durable import (
     DirectoryLock,
+    copy_file,
     exchange,
     make_directory,
     rename_new,
+    replace_file,
     storage,
     sync_directory,
+    sync_files,
     sync_tree,
-    write_file,
 )
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.checkpoint import quiet_transformers
@@ -53,6 +58,7 @@ class RunDirectory:
         self.out = Path(out)
         self.partial = self.out.with_name(self.out.name + ".partial")
         self.model = self.partial / "model"
+        self.tokenizer = self.partial / "tokenizer"
         self.state = self.partial / "state.pt"
         self._overwrite = overwrite
         refuse_existing(self.out, overwrite=overwrite)
@@ -66,7 +72,10 @@ class RunDirectory:
             raise
 
     def _adopt(self, key: str, request: Mapping[str, Any]) -> bool:
-        """Whether there is a run of this request to go on with; else start an empty one."""
+        """Whether there is a run of this request to go on with; else start an empty one.
+
+        The request is written before anything else: where it is torn, nothing has been trained.
+        """
         file = self.partial / _REQUEST
         found = _read_json(file)
         if found is not None and found.get("key") == key:
@@ -81,14 +90,12 @@ class RunDirectory:
             if entry.name != DirectoryLock.NAME:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         make_directory(self.model)
-        write_file(file, json.dumps({"key": key, "request": request}, indent=1).encode())
-        sync_directory(self.partial)
+        replace_file(file, json.dumps({"key": key, "request": request}, indent=1).encode())
         return False
 
     def save_recipe(self, recipe: Recipe) -> None:
         """Record what defaults were resolved to, so that a resumed run does not choose again."""
-        write_file(self.model / FILE_NAME, recipe.to_json().encode())
-        sync_directory(self.model)
+        replace_file(self.model / FILE_NAME, recipe.to_json().encode())
 
     def load_recipe(self) -> Recipe | None:
         """The recipe of the run that is resumed; None if it did not get that far."""
@@ -100,13 +107,44 @@ class RunDirectory:
                 f"{file} cannot be read: {error}", fix="start afresh with --overwrite"
             ) from error
 
+    def clear(self) -> None:
+        """Remove what a kill may have left of the finished model: all but the recipe and the checkpoints."""
+        for entry in self.model.iterdir():
+            if entry.is_file() and entry.name != FILE_NAME:
+                entry.unlink()
+
     def save_log(self, log: Iterable[Mapping[str, Any]]) -> None:
         """The loss curve, as JSON Lines beside the weights."""
         text = "".join(json.dumps(point) + "\n" for point in log)
-        write_file(self.model / LOG_NAME, text.encode())
+        replace_file(self.model / LOG_NAME, text.encode())
+
+    def save_tokenizer(self, tokenizer: Any) -> None:
+        """Keep a tokenizer that was trained for the run; the model will have these very files.
+
+        Read and saved again, as a resumed run would have to, they would be written differently.
+        """
+        shutil.rmtree(self.tokenizer, ignore_errors=True)
+        make_directory(self.tokenizer)
+        with storing(self.tokenizer):
+            tokenizer.save_pretrained(self.tokenizer)
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer that was kept; ModelError if it cannot be read."""
+        from transformers import AutoTokenizer
+
+        # where runs that an earlier version has begun have it
+        place = self.tokenizer if self.tokenizer.is_dir() else self.model
+        try:
+            return AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            raise ModelError(
+                f"the tokenizer of the unfinished training in {place} cannot be read",
+                fix="start afresh with --overwrite",
+            ) from error
 
     def publish(self) -> None:
         """Make the model appear at `out`, whole, and remove what it was made with."""
+        sync_files(self.model)
         sync_tree(self.model)
         if self.out.exists():
             exchange(self.model, self.out, self.partial / "replaced")
@@ -133,23 +171,13 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"'{out}' exists", fix="choose another --out, or replace it with --overwrite")
 
 
-def saved_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a run that is resumed; ModelError if it cannot be read."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer of the unfinished training in {directory} cannot be read",
-            fix="start afresh with --overwrite",
-        ) from error
-
-
 def save_model(model: Any, tokenizer: Any, directory: Path, weights: dict[str, Any] | None = None) -> None:
     """Write weights, config and tokenizer, so that AutoModelForCausalLM and AutoTokenizer load them.
 
-    `weights` takes the place of the model's own state dict.
+    Parameters
+    ----------
+    tokenizer : of transformers; or the directory where one was saved, whose files are copied
+    weights : take the place of the model's own state dict
 
     Raises
     ------
@@ -158,16 +186,25 @@ def save_model(model: Any, tokenizer: Any, directory: Path, weights: dict[str, A
     """
     make_directory(directory)
     n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    try:
-        with storage(directory, n_bytes), quiet_transformers():
-            model.save_pretrained(directory, state_dict=weights)
+    with storing(directory, n_bytes), quiet_transformers():
+        model.save_pretrained(directory, state_dict=weights)
+        if not isinstance(tokenizer, Path):
             tokenizer.save_pretrained(directory)
-    except Exception as error:
-        if "No space left" in str(error) and not isinstance(error, OSError):
-            # safetensors reports a full disk with a class of its own
-            with storage(directory, n_bytes):
-                raise OSError(28, "No space left on device") from error
-        raise
+            return
+        for file in sorted(tokenizer.iterdir()):
+            copy_file(file, directory / file.name)
+
+
+@contextmanager
+def storing(directory: Path, n_bytes: int = 0) -> Iterator[None]:
+    """`storage` around libraries that report a full disk with error classes of their own."""
+    with storage(directory, n_bytes):
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, OSError) or "No space left" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 def _is_model(path: Path) -> bool:
@@ -175,13 +212,14 @@ def _is_model(path: Path) -> bool:
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
+    """None where there is no file, or none that is whole."""
     if not file.is_file():
         return None
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.durable import make_directory, sync_directory, write_file
+from index_format.durable import make_directory, replace_file
 from stride_cli import __version__
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import StrideError, UsageError
@@ -118,10 +118,7 @@ class TrialStore:
             "scores": trial.scores.tolist(),
             "seconds": trial.seconds,
         }
-        fresh = self.path(key).with_suffix(".new")
-        write_file(fresh, json.dumps(record).encode())
-        fresh.replace(self.path(key))
-        sync_directory(self.directory)
+        replace_file(self.path(key), json.dumps(record).encode())
 
 
 def run_trial(

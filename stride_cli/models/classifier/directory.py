@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ from stride_cli.models.classifier.examples import (
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
 from stride_cli.models.kinds import FILE_NAME, kind_of
+from stride_cli.permissions import may_run, require_trust
+from stride_cli.recorded_paths import recorded_places
+from stride_cli.remembered import recall
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +123,8 @@ def save_classifier(
 
 
 def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> ClassifierModel:
-    """A classifier as `save_classifier` wrote it; its adapter file, if it has one, is executed.
+    """A classifier as `save_classifier` wrote it; its adapter file, if it has one, is executed: where it is
+    trusted, for the user has named that file in a training on this machine, or has said so.
 
     Inputs are not loaded with it: `open_classifier` brings an index's, `register` any.
 
@@ -130,7 +135,7 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
 
     Raises
     ------
-    ModelError      the directory is damaged, or its adapter file does not load
+    ModelError      the directory is damaged, or its adapter file does not load, or is not trusted
     """
     import torch
 
@@ -143,6 +148,8 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     directory = Path(path).expanduser()
     description = _read_description(directory)
     spec = NetworkSpec(**description["network"], adapter=_adapter(directory, description))
+    if spec.adapter:
+        require_trust(spec.adapter, directory / _ADAPTER)
     shape, classes = tuple(description["shape"]), description["classes"]
     network = build_network(spec, shape, len(classes), seed=0)
     load_weights(network, directory / _WEIGHTS)
@@ -217,6 +224,60 @@ def classifier_fingerprint(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def classes_fingerprint(path: str | Path) -> str:
+    """SHA-256 in hex of the classes: what stands for a tokenizer."""
+    classes = _read_description(Path(path).expanduser())["classes"]
+    return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a classifier's files say of it, without running anything.
+
+    Attributes
+    ----------
+    classes : list of str
+    shape : tuple               of one input
+    parameters : int            numbers in its file of weights
+    code : str                  the Python code that is its network; empty for one of ours
+    trusted : bool              whether it can be loaded: it runs no code, or code that the user trusts
+    """
+
+    classes: list[str]
+    shape: tuple[int, ...]
+    parameters: int
+    code: str
+    trusted: bool
+
+
+def outline(path: str | Path) -> Outline:
+    """What a classifier's directory says of it.
+
+    Raises
+    ------
+    ModelError      it is damaged
+    """
+    from safetensors import SafetensorError, safe_open
+
+    directory = Path(path).expanduser()
+    description = _read_description(directory)
+    code = _adapter(directory, description)
+    try:
+        with safe_open(directory / _WEIGHTS, framework="numpy") as weights:
+            sizes = [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"the weights '{directory / _WEIGHTS}' cannot be loaded: {error}", fix="train the model again"
+        ) from error
+    return Outline(
+        classes=list(description["classes"]),
+        shape=tuple(description["shape"]),
+        parameters=sum(sizes),
+        code=code,
+        trusted=not code or may_run(code),
+    )
+
+
 def training_columns(path: str | Path) -> Columns:
     """Which columns of its file a classifier was trained on."""
     return _columns(_read_description(Path(path).expanduser()))
@@ -252,7 +313,7 @@ def open_classifier(
             f"'{path}' is no classifier (it has no {FILE_NAME}), and index '{index.path}' is of one",
             fix="give the classifier's directory with --model",
         )
-    index.check_fingerprint("tokenizer", _classes_fingerprint(path))
+    index.check_fingerprint("tokenizer", classes_fingerprint(path))
     index.check_fingerprint("model", classifier_fingerprint(path))
     model = load_classifier(path, device=device, dtype=dtype)
     config = index.attributes["config"]
@@ -324,22 +385,20 @@ def _columns(record: dict[str, Any]) -> Columns:
     return Columns(stored["label"], stored["id"], tuple(stored["drop"]), tuple(stored["features"]))
 
 
-def _classes_fingerprint(path: str | Path) -> str:
-    classes = _read_description(Path(path).expanduser())["classes"]
-    return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
-
-
 def _find_data(index: Index, model: Path) -> Path:
     """The index's data file: where it was, or of the same name beside the index or the model."""
-    recorded = Path(index.attributes["config"]["sources"][0])
+    recorded = str(index.attributes["config"]["sources"][0])
+    name = Path(recorded).name
     beside = Path(os.path.abspath(model)).parent  # noqa: PTH100 (resolve() would follow links)
-    places = [recorded, beside / recorded.name]
+    places = [Path(place) for place in recorded_places(recorded, index.path)]
     if isinstance(index.path, Path):  # a URL has nothing beside it
-        places.insert(1, index.path.parent / recorded.name)
-    for place in places:
+        places.append(index.path.parent / name)
+    # a copy of the index alone, on the machine where it was built
+    known = recall("places", index.attributes["fingerprints"]["corpus"])
+    for place in [*places, beside / name, *([Path(known)] if known else [])]:
         if place.is_file():
             return place
     raise CorpusError(
-        f"the data file of index '{index.path}' is gone: {recorded}",
-        fix=f"put {recorded.name} back, or beside the index",
+        f"the data file of index '{index.path}' is gone: {places[0] if places else recorded}",
+        fix=f"put {name} back, or beside the index",
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, StrideError
+from stride_cli.permissions import name_code, require_trust
 from stride_cli.randomness import torch_seed
 
 NETWORKS = ("mlp", "resnet9", "logistic")
@@ -45,7 +46,7 @@ class NetworkSpec:
 
 
 def choose_network(given: str, *, width: int | None = None, layers: int | None = None) -> NetworkSpec:
-    """A network by its name or by the path of an adapter file.
+    """A network by its name or by the path of an adapter file, which from now on may be run on this machine.
 
     Raises
     ------
@@ -65,11 +66,13 @@ def choose_network(given: str, *, width: int | None = None, layers: int | None =
             f"network '{given}' is unknown", fix=f"one of {', '.join(NETWORKS)}, or a file FILE.py"
         )
     try:
-        return NetworkSpec("adapter", adapter=Path(given).read_text(encoding="utf-8"))
+        source = Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(
             f"the adapter file '{given}' cannot be read: {error}", fix="check the path"
         ) from error
+    name_code(source, given)
+    return NetworkSpec("adapter", adapter=source)
 
 
 def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, seed: int) -> nn.Module:
@@ -84,7 +87,8 @@ def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, se
 
     Raises
     ------
-    ModelError      inputs that the network cannot take; an adapter file that does not load
+    ModelError      inputs that the network cannot take; an adapter file that does not load, or that the user
+                    has not trusted
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "initial weights"))
@@ -259,6 +263,7 @@ def _linear(n_inputs: int, n_outputs: int, variance: float) -> nn.Linear:
 
 
 def _build_adapter(source: str, shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    require_trust(source, "the network of this classifier")  # wherever it came from: a model, a recipe
     name = "stride_adapter_" + hashlib.sha256(source.encode()).hexdigest()[:16]
     module = sys.modules.get(name)
     try:

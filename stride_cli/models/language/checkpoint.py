@@ -18,7 +18,7 @@ import torch
 from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.language.files import Source, find_checkpoint, weight_files
+from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
 from stride_cli.startup import keep_imported, without_collection
 
 _TOKENIZER_FILES = (
@@ -65,6 +65,8 @@ def _load_tokenizer(source: Source) -> Any:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(source.directory, **source.options)
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise code_refused(source.given, source.directory / "tokenizer_config.json", None) from error
         raise ModelError(
             f"the tokenizer of '{source.given}' cannot be loaded: {first_line(error)}",
             fix="its files are damaged, or need a package that is not installed: save the tokenizer again",
@@ -86,6 +88,8 @@ def _load_weights(source: Source, dtype: torch.dtype) -> Any:
                 source.directory, dtype=dtype, output_loading_info=True, **source.options, **_unpacked(source)
             )
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise code_refused(source.given, source.directory / "config.json", None) from error
         raise ModelError(
             f"the model '{source.given}' cannot be loaded: {first_line(error)}",
             fix="its weights are truncated or damaged, or belong to another config.json: copy them again",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import ModelError, first_line
+from stride_cli.permissions import may_download, variable
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
@@ -26,13 +28,19 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"local_files_only": True}
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if self.gguf is not None:
             options["gguf_file"] = self.gguf
         return options
 
 
 def find_checkpoint(path_or_id: str | Path) -> Source:
+    """A checkpoint by its path, or by its hub id: fetched, where it is not in the hub's cache.
+
+    Raises
+    ------
+    ModelError      nothing there, nothing that can be loaded, or only by running code of its own
+    """
     given = str(path_or_id)
     path = Path(given).expanduser()
     if path.is_file():
@@ -44,14 +52,41 @@ def find_checkpoint(path_or_id: str | Path) -> Source:
         return Source(given, path.parent, path.name)
     if path.is_dir():
         return _in_directory(given, path)
-    looks_local = given.startswith((".", "/", "~")) or given.endswith(".gguf") or not _HUB_ID.fullmatch(given)
-    if looks_local:
+    if not _names_hub(given):
         raise ModelError(f"there is no model at '{given}'", fix="check the path (stride model info PATH)")
     return _in_directory(given, _from_hub(given))
 
 
+def refuse_download(path_or_id: str, *, named_by: str) -> None:
+    """Refuse a hub id that the user has not given, where it would be fetched: what names it may be anybody's.
+
+    Parameters
+    ----------
+    named_by : for people: "index 'run.stride'"
+
+    Raises
+    ------
+    ModelError      neither on this machine nor in the hub's cache, and no permission to download
+    """
+    if Path(path_or_id).expanduser().exists() or not _names_hub(path_or_id) or may_download():
+        return
+    if _cached(path_or_id) is None:
+        raise ModelError(
+            f"{named_by} names the hub model '{path_or_id}', which is not in the hub's cache: it was not "
+            "downloaded",
+            fix=f"give it yourself (--model {path_or_id}), or let it be downloaded with --allow-download "
+            f"(general.allow_download, {variable('allow_download')})",
+        )
+
+
+def _names_hub(given: str) -> bool:
+    looks_local = given.startswith((".", "/", "~")) or given.endswith(".gguf")
+    return not looks_local and _HUB_ID.fullmatch(given) is not None
+
+
 def _in_directory(given: str, path: Path) -> Source:
     if (path / "config.json").is_file():
+        _refuse_code(given, path / "config.json")
         return Source(given, path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
@@ -72,14 +107,61 @@ def _in_directory(given: str, path: Path) -> Source:
     )
 
 
+def _refuse_code(given: str, file: Path) -> None:
+    """ModelError where a model needs Python code that comes with it, or kernels that the hub has.
+
+    Where transformers has the architecture itself, that is what is loaded, whatever else the model brings.
+    """
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # told when it is loaded
+        return
+    if not isinstance(config, dict):
+        return
+    for name in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        if "/" in str(config.get(name) or ""):
+            raise ModelError(
+                f"'{given}' asks for compiled code of the hub ({name} '{config[name]}' in its config.json), "
+                "which STRIDE does not run",
+                fix=f"take that line out of {file}",
+            )
+    if not config.get("auto_map"):
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise code_refused(given, file, config["auto_map"])
+
+
+def code_refused(given: str, file: Path, auto_map: Any) -> ModelError:
+    """The error for a model or tokenizer that transformers can only load by running code that it brings."""
+    named = sorted(str(value) for value in auto_map.values()) if isinstance(auto_map, dict) else []
+    shown = f", {named[0]}" if named else ""
+    return ModelError(
+        f"'{given}' can only be loaded by running Python code that comes with it (auto_map in {file.name}"
+        f"{shown}), which STRIDE does not do",
+        fix="give a model whose architecture transformers has itself, such as a conversion of this one to "
+        "Llama (its config.json needs no auto_map)",
+    )
+
+
+def _cached(name: str) -> Path | None:
+    """A model's directory in the hub's cache; the network is not asked."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # not in the cache: many exception classes say so
+        return None
+
+
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # not in the cache: many exception classes say so
-        pass
+    cached = _cached(name)
+    if cached is not None:
+        return cached
     reason = "and the hub is switched off (HF_HUB_OFFLINE)"
     if not os.environ.get("HF_HUB_OFFLINE"):
         try:

@@ -74,7 +74,7 @@ def trained_workspace(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of `trained_workspace` of one's own; the model that the index names is everybody's."""
+    """A copy of `trained_workspace` of one's own."""
     return Path(
         shutil.copytree(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
     )

@@ -134,7 +134,7 @@ def test_an_index_holds_the_corpus_and_its_design(
         "skipped_records": 0,
     }
     assert index.attributes["fingerprints"]["model"] == "m" * 64
-    assert index.attributes["config"]["sources"] == [source]
+    assert index.attributes["config"]["sources"] == ["../corpus.jsonl"]
     assert not Path(f"{index.path}.partial").exists()
 
 

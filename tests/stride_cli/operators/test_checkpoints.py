@@ -192,7 +192,7 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
 
     Draft202012Validator(json_schema("stride.train/1")).validate(json.loads(json.dumps(record)))
     stored = Index.open(bare).group_attributes("operators")["checkpoints"]
-    assert [entry["path"] for entry in stored] == [str(chosen[2]), str(chosen[0])]
+    assert [(bare / entry["path"]).resolve() for entry in stored] == [chosen[2], chosen[0]]
     assert [entry["model_fingerprint"] for entry in stored] == [
         entry["fingerprint"] for entry in record["checkpoints"]
     ]
@@ -284,6 +284,8 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
 def test_killed_between_checkpoints_it_ends_with_the_same_bits(
     run_folder: Path, bare: Path, prepared: Prepared
 ) -> None:
+    # beside the one it is compared with: the way to the checkpoints is recorded
+    bare = bare.rename(run_folder / "killed.stride")
     command = ["stride", "train", "--index", str(bare), "--device", "cpu"]
     command += ["--space", QUICK["space"], "--rank", "8", "--checkpoints", *map(str, kept(run_folder)[:2])]
     journal = bare / "operators.partial" / "journal.jsonl"
@@ -437,7 +439,7 @@ def test_from_the_command_line_and_the_settings(
     assert train("--checkpoints", one, two) == [one, two]
     shown = runner.invoke(app, ["index", "info", str(bare), "--json"])
     named = json.loads(shown.stdout)["operators"]["checkpoints"]
-    assert [entry["path"] for entry in named] == [one, two]
+    assert [str((bare / entry["path"]).resolve()) for entry in named] == [one, two]
     assert train("--overwrite", "--checkpoints", two, "--checkpoints", one) == [two, one]
     (tmp_path / "stride.yaml").write_text(f"train:\n  checkpoints: ['{one}']\n")
     assert train("--overwrite") == [one]

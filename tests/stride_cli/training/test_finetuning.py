@@ -108,6 +108,8 @@ def test_resumed_after_an_interruption(
         finetune_model([answers], saved_model, tmp_path / "cut", options, save_seconds=0)
     monkeypatch.setattr(training, "_apply", original)
     finetune_model([answers], saved_model, tmp_path / "cut", options)
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "cut" / file.name).read_bytes() == file.read_bytes(), file.name
     assert model_fingerprint(tmp_path / "cut") == model_fingerprint(tmp_path / "whole")
 
 

@@ -18,6 +18,7 @@ from stride_cli.models.classifier.classifier_recipe import (
     read_classifier_recipe,
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network, choose_network
+from stride_cli.permissions import name_code
 from stride_cli.training.classifier_loop import (
     FunctionalSteps,
     choose_at_once,
@@ -122,6 +123,7 @@ def test_dropout_and_batch_norm_train_one_by_one(tmp_path: Path) -> None:
     )
     recipe = default_recipe(NetworkSpec("adapter", adapter=source), epochs=4, batch_size=10)
     inputs, labels = examples()
+    name_code(source, "network.py")
     found = []
     for _ in range(2):
         network = build_network(recipe.network, (5,), 3, seed=1)

@@ -1,0 +1,108 @@
+"""What an index or a model from elsewhere may make this machine do: nothing but be read, unless it is told.
+
+Permissions are variables of the environment, so that every process that a command starts has them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from stride_cli.errors import ModelError
+from stride_cli.options import Options, option
+from stride_cli.remembered import recall, remember
+
+_YES = ("1", "true", "yes")
+_named: set[str] = set()  # digests of files that this process was told to run
+
+
+@dataclass(frozen=True)
+class Permissions(Options):
+    """What nothing from elsewhere may do unless the user says so."""
+
+    trust_code: bool = option(
+        False,
+        "Run the Python file (network.py) of a classifier that was not trained on this machine.",
+        setting=True,
+        personal=True,
+    )
+    allow_download: bool = option(
+        False, "Download the model that the index names, where it is one of the hub.", setting=True
+    )
+
+
+def variable(name: str) -> str:
+    """The variable of the environment that gives a permission."""
+    return f"STRIDE_GENERAL_{name}".upper()
+
+
+@contextmanager
+def permitted(permissions: Permissions) -> Iterator[None]:
+    """Within: these permissions are given, here and in processes that are started; none is taken away."""
+    before = dict(os.environ)
+    given = {variable(each.name): "1" for each in fields(permissions) if getattr(permissions, each.name)}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+def may_download() -> bool:
+    """Whether a hub model may be fetched that only an index or a recipe names."""
+    return _is_given("allow_download")
+
+
+def name_code(source: str, where: str | Path) -> None:
+    """The user has named this file to be run: from now on it is, on this machine.
+
+    Parameters
+    ----------
+    source : its text
+    where : its path, for people
+    """
+    digest = _digest(source)
+    _named.add(digest)
+    remember("code", digest, str(Path(where).absolute()))
+
+
+def may_run(source: str) -> bool:
+    """Whether code may be run: the user has named its file here, or has said so."""
+    digest = _digest(source)
+    return _is_given("trust_code") or digest in _named or recall("code", digest) is not None
+
+
+def require_trust(source: str, where: str | Path) -> None:
+    """Refuse to run code that came from elsewhere.
+
+    Parameters
+    ----------
+    source : its text
+    where : where it is, for people
+
+    Raises
+    ------
+    ModelError
+    """
+    if not may_run(source):
+        raise ModelError(
+            f"{where} is Python code, and no model was trained with it on this machine "
+            f"(SHA-256 {_digest(source)[:16]}…): it was not run",
+            fix="read it, and run it with --trust-code only if you would run any program of its author",
+        )
+
+
+def _is_given(name: str) -> bool:
+    return os.environ.get(variable(name), "").lower() in _YES
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""What this user's commands have made on this machine: kept by digest in the user's state directory.
+
+Nothing depends on it but comfort: where nothing can be kept, nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Literal
+
+from index_format.durable import replace_file
+from stride_cli.startup import own_directory
+
+Kind = Literal["code", "places"]
+
+
+def remember(kind: Kind, digest: str, text: str) -> None:
+    """Keep a line of text under a digest.
+
+    Parameters
+    ----------
+    kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is)
+    digest : SHA-256 in hex
+    """
+    place = _directory(kind)
+    if place is not None and own_directory(place):
+        with contextlib.suppress(OSError):  # a full disk is no reason to fail
+            replace_file(place / digest, (text + "\n").encode())
+
+
+def recall(kind: Kind, digest: str) -> str | None:
+    """What was remembered; None where nothing was."""
+    place = _directory(kind)
+    if place is None or not place.is_dir() or not own_directory(place):
+        return None
+    try:
+        return (place / digest).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _directory(kind: Kind) -> Path | None:
+    """Where it is kept, if that is made already; None where there is no home."""
+    import platformdirs
+
+    home = Path(platformdirs.user_state_dir("stride", appauthor=False))
+    return home / kind if home.is_absolute() else None  # "~/…" where there is none
