@@ -309,7 +309,7 @@ class Build:
                 if path not in sizes:
                     path.unlink()
         for path, size in sizes.items():
-            actual = path.stat().st_size if path.exists() else -1
+            actual = path.stat().st_size if path.is_file() else -1
             if actual < size:
                 raise IndexDamaged(
                     f"the unfinished build lost data: {path} should have {size:,} bytes, "

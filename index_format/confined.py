@@ -48,6 +48,8 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
             if not flags & os.O_CREAT:
                 raise
         else:
+            if flags & os.O_CREAT and stat.S_ISDIR(found.st_mode):
+                raise _strange(root / name, "a directory")
             _refuse(root / name, found)
         try:
             opened = os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=directory)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 
+_BLOCK_ROWS = 1 << 20
+
+
 class Index:
     """An index opened for reading.
 
@@ -205,6 +208,47 @@ class Index:
         """The documents that `chunks` (any shape, integers) belong to: the same shape, int64."""
         return np.asarray(self._view("corpus/chunk_document")[np.asarray(chunks)])
 
+    def check_bounds(self) -> None:
+        """Whether numbers that point into other arrays stay inside them: what follows them does not look.
+
+        One pass over the offsets, the documents of chunks and the design. Digests guard against damage; a
+        maker of indexes who means harm writes digests too.
+
+        Raises
+        ------
+        IndexDamaged      with the array that points outside
+        """
+        last = {
+            "corpus/chunk_offsets": self.n_tokens,
+            "corpus/document_offsets": self.n_chunks,
+            "corpus/document_id_offsets": self.shape("corpus/document_id_bytes")[0],
+            "design/row_offsets": self.n_chunks * self.degree,
+        }
+        if self.has("corpus/text_bytes"):
+            last["corpus/text_offsets"] = self.shape("corpus/text_bytes")[0]
+        for name, end in last.items():
+            offsets = self.array(name)
+            rising = all((np.diff(offsets[first:stop]) >= 0).all() for first, stop in _blocks(offsets))
+            if (int(offsets[0]), int(offsets[-1])) != (0, end) or not rising:
+                raise self._pointing_outside(name)
+        limits = {
+            "corpus/chunk_document": self.n_documents,
+            "design/columns": self.n_subsets,
+            "design/row_members": self.n_chunks,
+        }
+        for name, limit in limits.items():
+            numbers = self.array(name)
+            for first, stop in _blocks(numbers):
+                block = numbers[first:stop]
+                if block.size and not (block.min() >= 0 and block.max() < limit):
+                    raise self._pointing_outside(name)
+
+    def _pointing_outside(self, name: str) -> IndexDamaged:
+        return IndexDamaged(
+            f"index {self.path}: {name} points outside",
+            fix=f"stride index verify {self.path} says where; no build of stride writes that",
+        )
+
     def check_fingerprint(self, kind: str, found: str) -> None:
         """Compare the fingerprint of a model, tokenizer or corpus with the one the index was built from.
 
@@ -270,9 +314,20 @@ class Index:
 
     def _text(self, prefix: str, document: int) -> str:
         first, last = self._pair(f"{prefix}_offsets", document)
-        return bytes(self._view(f"{prefix}_bytes")[first:last]).decode()
+        try:
+            return bytes(self._view(f"{prefix}_bytes")[first:last]).decode()
+        except UnicodeDecodeError:
+            raise IndexDamaged(
+                f"index {self.path}: {prefix} of document {document} is no UTF-8", fix=RESTORE
+            ) from None
 
     @staticmethod
     def _check_number(what: str, number: int, count: int) -> None:
         if not 0 <= number < count:
             raise IndexError(f"{what} {number} of an index with {what}s 0 … {count - 1}")
+
+
+def _blocks(array: np.ndarray | ShardedArray) -> Iterator[tuple[int, int]]:
+    """Rows first … stop-1 of an array, part by part; the last of each is the first of the next."""
+    for first in range(0, len(array), _BLOCK_ROWS):
+        yield first, min(first + _BLOCK_ROWS + 1, len(array))

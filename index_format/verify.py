@@ -68,8 +68,9 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
     begun = {name.partition("/")[0] for name in there or () if "/" in name}
     for directory in ["", *(group for group in STAGE_GROUPS if group in begun or place.has_group(group))]:
         name = _join(directory, MANIFEST)
-        data = place.read_all([name]).get(name)
+        data = None
         try:
+            data = place.read_all([name]).get(name)
             files, _ = parse_manifest(data, place.path / name)
         except IndexDamaged as error:
             problems.append(Problem(name, "missing" if data is None else "content", error.message))

@@ -16,11 +16,17 @@ N_QUERIES = 5
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with corpus.jsonl (60 documents), model/ (2 layers × 32), run.stride, queries.jsonl."""
+    """A directory as `make_trained` fills it."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_trained(folder)
+    return folder
+
+
+def make_trained(folder: Path) -> None:
+    """corpus.jsonl (60 documents), model/ (2 layers × 32), run.stride, queries.jsonl."""
     from stride_cli import api
     from stride_cli.training.pretraining import TrainOptions, train_model
 
-    folder = tmp_path_factory.mktemp("trained")
     documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:N_DOCUMENTS]]
     short = [{"id": d["id"], "text": d["text"][:160]} for d in documents]
     questions = [{"id": f"q{i}", "text": d["text"][160:260]} for i, d in enumerate(documents[:N_QUERIES])]
@@ -32,7 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     api.build_index(
         [str(folder / "corpus.jsonl")], model_path=str(folder / "model"), out=folder / "run.stride"
     )
-    return folder
 
 
 @pytest.fixture

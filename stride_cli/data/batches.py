@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from index_format.errors import IndexDamaged
+
 if TYPE_CHECKING:
     from index_format.reader import Index
 
@@ -86,9 +88,11 @@ class ChunkReader:
     Parameters
     ----------
     index : Index
+    vocab_size : int, optional      of the model that reads them: no token is larger
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, vocab_size: int | None = None) -> None:
+        self._index, self._vocab_size = index, vocab_size
         self.tokens = index.array("corpus/tokens")
         self.offsets = np.asarray(index.array("corpus/chunk_offsets"))
         self.loss_start = np.asarray(index.array("corpus/loss_start"))
@@ -103,7 +107,14 @@ class ChunkReader:
         weights = (np.arange(stop - start) >= max(1, int(self.loss_start[row]))).astype(np.float32)
         if self.loss_mask is not None:
             weights *= np.asarray(self.loss_mask[start:stop])
-        return np.asarray(self.tokens[start:stop]), weights
+        tokens = np.asarray(self.tokens[start:stop])
+        if self._vocab_size is not None and len(tokens) and int(tokens.max()) >= self._vocab_size:
+            raise IndexDamaged(
+                f"index {self._index.path}: chunk {row} has token {tokens.max()} (the model has "
+                f"{self._vocab_size})",
+                fix="no build of stride writes that: build the index again from the corpus",
+            )
+        return tokens, weights
 
     def scored_tokens(self) -> int:
         """How many tokens of the corpus are scored."""

@@ -63,7 +63,9 @@ class Workspace:
         opened = index if isinstance(index, Index) else Index.open(index)
         if model is None or isinstance(model, str):
             model = open_model(opened, model, device=device, dtype=dtype)
-        return cls(opened, model, ChunkReader(opened), opened.seed)
+        opened.check_bounds()
+        vocab_size = model.vocab_size if model.table is None else None  # else tokens are rows and labels
+        return cls(opened, model, ChunkReader(opened, vocab_size), opened.seed)
 
     @property
     def n_chunks(self) -> int:

@@ -55,6 +55,7 @@ class Sample:
 @cache
 def sample() -> Sample:
     from stride_cli import api
+    from stride_cli.attribution.options import CalibrationOptions
     from tests.trained_model import make_trained
 
     home = Path(tempfile.mkdtemp())
@@ -64,7 +65,7 @@ def sample() -> Sample:
     path = home / "run.stride"
     api.train(path, device="cpu", dtype="fp32")
     session = Session.open(path, device="cpu", dtype="fp32")
-    api.calibrate(session, nulls=20)
+    api.calibrate(session, CalibrationOptions(nulls=20))
     found = Sample(home, path, session.model, {})
     found.answer = found.ask(path)
     return found
@@ -135,14 +136,16 @@ def hurt(r: random.Random, path: Path) -> str:
         file.mkdir()
     elif kind == "other":
         file.unlink()
-        r.choice(
-            (
-                lambda: file.symlink_to(path.parent),
-                lambda: file.symlink_to("/dev/zero"),
-                lambda: os.mkfifo(file),
-            )
-        )()
+        _put_strange(r, file, path.parent)
     return f"{kind} of {file.relative_to(path)}"
+
+
+def _put_strange(r: random.Random, at: Path, elsewhere: Path) -> None:
+    """Something that is neither a directory nor a plain file."""
+    if kind := r.choice((elsewhere, elsewhere / "thesis.txt", Path("/dev/zero"), None)):
+        at.symlink_to(kind)
+    else:
+        os.mkfifo(at)
 
 
 def _contents(path: Path) -> dict[str, bytes | None]:
@@ -194,15 +197,11 @@ def _remake(r: random.Random, path: Path) -> str:
 
 def _mutate(r: random.Random, content: Any, way: str = "") -> str:
     """Replace, drop or add something somewhere in a JSON value."""
-    inside = (
-        [key for key, value in content.items() if isinstance(value, dict | list) and value]
-        if isinstance(content, dict)
-        else [key for key, value in enumerate(content) if isinstance(value, dict | list) and value]
-    )
+    keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+    inside = [key for key in keys if isinstance(content[key], dict | list) and content[key]]
     if inside and r.random() < 0.75:
         key = r.choice(inside)
         return _mutate(r, content[key], f"{way}/{key}")
-    keys = list(content) if isinstance(content, dict) else list(range(len(content)))
     key = r.choice(keys)
     if r.random() < 0.2:
         del content[key]
@@ -213,7 +212,7 @@ def _mutate(r: random.Random, content: Any, way: str = "") -> str:
 
 
 def journals(r: random.Random) -> None:
-    """INDEX/operators.partial as somebody has prepared it: a stage begins, or refuses; no victim is touched."""
+    """operators.partial as somebody has prepared it: a stage begins, or refuses; no victim is touched."""
     whole = sample()
     with tempfile.TemporaryDirectory() as scratch:
         victim = Path(scratch, "victim")
@@ -248,13 +247,7 @@ def journals(r: random.Random) -> None:
             there = sorted(partial.rglob("*"))
             at = r.choice(there)
             shutil.rmtree(at) if at.is_dir() and not at.is_symlink() else at.unlink()
-            r.choice(
-                (
-                    lambda: at.symlink_to(victim),
-                    lambda: at.symlink_to(victim / "thesis.txt"),
-                    lambda: os.mkfifo(at),
-                )
-            )()
+            _put_strange(r, at, victim)
         with (
             allowed(),
             GroupWriter(path, "operators", r.choice(("k", "other")), overwrite=r.random() < 0.5) as w,
