@@ -64,6 +64,11 @@ def require_extra(module: str, extra: str) -> MissingExtraError:
     )
 
 
+def located(error: StrideError, where: str) -> StrideError:
+    """The same error, which says where: ``prompts.jsonl:3: the prompt is empty …``."""
+    return type(error)(f"{where}: {error.message}", fix=error.fix)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -47,7 +47,8 @@ class FindingsOptions(Options):
 
     format: str | None = option(
         None,
-        "What stdout gets; default: a table on a terminal.",
+        "What stdout gets; default: a table on a terminal. csv is for spreadsheets: a text that begins with "
+        "=, +, - or @ gets an apostrophe before it.",
         choices=("jsonl", "csv", "sarif", "html"),
         listed=True,
     )
