@@ -316,5 +316,7 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
             return text.split(os.pathsep)
     except (KeyError, ValueError):
         names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
-        raise UsageError(f"{variable} is {text!r} (expected {names})", fix=f"unset {variable}") from None
+        raise UsageError(
+            f"{variable} is {reprlib.repr(text)} (expected {names})", fix=f"unset {variable}"
+        ) from None
     return text

@@ -87,7 +87,7 @@ class QueryOptions(RecoveryOptions):
         "Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
         "without --stability 4, for the answer's reliability alone, up to a million chunks]",
         low=0,
-        high=10_000,
+        high=1_000,
         example=10,
     )
     stability: bool = option(

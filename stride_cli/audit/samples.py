@@ -61,7 +61,9 @@ class _Rejecting(ReadLog):
     def reject(self, error: CorpusError) -> None:
         self.skipped += 1
         found = _WHERE.match(error.message)
-        self._rejected(error, found[1] if found else "", int(found[2]) if found else None, None)
+        source = found[1] if found else ""
+        line = int(found[2]) if found else None
+        self._rejected(error, "stdin" if source == "<stdin>" else source, line, None)
 
 
 def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | None = None) -> list[Document]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -146,15 +146,13 @@ def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
         yield Prompt({"prompt": text}, ARGUMENTS, 1)
         return
     if text == "-":
-        if hasattr(sys.stdin, "reconfigure"):  # bytes that are not UTF-8 are named with their line
-            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-        yield from _lines(sys.stdin, "stdin")
+        yield from _lines(stdin_lines(), "stdin")
         return
     assert file is not None
     if not file.is_file():
         raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
     with file.open(encoding="utf-8", errors="surrogateescape") as lines:
-        yield from _lines(lines, str(file))
+        yield from _lines(iter(lines.readline, ""), str(file))
 
 
 def read_rows(queries: Iterable[Query], file: Path | None) -> Iterator[Prompt]:
@@ -164,9 +162,16 @@ def read_rows(queries: Iterable[Query], file: Path | None) -> Iterator[Prompt]:
         yield Prompt({"prompt": query}, source, number)
 
 
-def _lines(lines: TextIO, source: str) -> Iterator[Prompt]:
+def stdin_lines() -> Iterator[str]:
+    """Lines as they arrive; a byte that is not UTF-8 stays in them, to be named with its line."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return iter(sys.stdin.readline, "")
+
+
+def _lines(lines: Iterator[str], source: str) -> Iterator[Prompt]:
     count = 0
-    for number, line in enumerate(iter(lines.readline, ""), 1):
+    for number, line in enumerate(lines, 1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         line = line.rstrip("\r\n")
         if not line.strip():

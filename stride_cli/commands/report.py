@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,15 @@ from stride_cli.commands.options import (
     with_flags,
     with_judges,
 )
-from stride_cli.commands.prompts import ARGUMENTS, BadInput, Prompt, answered, read_prompts, read_rows
+from stride_cli.commands.prompts import (
+    ARGUMENTS,
+    BadInput,
+    Prompt,
+    answered,
+    read_prompts,
+    read_rows,
+    stdin_lines,
+)
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
 
@@ -116,7 +123,7 @@ def report(
     options = query_options(chosen, given)
     shown: list[ShownAnswer]
     if answers is not None:
-        saved = parse_answers(sys.stdin, "stdin") if str(answers) == "-" else read_answers(answers)
+        saved = parse_answers(stdin_lines(), "stdin") if str(answers) == "-" else read_answers(answers)
         shown, name = [from_record(record) for record in saved], answers.stem
         name = "saved answers" if name == "-" else name
     else:

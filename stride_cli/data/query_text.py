@@ -7,10 +7,6 @@ from stride_cli.errors import QueryError
 
 def check_text(text: str, what: str) -> None:
     """QueryError where a text holds a NUL, half of a surrogate pair, or bytes that were not UTF-8."""
-    if "\0" in text:
-        raise QueryError(f"{what} contains a NUL character", fix="remove it")
-    if text.isascii():
-        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -25,3 +21,5 @@ def check_text(text: str, what: str) -> None:
             f"{what} has half of a surrogate pair ({found!a})",
             fix="write both halves, or the character itself",
         ) from None
+    if "\0" in text:
+        raise QueryError(f"{what} contains a NUL character", fix="remove it")

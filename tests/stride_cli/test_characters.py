@@ -1,4 +1,4 @@
-"""What is shown steers no terminal, and says what was there; what JSON and spreadsheets get stays what it is."""
+"""What is shown steers no terminal, and says what was there; JSON and spreadsheets get what it was."""
 
 from __future__ import annotations
 
