@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import signal
 from typing import NoReturn
+
+from stride_cli.interrupts import at_once
 
 
 def main() -> NoReturn:
     """Run the command line; see `stride_cli.commands.app.main`.
 
-    What that imports is imported here: Ctrl-C at any moment ends with one line, and no traceback.
+    What that imports is imported here, so that Ctrl-C then leaves one line, as it does ever after.
     """
-    try:
+    with at_once(where=(signal.default_int_handler,)):
         from stride_cli.commands.app import main as run
-
-        run()
-    except KeyboardInterrupt:
-        if sys.stderr is not None:
-            sys.stderr.write("interrupted\n")
-        sys.exit(130)
+    run()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ EXIT_DONE = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_INDEX = 3
-EXIT_INTERRUPTED = 130
 
 
 class StrideError(Exception):

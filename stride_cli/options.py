@@ -136,7 +136,12 @@ class Entry:
         if isinstance(value, int) and self.about.high is None and abs(value) > _MOST:
             parts = [self.expected] if self.expected and float not in self.kinds else []
             return ", ".join([*parts, f"at most {_MOST:,}" if value > 0 else f"at least {-_MOST:,}"])
-        if math.isinf(value) and "finite" not in self.expected and self.about.high is None:
+        if (
+            isinstance(value, float)
+            and math.isinf(value)
+            and "finite" not in self.expected
+            and self.about.high is None
+        ):
             return f"a finite number, {self.expected}"
         return self.expected
 

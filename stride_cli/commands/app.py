@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from index_format.errors import IndexFormatError
-from stride_cli import __version__, errors
+from stride_cli import __version__, errors, interrupts
 from stride_cli.characters import printable
 from stride_cli.commands import (
     audit,
@@ -114,22 +114,31 @@ def main() -> NoReturn:
     share_cores()
     completion.take_named_shell(sys.argv[1:])
     code = errors.EXIT_DONE
-    try:
-        settle_streams()
-        code = _run(sys.argv[1:])
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        _say("interrupted\n")
-        code = errors.EXIT_INTERRUPTED
-    except Exception as error:
-        # the reader of our output left (`| head`): it has what it wanted
-        if not (isinstance(error, BrokenPipeError) and _reader_left()):
-            known = None if os.environ.get("STRIDE_DEBUG") else as_known(error)
-            if known is None:
-                raise
-            _say(render_error(known))
-            code = known.exit_code
+    with interrupts.noticed():
+        try:
+            settle_streams()
+            code = _run(sys.argv[1:])
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = interrupts.EXIT_INTERRUPTED
+        except Exception as error:
+            code = _told(error)
+        if code == interrupts.EXIT_INTERRUPTED:
+            _say("interrupted\n")
     _leave(code)
+
+
+def _told(error: Exception) -> int:
+    """The exit code of an error, which is told; one that is a defect of this program is raised again."""
+    if interrupts.came():
+        return interrupts.EXIT_INTERRUPTED  # what was being imported made another error of it
+    if isinstance(error, BrokenPipeError) and _reader_left():
+        return errors.EXIT_DONE  # `| head`: it has what it wanted
+    known = None if os.environ.get("STRIDE_DEBUG") else as_known(error)
+    if known is None:
+        raise error
+    _say(render_error(known))
+    return known.exit_code
 
 
 def _run(arguments: list[str]) -> int:
@@ -194,9 +203,14 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
             f"there is not enough memory for this: {errors.first_line(error)}",
             fix="ask for less (smaller numbers, fewer at once), or use a machine with more memory",
         )
-    if isinstance(error, OverflowError):
+    if isinstance(error, OverflowError) or _too_large(error):
         return errors.UsageError(
             f"a number is too large: {errors.first_line(error)}", fix="give smaller numbers"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return errors.UsageError(
+            f"a name or a text has a character that cannot be written: {error.object[error.start]!a}",
+            fix="give files and directories names in UTF-8",
         )
     if isinstance(error, EOFError):
         return errors.UsageError(
@@ -219,6 +233,20 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
 def _no_memory(error: Exception) -> bool:
     """Whether torch could not get memory on the processor, which it says in words alone."""
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _too_large(error: Exception) -> bool:
+    """Whether torch or NumPy cannot count so far, which they say in words alone."""
+    return isinstance(error, RuntimeError | ValueError) and any(
+        words in str(error)
+        for words in (
+            "calculation overflowed",
+            "without overflow",
+            "array is too big",
+            "Maximum allowed dimension exceeded",
+            "Maximum allowed size exceeded",
+        )
+    )
 
 
 def _reader_left() -> bool:

@@ -47,7 +47,8 @@ def _example(*commands: str) -> str:
 
 def _new_index(given: str | Path) -> Path:
     """``--out`` of a build; IndexReadOnly where it is a URL."""
-    local_directory(given)
+    if not local_directory(given).name:
+        raise errors.StorageError(f"'{given}' is no place for an index", fix="try --out run.stride")
     return Path(given)
 
 

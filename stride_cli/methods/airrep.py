@@ -54,7 +54,7 @@ class AirRepOptions(Options):
     subset_size: int = option(500, "Of proxy: chunks in a subset, at most half the corpus.", low=1)
     examples: int = option(200, "Of proxy: examples in a split, at most a tenth of the corpus.", low=1)
     epochs: int = option(50, "Passes over each split's subsets.", low=1)
-    learning_rate: float = option(1e-4, "Of AdamW.")
+    learning_rate: float = option(1e-4, "Of AdamW.", above=0, high=1e6)
     top_k: int = option(32, "Subsets compared with each other in one step.", low=2)
     pool: int = option(1000, "Most chunks encoded in one step.", low=1)
     max_length: int = option(512, "Tokens of a text that are read.", low=1)

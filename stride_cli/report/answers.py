@@ -97,7 +97,7 @@ def _compare(value: Any, schema: Mapping[str, Any], name: str = "") -> str:
     kinds = tuple(kind for each in wanted for kind in _KINDS[each])
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         return f"{name} is {reprlib.repr(value)} (expected a {' or '.join(wanted)})"
-    if value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # never infinite: a null is damage
+    if value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
         return f"{name} is null (expected a number)"
     if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
         return f"{name} is larger than any number that is measured"
