@@ -187,7 +187,10 @@ class AirRep(LearnsFromTruth):
         n_examples = min(self.options.examples, len(scored) // 10)
         size = min(self.options.subset_size, n_chunks // 2)
         if not n_examples or not size:
-            raise UsageError(f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}")
+            raise UsageError(
+                f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}",
+                fix="index more documents, or choose another method: stride baseline --list",
+            )
         splits = []
         for number in range(self.options.splits):
             random = stream(workspace.seed, "airrep split", number)

@@ -38,7 +38,8 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
-    """Answers from lines of JSON; keys that the record does not have are let be. Errors as `read_answers`."""
+    """Answers from lines of JSON; keys that the record does not have are let be, and so are records of
+    prompts without an answer. Errors as `read_answers`."""
     found = []
     for number, line in enumerate(lines, 1):
         line = line.removeprefix("\ufeff") if number == 1 else line
@@ -54,6 +55,8 @@ def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
             why = "it is nested too deeply" if deep else str(error).partition("; use sys.")[0]
             raise QueryError(f"{source}:{number} is no JSON: {why}", fix=_FIX) from error
         schema = record.get("schema") if isinstance(record, dict) else None
+        if schema == "stride.bad_input/1":
+            continue  # of a prompt without an answer
         if schema != "stride.answer/1":
             what = f"a {shortened(str(schema), 60)} record" if schema else "no record of stride"
             raise QueryError(f"{source}:{number} is {what} (expected stride.answer/1)", fix=_FIX)
