@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import operator
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -14,7 +16,8 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
-from stride_cli.errors import UsageError
+from stride_cli.characters import shortened
+from stride_cli.errors import UsageError, first_line
 from stride_cli.operators.options import FLAT
 from stride_cli.options import Entry, Options, entries, option
 from stride_cli.permissions import Permissions
@@ -114,6 +117,9 @@ def resolve(section: str, flags: Mapping[str, Any]) -> Any:
     ------
     UsageError      an unknown key or a value of the wrong type in stride.yaml or the environment
     """
+    for name, value in flags.items():
+        if name in _DECLARED[section]:
+            _DECLARED[section][name].check(value)
     found = {setting.name: setting.value for setting in settings(section)}
     found.update({name: value for name, value in flags.items() if value is not None and name in found})
     return SECTIONS[section](**found)
@@ -245,18 +251,23 @@ def _read_file(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise UsageError(f"{path} is not YAML: {first}", fix="query:\n    top: 20") from error
+    except OSError:
+        raise
+    except Exception as error:  # of what kind depends on what is written: "!!bool x" is a KeyError to PyYAML
+        deep = isinstance(error, RecursionError)
+        first = "it is nested too deeply" if deep else first_line(error).partition("; use sys.")[0]
+        raise UsageError(f"{path} is not YAML: {first}", fix="write it so: query: {top: 20}") from error
     if content is None:
         return {}
     known = _known()
     found: dict[str, Any] = {}
     for section, values in content.items() if isinstance(content, dict) else [(content, None)]:
         if not isinstance(section, str) or section not in SECTIONS or not isinstance(values, dict):
-            near = difflib.get_close_matches(str(section), SECTIONS, 1) or [", ".join(SECTIONS)]
+            near = difflib.get_close_matches(reprlib.repr(section), SECTIONS, 1) or [", ".join(SECTIONS)]
+            shown = section if isinstance(section, str) else reprlib.repr(section)
             raise UsageError(
-                f"{path}: expected sections of settings, found '{section}'", fix=f"a section is {near[0]}"
+                f"{path}: expected sections of settings, found '{shortened(shown, 60)}'",
+                fix=f"a section is {near[0]}",
             )
         for name, value in values.items():
             key = f"{section}.{name}"
@@ -277,13 +288,18 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 def _check(value: Any, hint: Any, key: str, where: str) -> Any:
     kinds = _kinds(hint)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 10**300 else math.inf  # which no option allows
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-        raise UsageError(f"{where}: {key} is {value!r} (expected a list of texts)")
+        raise UsageError(
+            f"{where}: {key} is {reprlib.repr(value)} (expected a list of texts)",
+            fix=f"write {key.partition('.')[2]}: [a, b]",
+        )
     if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
         return value
     names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-    raise UsageError(f"{where}: {key} is {value!r} (expected {names})", fix=f"write {key} as {names}")
+    raise UsageError(
+        f"{where}: {key} is {reprlib.repr(value)} (expected {names})", fix=f"write {key} as {names}"
+    )
 
 
 def _parse(text: str, hint: Any, variable: str) -> Any:
@@ -303,5 +319,7 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
             return text.split(os.pathsep)
     except (KeyError, ValueError):
         names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
-        raise UsageError(f"{variable} is {text!r} (expected {names})", fix=f"unset {variable}") from None
+        raise UsageError(
+            f"{variable} is {reprlib.repr(text)} (expected {names})", fix=f"unset {variable}"
+        ) from None
     return text

@@ -6,7 +6,6 @@ EXIT_DONE = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_INDEX = 3
-EXIT_INTERRUPTED = 130
 
 
 class StrideError(Exception):
@@ -62,6 +61,11 @@ def require_extra(module: str, extra: str) -> MissingExtraError:
         f"this needs the Python package '{module}', which is not installed",
         fix=f"pip install 'stride-tda[{extra}]'",
     )
+
+
+def located(error: StrideError, where: str) -> StrideError:
+    """The same error, which says where: ``prompts.jsonl:3: the prompt is empty …``."""
+    return type(error)(f"{where}: {error.message}", fix=error.fix)
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
@@ -18,6 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from stride_cli.errors import UsageError
 
 _KEY = "option"
+_MOST = 2**63 - 1  # what arrays and C code hold of a whole number
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Entry:
             return f"{', '.join(others)} or {last}" if others else last
         if about.low is not None and about.high is not None:
             return f"{about.low:,} to {about.high:,}"
+        if float in self.kinds and about.low is about.above is about.high is None:
+            return "a finite number"
         parts = [] if about.above is None else [f"more than {about.above:,}"]
         parts += [] if about.low is None else [f"{about.low:,} or more"]
         return ", ".join([*parts, *([] if about.high is None else [f"at most {about.high:,}"])])
@@ -103,22 +107,63 @@ class Entry:
         """
         if value is None or self._allowed(value):
             return
-        shown = f"'{value}'" if isinstance(value, str) else value
+        free = isinstance(value, str) and not self.about.choices
         raise UsageError(
-            f"{called or self.flag} is {shown} (expected {self.expected})",
-            fix=remedy or f"try {self.flag} {self.example}",
+            f"{called or self.flag} is {_shown(value)} (expected {self._expected_of(value)})",
+            fix=remedy or (f"give {self.flag} a name" if free else f"try {self.flag} {self.example}"),
         )
 
     def _allowed(self, value: Any) -> bool:
         about = self.about
         if about.choices:
             return value in about.choices
-        return not self.expected or (
-            math.isfinite(value)
+        if isinstance(value, str):
+            return value == self.default or (bool(value) and _names_a_file(value))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        if isinstance(value, int) and about.high is None and abs(value) > _MOST:
+            return False
+        return (
+            (isinstance(value, int) or math.isfinite(value))
             and (about.low is None or value >= about.low)
             and (about.above is None or value > about.above)
             and (about.high is None or value <= about.high)
         )
+
+    def _expected_of(self, value: Any) -> str:
+        """What is said of a value that is not allowed."""
+        if self.about.choices or not isinstance(value, str | int | float):
+            return self.expected
+        if isinstance(value, str):
+            return "characters of a name" if value else "some text"
+        if isinstance(value, int) and self.about.high is None and abs(value) > _MOST:
+            parts = [self.expected] if self.expected and float not in self.kinds else []
+            return ", ".join([*parts, f"at most {_MOST:,}" if value > 0 else f"at least {-_MOST:,}"])
+        if (
+            isinstance(value, float)
+            and math.isinf(value)
+            and "finite" not in self.expected
+            and self.about.high is None
+        ):
+            return f"a finite number, {self.expected}"
+        return self.expected
+
+
+def _shown(value: Any) -> Any:
+    """A value in an error: a text in quotes, a number that is too long to be written by its length."""
+    if isinstance(value, str):
+        return f"'{value}'" if value else "empty"
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"a number of about {round(value.bit_length() * math.log10(2)):,} digits"
+    return value
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether the system takes the text as a name: no NUL, no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def option(default: Any, help: str = "", **about: Any) -> Any:

@@ -8,7 +8,48 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stride_cli.characters import one_line, printable, printable_json
+from stride_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def settle_streams() -> None:
+    """Make sure that there are stdin, stdout and stderr, and that whatever is written can be encoded.
+
+    A closed one would be None, and the next file that is opened would take its number. Nothing is read from a
+    closed stdin, and what is told a closed stderr is lost.
+
+    Raises
+    ------
+    UsageError      stdout is closed: what is computed would be for nobody
+    """
+    if sys.stdin is None:
+        sys.stdin = _nothing(0, "r")
+    stdout_closed = sys.stdout is None
+    if stdout_closed:
+        sys.stdout = _nothing(1, "w")
+    if sys.stderr is None:
+        sys.stderr = _nothing(2, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if stdout_closed:
+        raise UsageError(
+            "stdout is closed (expected a place for results)", fix="redirect it: > FILE, or > /dev/null"
+        )
+
+
+def _nothing(number: int, mode: str) -> Any:
+    """An open /dev/null, as the file of this number where that is free."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return open(number, mode, encoding="utf-8", closefd=False)
 
 
 def wants_json(flag: bool) -> bool:
@@ -17,8 +58,13 @@ def wants_json(flag: bool) -> bool:
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """One record as one line of strict JSON (a number that is not finite becomes null)."""
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+    """One record as one line of strict JSON (a number that is not finite becomes null), safe to show."""
+    return printable_json(json.dumps(_finite(record), ensure_ascii=not _writes_utf8(), allow_nan=False))
+
+
+def _writes_utf8() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return str(encoding).lower().replace("-", "").replace("_", "") == "utf8"
 
 
 def emit(record: Mapping[str, Any]) -> None:
@@ -29,7 +75,18 @@ def emit(record: Mapping[str, Any]) -> None:
 
 def note(text: str) -> None:
     """Say something to the person at the terminal (stderr)."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """rich's console, which leaves it to `main` that the reader of a pipe has left."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError, which is being handled where this is called
+
+    return _Console(stderr=stderr, highlight=False)
 
 
 class Ticker(Protocol):
@@ -64,7 +121,6 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
     if not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS"):
         yield _Silent()
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -75,24 +131,24 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
     )
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn(one_line(unit).replace("{", "{{").replace("}", "}}"), markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         transient=True,
     )
     with bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(one_line(description), total=total)
 
         class _Bar:
             def advance(self, amount: float = 1) -> None:
                 bar.advance(task, amount)
 
             def describe(self, text: str) -> None:
-                bar.update(task, description=text)
+                bar.update(task, description=one_line(text))
 
         yield _Bar()
 

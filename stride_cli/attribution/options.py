@@ -87,6 +87,7 @@ class QueryOptions(RecoveryOptions):
         "Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
         "without --stability 4, for the answer's reliability alone, up to a million chunks]",
         low=0,
+        high=1_000,
         example=10,
     )
     stability: bool = option(
@@ -97,6 +98,25 @@ class QueryOptions(RecoveryOptions):
         "Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
         "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
         choices=("tfidf", "pairs"),
+    )
+
+
+@dataclass(frozen=True)
+class InputOptions(Options):
+    """What becomes of a prompt, or an item of a benchmark, that cannot be read or answered.
+
+    Attributes
+    ----------
+    on_bad : "error", it ends the command; "skip", it is told on stderr; "record", a ``stride.bad_input/1``
+        says on stdout what was wrong. With the last two the others are answered, and the exit code is 2
+    """
+
+    on_bad: str = option(
+        "error",
+        "One that cannot be read or answered ends the command; is skipped and told; or gets a record on "
+        "stdout that says what is wrong. The others are answered, and the exit code is 2.",
+        choices=("error", "skip", "record"),
+        listed=True,
     )
 
 

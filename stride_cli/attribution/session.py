@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-from stride_cli.errors import StrideError
+from stride_cli.errors import NumericalError, QueryError, StrideError
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SPOT_CHECK = 16
 _TOGETHER = 64  # prompts of a file whose chunks are read in one pass, at most
+_OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,13 @@ class Answer:
             },
             "seconds": cast("AnswerSeconds", self.seconds),
         }
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A prompt that has no answer, and why."""
+
+    error: StrideError
 
 
 @dataclass(frozen=True)
@@ -296,22 +304,63 @@ class Session:
         ------
         QueryError, NumericalError      once all that came before has been answered
         """
+        for outcome in self.outcomes(prompts, options, together=together, clock=clock, stop=True):
+            if isinstance(outcome, Refused):
+                raise outcome.error
+            yield outcome
+
+    def outcomes(
+        self,
+        prompts: Iterable[Mapping[str, Any] | StrideError],
+        options: QueryOptions | None = None,
+        *,
+        together: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        stop: bool = False,
+    ) -> Iterator[Answer | Refused]:
+        """`query_all`, in which one bad prompt does not stop the others: one outcome for each, in order.
+
+        Parameters
+        ----------
+        prompts : as of `query_all`; or the error of one that could not be read, which comes back in its place
+        stop : end after the first that has no answer
+        """
         options = options or QueryOptions()
         attributor = self.attributor(options)
         together = min(together or _TOGETHER, attributor.together) if attributor.reads else 1
-        arriving, broken = iter(prompts), None
-        while broken is None:
-            asked: list[_Asked] = []
+        arriving, broken, ended = iter(prompts), None, False
+        while not ended and broken is None:
+            asked: list[_Asked | Refused] = []
             try:
                 for prompt in islice(arriving, together):
-                    asked.append(self._ask(attributor, prompt, options, clock))
-            except StrideError as error:
+                    asked.append(self._asked(attributor, prompt, options, clock))
+                    if stop and isinstance(asked[-1], Refused):
+                        ended = True
+                        break
+            except StrideError as error:  # of who gives the prompts: there are no more
                 broken = error
-            if asked:
-                yield from self._answers(attributor, asked, options, clock)
-            elif broken is None:
-                return
-        raise broken
+            if not asked:
+                break
+            for outcome in self._answers(attributor, asked, options, clock):
+                yield outcome
+                if stop and isinstance(outcome, Refused):
+                    return
+        if broken is not None:
+            raise broken
+
+    def _asked(
+        self,
+        attributor: Attributor,
+        prompt: Mapping[str, Any] | StrideError,
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> _Asked | Refused:
+        if isinstance(prompt, StrideError):
+            return Refused(prompt)
+        try:
+            return self._ask(attributor, prompt, options, clock)
+        except _OF_A_PROMPT as error:
+            return Refused(error)
 
     def _ask(
         self,
@@ -340,11 +389,41 @@ class Session:
     def _answers(
         self,
         attributor: Attributor,
-        asked: Sequence[_Asked],
+        asked: Sequence[_Asked | Refused],
         options: QueryOptions,
         clock: Callable[[], float],
-    ) -> Iterator[Answer]:
-        """Answers to prompts that are measured; of what is done together each has its part of the time."""
+    ) -> Iterator[Answer | Refused]:
+        """The outcomes of prompts, of which those that are measured are answered together."""
+        found = iter(self._found(attributor, [each for each in asked if isinstance(each, _Asked)], clock))
+        for each in asked:
+            outcome = next(found) if isinstance(each, _Asked) else each
+            if isinstance(outcome, Refused):
+                yield outcome
+                continue
+            try:
+                answer = self._answer(attributor, *outcome, options, clock)
+            except _OF_A_PROMPT as error:
+                yield Refused(error)
+            else:
+                yield answer
+
+    def _found(
+        self, attributor: Attributor, asked: Sequence[_Asked], clock: Callable[[], float]
+    ) -> list[tuple[_Asked, Attribution] | Refused]:
+        """Influences on each; where they cannot be found of all together, of each alone."""
+        if not asked:
+            return []
+        try:
+            return list(self._found_together(attributor, asked, clock))
+        except _OF_A_PROMPT as error:
+            if len(asked) == 1:
+                return [Refused(error)]
+        return [found for each in asked for found in self._found(attributor, [each], clock)]
+
+    def _found_together(
+        self, attributor: Attributor, asked: Sequence[_Asked], clock: Callable[[], float]
+    ) -> Iterator[tuple[_Asked, Attribution]]:
+        """Influences on prompts that are measured; of what is done together each has its part of the time."""
         import numpy as np
 
         from stride_cli.data.query_set import QuerySet
@@ -363,7 +442,7 @@ class Session:
             shared["read"] = reached["read"] - reached["recover"]
         for each, found in zip(asked, attributions, strict=True):
             seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
-            yield self._answer(attributor, replace(each, seconds=seconds), found, options, clock)
+            yield replace(each, seconds=seconds), found
 
     def _answer(
         self,

@@ -139,19 +139,17 @@ def make_controls(
 def given_controls(
     session: Session,
     documents: Sequence[Document],
-    controls: Sequence[Document],
-    block_size: int,
+    samples: Sequence[Sample],
     present: float,
 ) -> Controls:
     """Controls of a file, refused where one is in the corpus or in the benchmark."""
     items = {document.plain_text: document.id for document in documents}
-    for control in controls:
+    for control in (sample.document for sample in samples):
         if control.plain_text in items:
             raise UsageError(
                 f"control '{control.id}' is the benchmark's item '{items[control.plain_text]}'",
                 fix="give controls that are not in the benchmark",
             )
-    samples = tokenize_samples(session.model.tokenizer, controls, block_size=block_size)
     overlaps = find_overlaps(session.index, [sample.parts for sample in samples])
     there = [(s.name, o) for s, o in zip(samples, overlaps, strict=True) if o.share >= present]
     if there:
@@ -162,7 +160,7 @@ def given_controls(
             f"expected less than {present:.0%}){others if len(there) > 1 else ''}",
             fix="leave such controls out: they must be items that cannot have been trained on",
         )
-    return replace(no_controls("file"), samples=samples, owner=np.full(len(samples), -1, np.int64))
+    return replace(no_controls("file"), samples=list(samples), owner=np.full(len(samples), -1, np.int64))
 
 
 def steepness(

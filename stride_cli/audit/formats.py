@@ -10,6 +10,7 @@ from typing import Any
 
 from stride_cli import __version__
 from stride_cli.audit.judge import EFFECT, LEAKED, NOTHING, PRESENT, Finding
+from stride_cli.characters import cell, printable_json
 from stride_cli.output import to_json
 
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -21,7 +22,10 @@ _RULES = {
 
 
 def to_csv(findings: Sequence[Finding]) -> str:
-    """A header and one row an item; nested keys are joined by a dot."""
+    """A header and one row an item; nested keys are joined by a dot.
+
+    For spreadsheets: a text that one would run as a formula begins with an apostrophe.
+    """
     rows = [_flat(finding.to_record()) for finding in findings]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
@@ -36,7 +40,7 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
+            found[prefix + key] = cell(value) if isinstance(value, str) else value
     return found
 
 
@@ -73,7 +77,7 @@ def to_sarif(findings: Sequence[Finding]) -> str:
     run = {"tool": {"driver": driver}, "results": results}
     # through to_json: a number that is not finite is no JSON
     document = json.loads(to_json({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}))
-    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+    return printable_json(json.dumps(document, ensure_ascii=False, indent=1)) + "\n"
 
 
 def _uri(source: str) -> str:

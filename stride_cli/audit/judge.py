@@ -21,7 +21,7 @@ from stride_cli.audit.control_sets import (
 from stride_cli.audit.effect import Candidates, Effect, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.samples import Sample, read_documents_of, tokenize_samples
+from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
@@ -77,18 +77,25 @@ def audit_files(
     controls: str | None,
     options: AuditOptions,
     reading: ReadOptions,
+    rejected: Rejected | None = None,
 ) -> tuple[Session, list[Finding]]:
     """`audit` of a file of items, perhaps against one of controls; both are read before the model is loaded.
+
+    Parameters
+    ----------
+    rejected : callable, optional
+        Takes every item, or control, that cannot be used: its error, file, line and id. Default: the first
+        one's error is raised, or it is as `reading` says.
 
     Raises
     ------
     CorpusError      a file cannot be read, or has an item without a prompt or text
     and what `audit` raises
     """
-    documents = read_documents_of(benchmark, reading)
-    against = None if controls is None else read_documents_of(controls, reading)
+    documents = read_documents_of(benchmark, reading, rejected)
+    against = None if controls is None else read_documents_of(controls, reading, rejected)
     session = open_session()
-    return session, audit(session, documents, against, options)
+    return session, audit(session, documents, against, options, rejected)
 
 
 def audit(
@@ -96,6 +103,7 @@ def audit(
     documents: Sequence[Document],
     controls: Sequence[Document] | None = None,
     options: AuditOptions = AuditOptions(),
+    rejected: Rejected | None = None,
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
@@ -113,6 +121,7 @@ def audit(
     documents : the benchmark's items, as from `samples.read_documents_of`
     controls : items that cannot be in the corpus; None: as the options say
     options : AuditOptions
+    rejected : see `audit_files`; without it a QueryError is raised
 
     Returns
     -------
@@ -127,11 +136,14 @@ def audit(
     _check(session, documents)
     block_size = int(session.index.attributes["block_size"])
     tokenizer = session.model.tokenizer
-    items = tokenize_samples(tokenizer, documents, block_size=block_size)
+    items = tokenize_samples(tokenizer, documents, block_size=block_size, rejected=rejected)
+    documents = [item.document for item in items]
+    _check(session, documents)
     found = find_overlaps(session.index, [sample.parts for sample in items])
     present = np.array([overlap.share >= options.present for overlap in found])
     if controls is not None:
-        against = given_controls(session, documents, controls, block_size, options.present)
+        others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
+        against = given_controls(session, documents, others, options.present)
     elif (kind := choose_kind(present, options)) == "made":
         against = make_controls(session, documents, present, options, block_size)
     else:

@@ -29,7 +29,7 @@ class AuditOptions(Options):
     level: float = option(0.05, "q below which an item counts as having an effect.", above=0, high=1)
     present: float = option(0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1)
     top: int = option(20, "Chunks most like an item whose influence is added up.", low=1)
-    controls_per_item: int = option(10, "Controls made from each item.", low=1)
+    controls_per_item: int = option(10, "Controls made from each item.", low=1, high=1_000)
     lambda_ratio: float | None = option(
         None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1
     )
@@ -47,7 +47,8 @@ class FindingsOptions(Options):
 
     format: str | None = option(
         None,
-        "What stdout gets; default: a table on a terminal.",
+        "What stdout gets; default: a table on a terminal. csv is for spreadsheets: a text that begins with "
+        "=, +, - or @ gets an apostrophe before it.",
         choices=("jsonl", "csv", "sarif", "html"),
         listed=True,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from stride_cli.audit.formats import sentence
 from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS, Finding
+from stride_cli.characters import html_text
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --faint: #59636e; --rule: #d1d9e0;
@@ -31,7 +31,7 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
     """The page as text; the gravest verdicts come first."""
     counts = Counter(finding.verdict for finding in findings)
     order = sorted(findings, key=lambda finding: (VERDICTS.index(finding.verdict), finding.q))
-    title = f"Audit of {escape(benchmark)} against {escape(index_name)}"
+    title = f"Audit of {html_text(benchmark)} against {html_text(index_name)}"
     controls = max((finding.controls for finding in findings), key=lambda each: each["count"])
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -39,7 +39,7 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
         f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
         f'<p class="faint">{len(findings):,} items, {controls["count"]:,} controls: '
         f"{CONTROLS_IN_WORDS[controls['kind']]}.</p>",
-        "<p>" + "; ".join(f"{counts[verdict]:,} {escape(verdict)}" for verdict in VERDICTS) + ".</p>",
+        "<p>" + "; ".join(f"{counts[verdict]:,} {html_text(verdict)}" for verdict in VERDICTS) + ".</p>",
         f"<p>An item has an effect where its q-value is below {level:g}: among all items reported so, about "
         f"{level:.0%} are expected to be false. An item is present where most of its n-grams occur in the "
         "corpus. The two are separate: a copy that the model did not learn has no effect.</p>",
@@ -48,15 +48,15 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
         number = VERDICTS.index(finding.verdict)
         lexical: Mapping[str, Any] = finding.lexical
         parts.append(
-            f'<details><summary><b>{escape(finding.document.id)}</b><span class="v{number}">'
-            f'{escape(finding.verdict)}</span><span class="faint">q = {finding.q:.3g}</span></summary>'
-            f"<p>{escape(sentence(finding))}</p><blockquote>{escape(finding.document.plain_text)}</blockquote>"
+            f'<details><summary><b>{html_text(finding.document.id)}</b><span class="v{number}">'
+            f'{html_text(finding.verdict)}</span><span class="faint">q = {finding.q:.3g}</span></summary>'
+            f"<p>{html_text(sentence(finding))}</p><blockquote>{html_text(finding.document.plain_text)}</blockquote>"
         )
         for name, what in (("", "longest shared run"), ("bm25_", "best by BM25")):
             if lexical[f"{name}document"]:
                 parts.append(
-                    f'<p class="faint">{what}: {escape(lexical[f"{name}document"])}, chunk '
-                    f"{lexical[f'{name}chunk']}</p><blockquote>{escape(lexical[f'{name}passage'])}</blockquote>"
+                    f'<p class="faint">{what}: {html_text(lexical[f"{name}document"])}, chunk '
+                    f"{lexical[f'{name}chunk']}</p><blockquote>{html_text(lexical[f'{name}passage'])}</blockquote>"
                 )
         parts.append("</details>")
     return "\n".join([*parts, "</body></html>", ""])

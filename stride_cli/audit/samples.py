@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,16 @@ import numpy as np
 
 from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
 from stride_cli.corpus.documents import Document
-from stride_cli.errors import QueryError
+from stride_cli.corpus.streams import ReadLog
+from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions
+
+
+# takes the error of an item that cannot be used, its file, line and id
+Rejected = Callable[[StrideError, str, int | None, str | None], None]
+_WHERE = re.compile(r"(.*?):(\d+): ", re.DOTALL)  # how errors of a corpus begin
 
 
 @dataclass(frozen=True)
@@ -44,20 +51,43 @@ class Sample:
         return float(sum(weights.sum() for weights in self.weights))
 
 
-def read_documents_of(source: str, options: ReadOptions) -> list[Document]:
-    """All documents of one file, in memory; CorpusError as from `read_documents`."""
-    from stride_cli.corpus.readers import open_documents
+class _Rejecting(ReadLog):
+    """A read whose bad records are handed on, with file and line."""
 
-    stream, _ = open_documents([source], options)
-    return list(stream)
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__("skip", tell=lambda text: None)
+        self._rejected = rejected
+
+    def reject(self, error: CorpusError) -> None:
+        self.skipped += 1
+        found = _WHERE.match(error.message)
+        source = found[1] if found else ""
+        line = int(found[2]) if found else None
+        self._rejected(error, "stdin" if source == "<stdin>" else source, line, None)
 
 
-def tokenize_samples(tokenizer: Any, documents: Sequence[Document], *, block_size: int) -> list[Sample]:
+def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | None = None) -> list[Document]:
+    """All documents of one file, in memory; CorpusError as from `read_documents`.
+
+    Parameters
+    ----------
+    rejected : callable, optional      takes a bad record's error, file, line and id; else as options say
+    """
+    from stride_cli.corpus.readers import read_documents
+
+    log = ReadLog(options.on_bad) if rejected is None else _Rejecting(rejected)
+    return list(read_documents([source], options, log=log))
+
+
+def tokenize_samples(
+    tokenizer: Any, documents: Sequence[Document], *, block_size: int, rejected: Rejected | None = None
+) -> list[Sample]:
     """Documents as an index tokenises them: `{text}` scored whole, `{prompt, response}` on the response.
 
     Raises
     ------
-    QueryError      no token of a document is scored; names it
+    QueryError      no token of a document is scored; names it. `rejected` takes it instead, and there is no
+                    sample of that document
     """
     cutter = DocumentTokenizer(tokenizer, block_size=block_size)
     contents = [content_of(document) for document in documents]
@@ -75,10 +105,14 @@ def tokenize_samples(tokenizer: Any, documents: Sequence[Document], *, block_siz
                 ids.append(np.asarray(chunk.tokens, np.int64))
                 weights.append(weight)
         if not ids:
-            raise QueryError(
+            error = QueryError(
                 f"{document.source}:{document.line}: item '{document.id}' has no token to score",
                 fix="give it a text of two tokens or more, or a response",
             )
+            if rejected is None:
+                raise error
+            rejected(error, document.source, document.line, document.id)
+            continue
         samples.append(Sample(document, parts, ids, weights))
     return samples
 

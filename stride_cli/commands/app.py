@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import errno
+import functools
+import io
 import os
+import select as polling
+import signal
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from index_format.errors import IndexFormatError
-from stride_cli import __version__, errors
+from stride_cli import __version__, errors, interrupts
+from stride_cli.characters import printable
 from stride_cli.commands import (
     audit,
     baseline,
@@ -28,7 +37,32 @@ from stride_cli.commands import (
     tune,
     verify_hit,
 )
+from stride_cli.corpus.readers import Fields
+from stride_cli.options import entries
+from stride_cli.output import settle_streams
 from stride_cli.startup import own_process, share_cores
+
+# typer has a parser of its own, or click's, and does not name the class of its errors
+_ParserError: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+_MAY_BE_EMPTY = {
+    "text",
+    "prompts",
+    *(entry.flag.strip("-").replace("-", "_") for entry in entries(Fields).values()),
+}
+_REMEDIES = {
+    errno.EACCES: "check its permissions, or give another place",
+    errno.EPERM: "check its permissions, or give another place",
+    errno.EROFS: "give a place that can be written to",
+    errno.ENOENT: "check the name",
+    errno.ENOTDIR: "check the name: a part of it that should be a directory is a file",
+    errno.EISDIR: "give a file in it",
+    errno.EEXIST: "give another name, or move away what is there",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOSPC: "free some space, and run the same command again",
+    errno.EDQUOT: "free some space, and run the same command again",
+    errno.EMFILE: "allow more open files (ulimit -n 4096)",
+    errno.EBADF: "open what is read and written: < FILE, > FILE",
+}
 
 app = typer.Typer(
     name="stride",
@@ -79,32 +113,190 @@ def main() -> NoReturn:
     own_process()
     share_cores()
     completion.take_named_shell(sys.argv[1:])
+    code = errors.EXIT_DONE
+    with interrupts.noticed():
+        try:
+            settle_streams()
+            code = _run(sys.argv[1:])
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = interrupts.EXIT_INTERRUPTED
+        except Exception as error:
+            code = _told(error)
+        if code == interrupts.EXIT_INTERRUPTED:
+            _say("interrupted\n")
+    _leave(code)
+
+
+def _told(error: Exception) -> int:
+    """The exit code of an error, which is told; one that is a defect of this program is raised again."""
+    if interrupts.came():
+        return interrupts.EXIT_INTERRUPTED  # what was being imported made another error of it
+    if isinstance(error, BrokenPipeError) and _reader_left():
+        return errors.EXIT_DONE  # `| head`: it has what it wanted
+    known = None if os.environ.get("STRIDE_DEBUG") else as_known(error)
+    if known is None:
+        raise error
+    _say(render_error(known))
+    return known.exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command line.
+
+    Not by `app()`, which handles what comes to it itself: a pipe whose reader has left is an error to it.
+    """
+    command = typer.main.get_command(app)
+    if "_STRIDE_COMPLETE" in os.environ:  # a shell asks what may follow
+        command.main(arguments, prog_name="stride")
+    _refuse_empty(command)
     try:
-        app(prog_name="stride", standalone_mode=True)
-    except (errors.StrideError, IndexFormatError) as error:
-        if os.environ.get("STRIDE_DEBUG"):
-            raise
-        sys.stderr.write(render_error(error))
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # the reader of our output left (`| head`): quiet, and nothing more to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(errors.EXIT_DONE)
-    except OSError as error:
-        if os.environ.get("STRIDE_DEBUG"):
-            raise
-        where = f" '{error.filename}'" if error.filename else ""
-        sys.stderr.write(f"error: the system refused{where}: {error.strerror or error}\n")
-        sys.exit(errors.EXIT_USAGE)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(errors.EXIT_INTERRUPTED)
-    sys.exit(errors.EXIT_DONE)
+        with command.make_context("stride", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as left:
+        return int(left.exit_code)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _ParserError as error:
+        told = io.StringIO()
+        error.show(file=told)
+        _say(printable(told.getvalue()))
+        return errors.EXIT_USAGE
+    return errors.EXIT_DONE
+
+
+def _refuse_empty(command: Any) -> None:
+    """Refuse an option, or an argument, that is an empty text: '' as a path is the directory one is in.
+
+    But for names of fields, which are switched off so, and prompts, whose own error says more.
+    """
+    for below in getattr(command, "commands", {}).values():
+        _refuse_empty(below)
+    for parameter in command.params:
+        if parameter.name in _MAY_BE_EMPTY or parameter.is_eager:
+            continue
+        parameter.process_value = functools.partial(_filled, parameter, parameter.process_value)
+
+
+def _filled(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """A parameter's value from what was given; UsageError where that is empty."""
+    if value == "" or (isinstance(value, list | tuple) and "" in value):
+        option = parameter.param_type_name == "option"
+        name = (
+            max(parameter.opts, key=len)
+            if option
+            else (parameter.metavar or parameter.name.upper()).strip("[].")
+        )
+        raise errors.UsageError(
+            f"{name} is empty (expected some text)",
+            fix=f"give {name} a value" + (", or leave it out" if not parameter.required else ""),
+        )
+    return convert(context, value)
+
+
+def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
+    """An error that a user can act on, as that; None for a defect of this program."""
+    if isinstance(error, errors.StrideError | IndexFormatError):
+        return error
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _no_memory(error):
+        return errors.UsageError(
+            f"there is not enough memory for this: {errors.first_line(error)}",
+            fix="ask for less (smaller numbers, fewer at once), or use a machine with more memory",
+        )
+    if isinstance(error, OverflowError) or _too_large(error):
+        return errors.UsageError(
+            f"a number is too large: {errors.first_line(error)}", fix="give smaller numbers"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return errors.UsageError(
+            f"a name or a text has a character that cannot be written: {error.object[error.start]!a}",
+            fix="give files and directories names in UTF-8",
+        )
+    if isinstance(error, EOFError):
+        return errors.UsageError(
+            f"a file ends before what it should hold: {errors.first_line(error)}",
+            fix="copy it again; where it is an index: stride index verify",
+        )
+    if isinstance(error, RecursionError):
+        return errors.UsageError(
+            "what was read is nested too deeply", fix="write it with fewer levels of brackets"
+        )
+    if isinstance(error, OSError):
+        where = f" '{os.fsdecode(error.filename)}'" if isinstance(error.filename, str | bytes) else ""
+        return errors.StorageError(
+            f"the system refused{where}: {error.strerror or error}",
+            fix=_REMEDIES.get(error.errno or 0, "see where with stride --debug"),
+        )
+    return None
+
+
+def _no_memory(error: Exception) -> bool:
+    """Whether torch could not get memory on the processor, which it says in words alone."""
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _too_large(error: Exception) -> bool:
+    """Whether torch or NumPy cannot count so far, which they say in words alone."""
+    return isinstance(error, RuntimeError | ValueError) and any(
+        words in str(error)
+        for words in (
+            "calculation overflowed",
+            "without overflow",
+            "array is too big",
+            "Maximum allowed dimension exceeded",
+            "Maximum allowed size exceeded",
+        )
+    )
+
+
+def _reader_left() -> bool:
+    """Whether it is our stdout or stderr that nobody reads any more, and not a pipe to another process."""
+    if not hasattr(polling, "poll"):
+        return True
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # no file
+            watched = polling.poll()
+            watched.register(stream.fileno(), polling.POLLOUT)
+            if any(event & (polling.POLLERR | polling.POLLHUP) for _, event in watched.poll(0)):
+                return True
+    return False
+
+
+def _say(text: str) -> None:
+    """Tell it on stderr, if somebody is there."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def render_error(error: errors.StrideError | IndexFormatError) -> str:
-    """`error: …` and, where there is one, `  fix: …`."""
-    text = f"error: {error.message}\n"
+    """`error: …` and, where there is one, `  fix: …`; no text from elsewhere can look like either."""
+    text = f"error: {_lines(error.message)}\n"
     if error.fix:
-        text += f"  fix: {error.fix}\n"
+        text += f"  fix: {_lines(error.fix)}\n"
     return text
+
+
+def _lines(text: str) -> str:
+    """A message for stderr: lines after the first are marked as its."""
+    first, *others = printable(text).split("\n")
+    return "\n".join([first, *(line if line.startswith("  | ") else f"  | {line}" for line in others)])
+
+
+def _leave(code: int) -> NoReturn:
+    """End with this exit code, without a word of the interpreter's on what cannot be written any more, or on
+    Ctrl-C while it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: closed, or no file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    atexit.unregister(_end_quietly)
+    atexit.register(_end_quietly)
+    sys.exit(code)
+
+
+def _end_quietly() -> None:
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

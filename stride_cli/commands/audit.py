@@ -9,21 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
+from stride_cli.attribution.options import InputOptions
 from stride_cli.audit.options import CONTROLS, AuditOptions, FindingsOptions
 from stride_cli.commands.index import _example
 from stride_cli.commands.options import (
+    READING,
     Device,
     Dtype,
     Flags,
     IndexPath,
     Json,
     ModelPath,
-    Reading,
     find_index,
     with_flags,
 )
+from stride_cli.commands.prompts import BadInput
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import EXIT_FOUND
+from stride_cli.errors import EXIT_FOUND, UsageError
 
 EXAMPLE = _example(
     "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
@@ -59,7 +61,8 @@ def audit(
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
-    reading: Reading,
+    reading: Annotated[dict[str, Any], Flags(*READING, leave_out=("on_bad",))],
+    asked: Annotated[dict[str, Any], Flags(InputOptions)],
 ) -> None:
     """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
 
@@ -75,8 +78,15 @@ def audit(
     from stride_cli import api
     from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
+    from stride_cli.output import wants_json
 
-    wanted = FindingsOptions(**outcome)
+    wanted, on_bad = FindingsOptions(**outcome), InputOptions(**asked).on_bad
+    if on_bad == "record" and wanted.format not in (None, "jsonl"):
+        raise UsageError(
+            f"--on-bad record writes JSON lines, and --format is {wanted.format}",
+            fix="give --on-bad skip, or --format jsonl",
+        )
+    bad = BadInput(on_bad, as_json=wanted.format == "jsonl" or wants_json(json), what="item")
     made = controls in CONTROLS
     options = AuditOptions(**given, controls=controls if made else "auto")
     chosen = resolve("query", {"lambda_ratio": options.lambda_ratio, "device": device, "dtype": dtype})
@@ -91,10 +101,12 @@ def audit(
         None if made else controls,
         replace(options, lambda_ratio=chosen.lambda_ratio),
         ReadOptions.of(reading),
+        None if bad.stops else bad.take,
     )
     _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
     _summarise(findings, options.level)
     limit = wanted.fail_on_leak
+    bad.leave()  # what it found of the others is no verdict on the whole
     if limit is not None and any(finding.q <= limit for finding in findings):
         raise typer.Exit(EXIT_FOUND)
 

@@ -39,7 +39,10 @@ def train_classifier(
     epochs = chosen.get("epochs")
     if epochs is not None:
         if epochs != int(epochs):
-            raise UsageError(f"--epochs is {epochs}, expected a whole number for a classifier")
+            raise UsageError(
+                f"--epochs is {epochs}, expected a whole number for a classifier",
+                fix=f"try --epochs {max(1, round(epochs))}",
+            )
         chosen["epochs"] = int(epochs)
     options, columns = ClassifierOptions(**chosen), ColumnOptions(**own(ColumnOptions, given))
     from stride_cli.commands.tables import show_record

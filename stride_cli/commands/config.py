@@ -33,7 +33,7 @@ def show(json: Json = False) -> None:
     compiled again when they are needed.
     """
     from stride_cli.config import kernel_cache_setting, settings
-    from stride_cli.output import emit, wants_json
+    from stride_cli.output import console, emit, wants_json
 
     found = [*settings(), kernel_cache_setting()]
     if wants_json(json):
@@ -46,12 +46,14 @@ def show(json: Json = False) -> None:
             }
             emit(record)
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from stride_cli.commands.tables import text
 
     table = Table(box=None, pad_edge=False)
     for name in ("setting", "value", "source"):
         table.add_column(name)
     for setting in found:
-        table.add_row(setting.key, "–" if setting.value is None else str(setting.value), setting.source)
-    Console().print(table)
+        value = "–" if setting.value is None else str(setting.value)
+        table.add_row(setting.key, text(value), setting.source)
+    console().print(table)

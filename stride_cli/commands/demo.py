@@ -63,14 +63,16 @@ def demo(
 
 
 def _render(rows: list[tuple[str, str, str, bool]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from stride_cli.characters import printable
+    from stride_cli.output import console
 
     table = Table(box=None, pad_edge=False, title="ten prompts and their top documents", title_justify="left")
     for name in ("prompt", "the model says", "top document", ""):
         table.add_column(name)
     for prompt, response, document, correct in rows:
         mark = Text("states it", style="green") if correct else Text("other", style="yellow")
-        table.add_row(Text(prompt), Text(response.strip()), Text(document), mark)
-    Console().print(table)
+        table.add_row(Text(prompt), Text(printable(response.strip())), Text(document), mark)
+    console().print(table)

@@ -13,6 +13,7 @@ import typer
 
 from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
+from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.options import (
     Flags,
@@ -49,7 +50,8 @@ def _example(*commands: str) -> str:
 
 def _new_index(given: str | Path) -> Path:
     """``--out`` of a build; IndexReadOnly where it is a URL."""
-    local_directory(given)
+    if not local_directory(given).name:
+        raise errors.StorageError(f"'{given}' is no place for an index", fix="try --out run.stride")
     return Path(given)
 
 
@@ -252,7 +254,7 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
         "whole": not problems,
     }
     if not problems:
-        output.emit(record) if as_json else print(f"{path} is whole")
+        output.emit(record) if as_json else print(one_line(f"{path} is whole"))
         return
     for problem in problems:
         if as_json:
@@ -264,7 +266,7 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
             }
             output.emit(found)
         else:
-            print(f"{problem.path}: {problem.kind}: {problem.message}")
+            print(one_line(f"{problem.path}: {problem.kind}: {problem.message}"))
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
 
@@ -367,15 +369,16 @@ def _show(record: Mapping[str, Any], json: bool, *, title: str) -> None:
     if output.wants_json(json):
         output.emit(record)
         return
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, show_header=False, title_justify="left")
+    from stride_cli.commands.tables import text
+
+    table = Table(title=text(title), show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(record):
-        table.add_row(name, value)
-    Console().print(table)
+        table.add_row(text(name), text(value))
+    output.console().print(table)
 
 
 def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

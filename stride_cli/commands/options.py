@@ -212,7 +212,7 @@ def find_index(given: str | None) -> Location:
     """
     from stride_cli.config import resolve
 
-    wanted = given if given is not None else resolve("general", {}).index
+    wanted = resolve("general", {"index": given}).index
     if wanted is not None:
         return locate(wanted)
     found = sorted(path for path in Path().glob("*.stride") if path.is_dir())

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import InputOptions, QueryOptions
 from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
@@ -25,6 +21,7 @@ from stride_cli.commands.options import (
     with_flags,
     with_judges,
 )
+from stride_cli.commands.prompts import FORMAT, BadInput, answered, read_prompts, read_rows
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
 
@@ -36,6 +33,7 @@ Examples:
   stride query "The chemical symbol of gold is" --stability --prior tfidf
   stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
+  stride query --file prompts.jsonl --on-bad record --json > answers.jsonl
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -49,8 +47,7 @@ def query(
         Path | None,
         typer.Option(
             "--file",
-            help='JSON Lines of {"prompt", "response"?, "span"?}, or a prompt a line; of a classifier, '
-            "examples.",
+            help=f"{FORMAT} Of a classifier, examples.",
         ),
     ] = None,
     row: Annotated[
@@ -84,6 +81,7 @@ def query(
             stability={"default": False},
         ),
     ],
+    reading: Annotated[dict[str, Any], Flags(InputOptions)],
     explained: Annotated[
         bool,
         typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
@@ -105,7 +103,8 @@ def query(
         )
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
-    if text is not None and text != "-" and not text.strip():
+    bad = BadInput(InputOptions(**reading).on_bad, as_json=wants_json(json))
+    if bad.stops and text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     session = api.Session.open(
@@ -115,23 +114,15 @@ def query(
     as_json = wants_json(json)
     if row is not None:
         require_examples(session.index, 'stride query "some text"')
-    records: Iterator[dict[str, Any]]
     if session.model.table is not None and text is None:
-        found_queries = classifier_queries(session, row, file, response)
-        records = ({"prompt": query} for query in found_queries)
+        prompts = read_rows(classifier_queries(session, row, file, response), file)
     else:
-        records = read_prompts(text, file)
-    names: deque[dict[str, Any]] = deque()  # ids of prompts that are not answered yet
-
-    def asked() -> Iterator[dict[str, Any]]:
-        for record in records:
-            names.append({"id": record["id"]} if "id" in record else {})
-            yield {"response": response, "span": span} | record
-
+        prompts = read_prompts(text, file)
     together = None if text is None else 1  # who writes to stdin waits for each answer
-    for answer in session.query_all(asked(), options, together=together):
-        named = names.popleft()
+    asked = {"response": response, "span": span}
+    for prompt, answer in answered(session, prompts, options, bad, given=asked, together=together):
         if as_json:
+            named = {} if prompt.id is None else {"id": prompt.id}
             found = {**named, **answer.to_record()}
             if explained:
                 from stride_cli.report.explanation import explain
@@ -142,60 +133,4 @@ def query(
             from stride_cli.commands.rendering import render_answer
 
             render_answer(answer, verbose=options.check, explained=explained)
-
-
-def read_prompts(text: str | None, file: Path | None) -> Iterator[dict[str, Any]]:
-    """Prompts as records, one at a time, as they arrive: from `text`, from stdin where it is "-", or a file.
-
-    Raises
-    ------
-    UsageError      there is no such file
-    QueryError      a line is broken (names it), or there is none
-    """
-    if text is not None and text != "-":
-        yield {"prompt": text}
-        return
-    if text == "-":
-        yield from _lines(iter(sys.stdin.readline, ""), "stdin")
-        return
-    assert file is not None
-    if not file.is_file():
-        raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
-    with file.open(encoding="utf-8", errors="strict") as lines:
-        try:
-            yield from _lines(iter(lines), str(file))
-        except UnicodeDecodeError as error:
-            raise QueryError(f"{file} is not UTF-8: {error.reason}", fix=f"iconv -t UTF-8 {file}") from error
-
-
-def _lines(lines: Iterator[str], source: str) -> Iterator[dict[str, Any]]:
-    count = 0
-    for number, line in enumerate(lines, 1):
-        line = line.rstrip("\r\n")
-        if not line.strip():
-            continue
-        count += 1
-        if line.lstrip().startswith("{"):
-            try:
-                record = json_module.loads(line)
-            except ValueError as error:
-                raise QueryError(
-                    f"{source}:{number} is broken JSON: {error}",
-                    fix="one JSON object a line, or plain prompts",
-                ) from error
-            for key in ("prompt", "response", "span"):
-                if key in record and not isinstance(record[key], str):
-                    raise QueryError(
-                        f"{source}:{number}: '{key}' is {type(record[key]).__name__} (expected a string)",
-                        fix='{"prompt": "…"}',
-                    )
-            if "prompt" not in record:
-                raise QueryError(
-                    f"{source}:{number} has no 'prompt' (found {', '.join(sorted(record)) or 'nothing'})",
-                    fix='{"prompt": "…"}',
-                )
-            yield record
-        else:
-            yield {"prompt": line}
-    if count == 0:
-        raise QueryError(f"{source} holds no prompt", fix="one prompt a line")
+    bad.leave()

@@ -29,14 +29,15 @@ def render_answer(
     explained : bool    also two sentences on what the numbers say
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from stride_cli.report.characters import printable
+    from stride_cli.characters import printable
+    from stride_cli.output import console as open_console
     from stride_cli.report.explanation import explain, verdict
 
-    console = console or Console()
+    console = console or open_console()
     record = answer.to_record()
     title = Text(printable(record["prompt"]), style="bold")
     title.append(printable(record["response"]), style="bold green")
@@ -136,7 +137,7 @@ def _heading(hit: HitRecord, largest: float, number: int) -> Text:
     """Rank, bar, share, influence, document and what is special about it."""
     from rich.text import Text
 
-    from stride_cli.report.characters import printable
+    from stride_cli.characters import one_line
     from stride_cli.report.explanation import flags
 
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
@@ -154,7 +155,7 @@ def _heading(hit: HitRecord, largest: float, number: int) -> Text:
         line.append(f"{hit['prior']:+.3g} by overlap ", style="dim")
     if hit["stability"] is not None:
         line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
-    line.append(printable(hit["document"]), style="bold")
+    line.append(one_line(hit["document"]), style="bold")
     special = "; ".join(flags(hit))
     if special:
         line.append(f"  {special}", style="yellow")
@@ -165,8 +166,8 @@ def _passage(hit: HitRecord, query: str) -> Text:
     """The passage with the words of the query marked."""
     from rich.text import Text
 
+    from stride_cli.characters import printable
     from stride_cli.recovery.passages import matching_spans
-    from stride_cli.report.characters import printable
 
     passage = printable(hit["passage"])
     text = Text(passage)

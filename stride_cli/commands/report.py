@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import InputOptions, QueryOptions
 from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
@@ -24,10 +23,20 @@ from stride_cli.commands.options import (
     with_flags,
     with_judges,
 )
+from stride_cli.commands.prompts import (
+    ARGUMENTS,
+    BadInput,
+    Prompt,
+    answered,
+    read_prompts,
+    read_rows,
+    stdin_lines,
+)
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
 
 if TYPE_CHECKING:
+    from stride_cli.api import Session
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.report.contents import ShownAnswer
     from stride_cli.schema.answer_records import ReportRecord
@@ -84,6 +93,7 @@ def report(
             stability={"default": False},
         ),
     ],
+    reading: Annotated[dict[str, Any], Flags(InputOptions)],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -101,6 +111,7 @@ def report(
     from stride_cli.report.page import write_report
 
     begin = time.monotonic()
+    bad = BadInput(InputOptions(**reading).on_bad, as_json=wants_json(json))
     sources = [bool(prompts), file is not None, row is not None, answers is not None]
     if sum(sources) != 1:
         raise UsageError(
@@ -112,16 +123,19 @@ def report(
     options = query_options(chosen, given)
     shown: list[ShownAnswer]
     if answers is not None:
-        saved = parse_answers(sys.stdin, "stdin") if str(answers) == "-" else read_answers(answers)
+        saved = parse_answers(stdin_lines(), "stdin") if str(answers) == "-" else read_answers(answers)
         shown, name = [from_record(record) for record in saved], answers.stem
         name = "saved answers" if name == "-" else name
     else:
         path = find_index(index)
         wanted = _Wanted(prompts or [], file, row, response)
+        if bad.stops and any(not prompt.strip() for prompt in wanted.prompts):
+            raise QueryError("a prompt is empty (expected some text)", fix='stride report "some text"')
         place = WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype)
-        shown = list(_ask(place, wanted, options, given))
+        shown = list(_ask(place, wanted, options, given, bad))
         name = path.name
     if not shown:
+        bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
     write_report(out, shown, title=title or f"Attribution: {name}")
     size, seconds = out.stat().st_size, time.monotonic() - begin
@@ -137,6 +151,7 @@ def report(
     else:
         queries = "1 query" if len(shown) == 1 else f"{len(shown)} queries"
         note(f"wrote {out}: {queries}, {size / 1024:,.0f} KiB, {seconds:.1f} s")
+    bad.leave()
 
 
 class _Wanted:
@@ -147,27 +162,25 @@ class _Wanted:
             raise UsageError(
                 "- reads all prompts from stdin (found other prompts beside it)", fix="drop them"
             )
-        if any(not prompt.strip() for prompt in prompts):
-            raise QueryError("a prompt is empty (expected some text)", fix='stride report "some text"')
         self.prompts, self.file, self.row, self.response = prompts, file, row, response
 
-    def records(self, session: Any) -> Iterator[dict[str, Any]]:
+    def read(self, session: Session) -> Iterator[Prompt]:
         from stride_cli.commands.classifier import classifier_queries
-        from stride_cli.commands.query import read_prompts
 
         if self.row is not None:
             require_examples(session.index, 'stride report "some text"')
         if session.model.table is not None and not self.prompts:
-            for query in classifier_queries(session, self.row, self.file, self.response):
-                yield {"prompt": query}
+            queries = classifier_queries(session, self.row, self.file, self.response)
+            yield from read_rows(queries, self.file)
         elif self.file is not None or self.prompts == ["-"]:
             yield from read_prompts(None if self.file is not None else "-", self.file)
         else:
-            yield from ({"prompt": prompt} for prompt in self.prompts)
+            for number, prompt in enumerate(self.prompts, 1):
+                yield Prompt({"prompt": prompt}, ARGUMENTS, number)
 
 
 def _ask(
-    place: WorkspacePath, wanted: _Wanted, options: QueryOptions, given: dict[str, Any]
+    place: WorkspacePath, wanted: _Wanted, options: QueryOptions, given: dict[str, Any], bad: BadInput
 ) -> Iterator[ShownAnswer]:
     from stride_cli import api
     from stride_cli.output import progress
@@ -175,10 +188,9 @@ def _ask(
 
     session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
     options = with_judges(options, session.index, given)
-    records = list(wanted.records(session))
-    with progress("asking", len(records), unit="queries") as bar:
-        asked = ({"response": wanted.response} | record for record in records)
-        for record, answer in zip(records, session.query_all(asked, options), strict=True):
-            name = record.get("id")
-            yield from_answer(session, answer, name=None if name is None else str(name))
+    prompts = list(wanted.read(session))
+    with progress("asking", len(prompts), unit="queries") as bar:
+        asked = {"response": wanted.response}
+        for prompt, answer in answered(session, prompts, options, bad, given=asked):
+            yield from_answer(session, answer, name=prompt.id)
             bar.advance()

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stride_cli import output
+from stride_cli.characters import one_line
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, stderr: bool = False
 ) -> None:
     """A plain table on stdout (or stderr); the first column is text, the others are numbers."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_edge=False)
+    table = Table(title=text(title), title_justify="left", box=None, pad_edge=False, show_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table.add_column(text(column), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console(stderr=stderr).print(table)
+        table.add_row(*map(text, row))
+    output.console(stderr=stderr).print(table)
+
+
+def text(found: str) -> Text:
+    """What stands in a cell or a title: as it is, whatever brackets are in it, and safe to show."""
+    from rich.text import Text
+
+    return Text(one_line(found))
 
 
 def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
@@ -58,13 +67,12 @@ def show_record(record: Mapping[str, Any], json: bool, *, title: str) -> None:
     if output.wants_json(json):
         output.emit(record)
         return
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=text(title), show_header=False, title_justify="left")
     for name, value in _flat(record):
-        table.add_row(name, value)
-    Console().print(table)
+        table.add_row(text(name), text(value))
+    output.console().print(table)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

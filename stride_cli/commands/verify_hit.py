@@ -118,16 +118,16 @@ def check_kind(path: Location, row: str | None) -> None:
 
 def render_check(found: VerifyHitRecord) -> None:
     """Documents, a row for every seed, and the verdict."""
-    from rich.console import Console
     from rich.text import Text
 
+    from stride_cli.characters import printable
     from stride_cli.commands.tables import number, print_table
-    from stride_cli.report.characters import printable
+    from stride_cli.output import console as open_console
 
-    console = Console(highlight=False)
+    console = open_console()
     console.print(Text.assemble(printable(found["prompt"]), (printable(found["response"]), "bold")))
     rows = [
-        [printable(hit["document"]), number(hit["influence"], "+.3g"), f"{hit['tokens']:,}"]
+        [hit["document"], number(hit["influence"], "+.3g"), f"{hit['tokens']:,}"]
         for hit in found["documents"]
     ]
     print_table("Documents removed", ["document", "influence", "tokens"], rows)
@@ -143,4 +143,4 @@ def render_check(found: VerifyHitRecord) -> None:
         rows.append([str(seed), f"{full:.3f}", f"{hits:.3f}", f"{mean:.3f}", spread, f"{hits - mean:+.3f}"])
     columns = ["seed", "all", "without them", "without random ones", "from … to", "difference"]
     print_table("Loss of the response, nats a token, retrained on", columns, rows)
-    console.print(Text(found["sentence"], style="bold"))
+    console.print(Text(printable(found["sentence"]), style="bold"))

@@ -146,7 +146,10 @@ def _queries(
     model: ClassifierModel, numbers: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> QuerySet:
     if len(labels) != len(numbers):
-        raise QueryError(f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)")
+        raise QueryError(
+            f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)",
+            fix="give one label for each input",
+        )
     for name, label in zip(names, labels.tolist(), strict=True):
         if not 0 <= label < model.vocab_size:
             raise QueryError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.data.batches import Batch, pad_batch
+from stride_cli.data.query_text import check_text
 from stride_cli.errors import QueryError
 
 if TYPE_CHECKING:
@@ -59,13 +60,20 @@ def build_query(
     Raises
     ------
     QueryError
-        The prompt is empty or does not fit the context, the response is empty, or the span is not in it.
+        The prompt is empty or does not fit the context, the response is empty, or the span is not in it; a
+        text that is none (see `check_text`), or of which the tokenizer makes no token.
     """
+    for text, what in ((prompt, "prompt"), (response, "response"), (span, "span")):
+        if text is not None:
+            check_text(text, f"the {what}")
     if not prompt.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
-    if "\0" in prompt:
-        raise QueryError("the prompt contains a NUL character", fix="remove it")
     prompt_ids = prompt_tokens(model, prompt, chat)
+    if not prompt_ids:
+        raise QueryError(
+            "the model's tokenizer knows no character of the prompt",
+            fix="write it in characters that it knows",
+        )
     generated = response is None
     if response is None:
         room = model.context_length - len(prompt_ids)
@@ -93,6 +101,12 @@ def build_query(
     weights[max(1, len(prompt_ids)) :] = 1.0
     if span is not None:
         weights *= _span_weights(model, prompt_ids, response_ids, response, span)
+    if not weights[1:].any():
+        what = "response" if span is None else "span"
+        raise QueryError(
+            f"the model's tokenizer knows no character of the {what}",
+            fix=f"give a {what} in characters that it knows",
+        )
     return Query(prompt, response, ids, weights, generated)
 
 

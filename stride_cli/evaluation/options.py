@@ -54,7 +54,7 @@ class LdsOptions(Options):
     response: str = option(
         "loss", "loss, or margin (classifiers): what retrained models are asked.", choices=RESPONSES
     )
-    draws: int = option(1000, "Bootstrap resamples of every interval.", low=100)
+    draws: int = option(1000, "Bootstrap resamples of every interval.", low=100, high=10**6)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class TailPatchOptions(Options):
     """How one training step on a query's top chunks is measured."""
 
     top: str = option("10,20,50", "Numbers k of chunks of a step.")
-    lr: float = option(1e-4, "Learning rate of the step.", above=0)  # app:metrics
-    draws: int = option(8, "Random batches to compare with.", low=1)
+    lr: float = option(1e-4, "Learning rate of the step.", above=0, high=1e6)  # app:metrics
+    draws: int = option(8, "Random batches to compare with.", low=1, high=10_000)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class RemovalOptions(RetrainOptions):
 
     top: str = option("10,50", "Numbers k of chunks to remove.")
     limit: int = option(10, "At most so many queries, drawn by lot: each needs its models.", low=1)
-    seeds: int = option(3, _SEEDS, low=1)
-    draws: int = option(5, "Random removals to compare with.", low=1)
+    seeds: int = option(3, _SEEDS, low=1, high=1_000)
+    draws: int = option(5, "Random removals to compare with.", low=1, high=10_000)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LooOptions(RetrainOptions):
     """How many models are retrained without single chunks, and by what."""
 
     chunks: int = option(40, "Chunks to leave out one by one, drawn by lot.", low=FEWEST_CHUNKS)
-    seeds: int = option(3, _SEEDS, low=1)
+    seeds: int = option(3, _SEEDS, low=1, high=1_000)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class HitOptions(RetrainOptions):
     effect : smallest rise of the loss that would matter, nats
     """
 
-    seeds: int = option(5, "Trainings of every set of documents.", low=1)
-    random: int = option(5, "Random sets of documents, of like length, for each seed.", low=1)
+    seeds: int = option(5, "Trainings of every set of documents.", low=1, high=1_000)
+    random: int = option(5, "Random sets of documents, of like length, for each seed.", low=1, high=1_000)
     effect: float = option(0.1, "Smallest rise of the loss that would matter, nats a token.", above=0)
 
 

@@ -265,7 +265,10 @@ def verify_documents(
     """
     chosen = np.asarray(documents, np.int64)
     if len(chosen) == 0 or len(np.unique(chosen)) < len(chosen):
-        raise UsageError("the documents to remove must be one or more, each given once")
+        raise UsageError(
+            "the documents to remove must be one or more, each given once",
+            fix="name other documents (--documents)",
+        )
     seeds = subset_seeds(seed, check.seeds)
     lengths = np.bincount(chunk_document, weights=chunk_lengths).astype(np.int64)
     jobs, tokens = [], []

@@ -54,7 +54,7 @@ class AirRepOptions(Options):
     subset_size: int = option(500, "Of proxy: chunks in a subset, at most half the corpus.", low=1)
     examples: int = option(200, "Of proxy: examples in a split, at most a tenth of the corpus.", low=1)
     epochs: int = option(50, "Passes over each split's subsets.", low=1)
-    learning_rate: float = option(1e-4, "Of AdamW.")
+    learning_rate: float = option(1e-4, "Of AdamW.", above=0, high=1e6)
     top_k: int = option(32, "Subsets compared with each other in one step.", low=2)
     pool: int = option(1000, "Most chunks encoded in one step.", low=1)
     max_length: int = option(512, "Tokens of a text that are read.", low=1)
@@ -187,7 +187,10 @@ class AirRep(LearnsFromTruth):
         n_examples = min(self.options.examples, len(scored) // 10)
         size = min(self.options.subset_size, n_chunks // 2)
         if not n_examples or not size:
-            raise UsageError(f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}")
+            raise UsageError(
+                f"airrep: train=proxy needs a corpus of 10 chunks or more, this has {n_chunks}",
+                fix="index more documents, or choose another method: stride baseline --list",
+            )
         splits = []
         for number in range(self.options.splits):
             random = stream(workspace.seed, "airrep split", number)

@@ -156,7 +156,10 @@ def new_airrep(base: str, *, device: torch.device | str, seed: int, max_length: 
             bert = BertModel.from_pretrained(base, add_pooling_layer=False)
         tokenizer = _tokenizer(base)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"'{base}' does not load: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"'{base}' does not load: {str(error).splitlines()[0]}",
+            fix="give a directory that transformers loads as an encoder",
+        ) from error
     projector = nn.Linear(bert.config.hidden_size, bert.config.hidden_size)
     generator = torch.Generator().manual_seed(torch_seed(seed, "airrep projection"))
     with torch.no_grad():

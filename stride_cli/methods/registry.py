@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from stride_cli.characters import shortened
 from stride_cli.errors import UsageError
-from stride_cli.options import declared_options
+from stride_cli.options import About, Entry, declared_options
 
 if TYPE_CHECKING:
     from stride_cli.methods.protocol import Method
@@ -121,14 +122,22 @@ def open_method(spec: str) -> Method:
             guess = f" (did you mean '{near[0]}'?)" if near else ""
             raise UsageError(f"{name} has no option '{option}'{guess}", fix=_listing(name, known))
         if option in given:
-            raise UsageError(f"{name}: option '{option}' is given twice")
+            raise UsageError(f"{name}: option '{option}' is given twice", fix="give it once")
         given[option] = _parse(name, option, text, known[option].annotation)
         if (declared := declared_options(kind).get(option)) is not None:
             declared.check(given[option], f"{name}: {option}", f"write {option}={declared.example}")
+        else:
+            kinds = (type(given[option]),)
+            Entry(option, kinds, None, About()).check(
+                given[option], f"{name}: {option}", f"give another, or leave {option} out"
+            )
     own = inspect.signature(kind).parameters
     top = given.pop("top", None) if "top" not in own else None
     shrunk = given.pop("shrink", False) if "shrink" not in own else False
-    method: Method = kind(**given)
+    try:
+        method: Method = kind(**given)
+    except UsageError as error:
+        raise UsageError(error.message, fix=error.fix or _listing(name, known)) from None
     method.name = spec
     if top is not None or shrunk:
         from stride_cli.methods.truncation import Truncated
@@ -159,7 +168,9 @@ def _parse(name: str, option: str, text: str, annotation: Any) -> Any:
     if "bool" in kinds:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if text.lower() not in words:
-            raise UsageError(f"{name}: {option} should be true or false, found '{text}'")
+            raise UsageError(
+                f"{name}: {option} should be true or false, found '{text}'", fix=f"write {option}=true"
+            )
         return words[text.lower()]
     for kind, convert, called in (("int", int, "an integer"), ("float", float, "a number")):
         if kind in kinds:
@@ -168,5 +179,8 @@ def _parse(name: str, option: str, text: str, annotation: Any) -> Any:
             except ValueError:
                 if "str" in kinds or (kind == "int" and "float" in kinds):
                     continue
-                raise UsageError(f"{name}: {option} should be {called}, found '{text}'") from None
+                raise UsageError(
+                    f"{name}: {option} should be {called}, found '{shortened(text, 40)}'",
+                    fix=f"write {option}=1, or leave it out",
+                ) from None
     return text

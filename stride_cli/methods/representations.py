@@ -57,7 +57,9 @@ class RDS:
         model = workspace.model
         if self.layer is not None and not 0 <= self.layer <= model.n_layers:
             raise UsageError(
-                f"{self.name}: layer should be between 0 and the model's {model.n_layers}, found {self.layer}"
+                f"{self.name}: layer should be between 0 and the model's {model.n_layers}, "
+                f"found {self.layer}",
+                fix="leave layer out for the last",
             )
         self._model = model
         self._pool = self.pool if self.pool in model.pools else model.pools[0]

@@ -94,7 +94,10 @@ class StrideMethod:
         self._measured.clear()
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
-                raise UsageError("stored operators have the index's design and models: no other options")
+                raise UsageError(
+                    "stored operators have the index's design and models: no other options",
+                    fix="leave out stored, or subsets, degree and checkpoints",
+                )
             places = range(1 + len(stored_checkpoints(workspace.index)))
             self._fitted = [(place or None, Operators.from_index(workspace.index, place)) for place in places]
             self._designs = stored_designs(workspace.index)
@@ -125,7 +128,10 @@ class StrideMethod:
         subsets = self._subsets or workspace.index.n_subsets
         degree = self._degree or min(workspace.index.degree, subsets)
         if not 1 <= degree <= subsets:
-            raise UsageError(f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)")
+            raise UsageError(
+                f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)",
+                fix="give a smaller degree, or more subsets",
+            )
         return Designs.drawn(
             workspace.n_chunks, subsets, degree, workspace.index.seed if seed is None else seed
         )

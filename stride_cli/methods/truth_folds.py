@@ -77,5 +77,6 @@ def check_folds(fold: int, folds: int, name: str) -> None:
     """UsageError unless there are 2 folds or more and this is one of them."""
     if folds < 2 or not 0 <= fold < folds:
         raise UsageError(
-            f"{name}: folds should be 2 or more and fold between 0 and folds − 1, found {fold} of {folds}"
+            f"{name}: folds should be 2 or more and fold between 0 and folds − 1, found {fold} of {folds}",
+            fix="write folds=2,fold=0",
         )

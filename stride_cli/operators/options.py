@@ -62,10 +62,12 @@ class FitOptions(Options):
         "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
         setting=True,
     )
-    layer: int | None = option(None, "Steer after this many blocks; default: 2/3 of the depth.", setting=True)
-    rank: int | None = option(None, "Rank of the operators.", low=1, setting=True)
+    layer: int | None = option(
+        None, "Steer after this many blocks; default: 2/3 of the depth.", low=0, setting=True, example=1
+    )
+    rank: int | None = option(None, "Rank of the operators.", low=1, high=2**20, setting=True)
     buckets: int | None = option(
-        None, "Buckets of the vocabulary in the logit spaces: more are more precise.", low=1
+        None, "Buckets of the vocabulary in the logit spaces: more are more precise.", low=1, high=2**24
     )
     stability: float | None = option(None, "λ_stab. [1]", low=0)
     checkpoints: Sequence[str | Path] = option(
@@ -76,7 +78,7 @@ class FitOptions(Options):
         metavar="PATH...",
         setting=True,
     )
-    seed: int | None = option(None, "Default: the index's seed.", setting=True)
+    seed: int | None = option(None, "Default: the index's seed.", low=0, high=2**64 - 1, setting=True)
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ class SgdOptions(FitOptions):
     recipe : "paper" sets every published hyperparameter, at training and at query time
     """
 
-    steps: int | None = option(None, "sgd: training iterations. [10000]", low=1, example=2000)
-    lr: float | None = option(None, "sgd: peak learning rate. [3e-4]", above=0, example=3e-4)
+    steps: int | None = option(None, "sgd: training iterations. [10000]", low=1, high=10**9, example=2000)
+    lr: float | None = option(None, "sgd: peak learning rate. [3e-4]", above=0, high=1e6, example=3e-4)
     variant: str | None = option(
         None,
         "sgd: kl (truncated, the default), logit or norm.",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stride_cli.characters import shortened
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.schema import json_schema
 
 _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
+_LARGEST = 1e100  # of such, squares and sums are finite too
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -30,26 +33,32 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise UsageError(f"there is no file '{path}'", fix=_FIX)
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return parse_answers(lines, str(path))
-    except UnicodeDecodeError as error:
-        raise QueryError(f"{path} is not UTF-8, so it holds no answers: {error.reason}", fix=_FIX) from error
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        return parse_answers(lines, str(path))
 
 
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
-    """Answers from lines of JSON; keys that the record does not have are let be. Errors as `read_answers`."""
+    """Answers from lines of JSON; keys that the record does not have are let be, and so are records of
+    prompts without an answer. Errors as `read_answers`."""
     found = []
     for number, line in enumerate(lines, 1):
+        line = line.removeprefix("\ufeff") if number == 1 else line
         if not line.strip():
             continue
         try:
+            line.encode()
             record = json.loads(line, parse_constant=_refuse)
-        except ValueError as error:
-            raise QueryError(f"{source}:{number} is no JSON: {error}", fix=_FIX) from error
+        except UnicodeEncodeError as error:
+            raise QueryError(f"{source}:{number} is not UTF-8, so it holds no answer", fix=_FIX) from error
+        except (ValueError, RecursionError) as error:
+            deep = isinstance(error, RecursionError)
+            why = "it is nested too deeply" if deep else str(error).partition("; use sys.")[0]
+            raise QueryError(f"{source}:{number} is no JSON: {why}", fix=_FIX) from error
         schema = record.get("schema") if isinstance(record, dict) else None
+        if schema == "stride.bad_input/1":
+            continue  # of a prompt without an answer
         if schema != "stride.answer/1":
-            what = f"a {schema} record" if schema else "no record of stride"
+            what = f"a {shortened(str(schema), 60)} record" if schema else "no record of stride"
             raise QueryError(f"{source}:{number} is {what} (expected stride.answer/1)", fix=_FIX)
         wrong = _compare(record, json_schema("stride.answer/1"))
         if wrong:
@@ -90,7 +99,11 @@ def _compare(value: Any, schema: Mapping[str, Any], name: str = "") -> str:
     wanted = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     kinds = tuple(kind for each in wanted for kind in _KINDS[each])
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"{name} is {value!r} (expected a {' or '.join(wanted)})"
+        return f"{name} is {reprlib.repr(value)} (expected a {' or '.join(wanted)})"
+    if value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
+        return f"{name} is null (expected a number)"
+    if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+        return f"{name} is larger than any number that is measured"
     if name.endswith(".sign") and value not in ("supports", "opposes"):
         return f"{name} is {value!r} (expected supports or opposes)"
     return ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from stride_cli.characters import html_text, shortened
 from stride_cli.evaluation.compare import Entry, Ground
 from stride_cli.report.drawing import (
     COLOURS,
@@ -18,7 +18,6 @@ from stride_cli.report.drawing import (
     apart,
     label,
     log_line,
-    shortened,
     svg,
     ticks_for,
     write_whole,
@@ -50,8 +49,8 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Attribution methods on {escape(index_name)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Attribution methods on {escape(index_name)}</h1>",
+        f"<title>Attribution methods on {html_text(index_name)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>Attribution methods on {html_text(index_name)}</h1>",
         f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
         f"{ground.seeds}, {ground.n_queries} queries, "
         f"by {ground.response}.</p>",
@@ -79,7 +78,7 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    reference = escape(entries[0].method) if entries else ""
+    reference = html_text(entries[0].method) if entries else ""
     heads = (
         "method",
         "LDS (Spearman)",
@@ -95,10 +94,10 @@ def _table(entries: Sequence[Entry]) -> str:
     )
     rows = ["".join(f"<th>{head}</th>" for head in heads)]
     for entry in entries:
-        name = f"<td>{escape(entry.method)}</td>"
+        name = f"<td>{html_text(entry.method)}</td>"
         if entry.estimates is None or entry.run is None:
             rows.append(
-                f'{name}<td class="error" colspan="{len(heads) - 1}">{escape(entry.error or "")}</td>'
+                f'{name}<td class="error" colspan="{len(heads) - 1}">{html_text(entry.error or "")}</td>'
             )
             continue
         lds, run = entry.estimates["spearman"].joint, entry.run
@@ -141,7 +140,7 @@ def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str])
         )
     for row, (method, joint) in enumerate(found):
         y, colour = 28 + 30 * row, colours[method]
-        tip = escape(f"{method}: {joint.mean:.3f}, {joint.low:.3f} … {joint.high:.3f}")
+        tip = html_text(f"{method}: {joint.mean:.3f}, {joint.low:.3f} … {joint.high:.3f}")
         marks.append(
             f"<g><title>{tip}</title>"
             f'<line x1="{scale(joint.low):.1f}" x2="{scale(joint.high):.1f}" y1="{y}" y2="{y}" '
@@ -182,7 +181,7 @@ def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
     )
     for (method, seconds, lds), beside in zip(points, heights, strict=True):
         x, y, colour = across(math.log10(seconds)), down(lds), colours[method]
-        tip = escape(f"{method}: LDS {lds:.3f} in {seconds:.3g} s")
+        tip = html_text(f"{method}: LDS {lds:.3f} in {seconds:.3g} s")
         marks.append(
             f'<g><title>{tip}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="fill:{colour}"/></g>'
             + label(x + 10, beside, shortened(method), "start")
@@ -215,7 +214,7 @@ def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> st
         colour, y = colours[entry.method], 24 + 18 * number
         dashes = ' stroke-dasharray="6 3"' if number >= COLOURS else ""
         marks.append(
-            f"<g><title>{escape(entry.method)}</title>"
+            f"<g><title>{html_text(entry.method)}</title>"
             f'<path fill="none" d="{log_line(share, mass, across, down)}" style="stroke:{colour}" '
             f'stroke-width="2"{dashes}/></g>'
             f'<line x1="{WIDTH - 138}" x2="{WIDTH - 118}" y1="{y}" y2="{y}" style="stroke:{colour}" '

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from stride_cli.characters import html_text
 from stride_cli.errors import UsageError
 
 WIDTH = 720
@@ -82,18 +82,13 @@ def log_line(values: np.ndarray, heights: np.ndarray, across: Scale, down: Scale
 def label(x: float, y: float, text: str, anchor: str, *, faint: bool = False) -> str:
     """Text in a plot; `anchor` is "start", "middle" or "end"."""
     kind = ' class="faint"' if faint else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
-
-
-def shortened(name: str, length: int = 20) -> str:
-    """The name, or as much of it as `length` characters hold."""
-    return name if len(name) <= length else name[: length - 1] + "…"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{html_text(text)}</text>'
 
 
 def svg(height: float, marks: Sequence[str], name: str, *, width: float = WIDTH) -> str:
     """A plot of `width` by `height` from its marks; `name` is what a screen reader says."""
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}">'
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html_text(name)}">'
         + "".join(marks)
         + "</svg>"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stride_cli.report.characters import power_of_ten
+from stride_cli.characters import power_of_ten
 
 STANDS_OUT = 0.1  # a document with this share of the total influence stands out …
 _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the solution

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
+from stride_cli.characters import html_text, shortened
 from stride_cli.recovery.passages import matching_spans
-from stride_cli.report.characters import printable
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
-from stride_cli.report.drawing import STYLE, shortened, write_whole
+from stride_cli.report.drawing import STYLE, write_whole
 from stride_cli.report.explanation import BELOW_THE_LINE, found_of
 from stride_cli.report.plots import concentration_plot, response_plot
 
@@ -114,8 +113,8 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<link rel="icon" href="data:,">',
-        f"<title>{_text(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
-        f"<h1>{_text(title)}</h1>",
+        f"<title>{html_text(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
+        f"<h1>{html_text(title)}</h1>",
         f'<p class="faint">{queries}. Which training documents made the model say this? A document supports '
         "a response if training on it lowers the response’s loss, and opposes it if training on it raises "
         f"the loss. {_unit(answers)} A share is the part of all influence on the response.</p>",
@@ -130,10 +129,6 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         parts.append(_contents(answers))
     parts += [_card(number, answer) for number, answer in enumerate(answers, 1)]
     return "\n".join([*parts, f"<script>{_SCRIPT}</script></body></html>", ""])
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))
 
 
 def _legend(answers: Sequence[ShownAnswer]) -> str:
@@ -160,13 +155,13 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
     rows = [f"<tr><th>query</th><th>strongest document</th><th>share</th>{verdict}</tr>"]
     for number, (answer, hit) in enumerate(zip(answers, prominence(answers), strict=True), 1):
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
-        strongest = "–" if hit is None else _text(shortened(hit.document, 40))
+        strongest = "–" if hit is None else html_text(shortened(hit.document, 40))
         if hit is not None and hit.sign == "opposes":
             strongest += " (opposes)"
         share = "–" if hit is None else _percent(hit.share)
         verdict = f"<td>{answer.record.get('verdict') or '–'}</td>" if judged else ""
         rows.append(
-            f'<tr data-for="q{number}"><td><a href="#q{number}">{_text(prompt)}</a></td>'
+            f'<tr data-for="q{number}"><td><a href="#q{number}">{html_text(prompt)}</a></td>'
             f"<td>{strongest}</td><td>{share}</td>{verdict}</tr>"
         )
     return '<div class="wide"><table class="contents">' + "".join(rows) + "</table></div>"
@@ -176,7 +171,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
     record = answer.record
     query = f"{record['prompt']} {record['response']}"
     response = "".join(
-        f'<span class="token">{_text(piece)}</span>' if scored else _text(piece)
+        f'<span class="token">{html_text(piece)}</span>' if scored else html_text(piece)
         for piece, scored in answer.pieces
     )
     origin = "the model’s own continuation" if record["generated"] else "a given response"
@@ -188,18 +183,18 @@ def _card(number: int, answer: ShownAnswer) -> str:
     if record["loss"] is not None:
         about += f", loss {record['loss']:.3f} nats{each}"
     if "id" in record:
-        about = f"{_text(str(record['id']))}: {about}"
-    caveats = "".join(f"<li>{_text(caveat)}</li>" for caveat in answer.caveats)
+        about = f"{html_text(str(record['id']))}: {about}"
+    caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
     hits = [*answer.supporters, *answer.opposers]
     ranked = ", ranked by influence and overlap together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
             f'<article id="q{number}"><details{" open" if number <= _OPEN else ""}>',
-            f'<summary><span class="said">{_text(record["prompt"])}<b>{response}</b></span><br>'
+            f'<summary><span class="said">{html_text(record["prompt"])}<b>{response}</b></span><br>'
             f'<span class="faint">{about}</span></summary><div>',
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
-            f"<p>{_text(answer.explanation)}</p>",
+            f"<p>{html_text(answer.explanation)}</p>",
             f'<ul class="caveats">{caveats}</ul>' if caveats else "",
             _hits(f"Documents that support this{ranked}", answer.supporters, query, largest),
             _hits("Documents that oppose this", answer.opposers, query, largest),
@@ -232,12 +227,12 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
         numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:
         numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
-    flags = f'<span class="flag">{_text("; ".join(hit.flags))}</span>' if hit.flags else ""
+    flags = f'<span class="flag">{html_text("; ".join(hit.flags))}</span>' if hit.flags else ""
     width = 100 * abs(hit.influence or 0.0) / largest if largest else 0.0
     bar = f'<span class="bar {hit.sign}" style="width:{width:.1f}%"></span>' if hit.influence else ""
     about = (
         f'<div class="top"><span class="faint">{hit.rank:g}</span>'
-        f'<span class="name">{_text(hit.document)}</span>{"".join(numbers)}{flags}'
+        f'<span class="name">{html_text(hit.document)}</span>{"".join(numbers)}{flags}'
         f'<span class="faint">chunk {hit.chunk}</span></div>{bar}{_passage(hit, query)}'
     )
     if not hit.picture:
@@ -247,7 +242,7 @@ def _hit(hit: ShownHit, query: str, largest: float) -> str:
 
 
 def _thumb(picture: str, name: str, kind: str) -> str:
-    return f'<img class="thumb {kind}" src="{escape(picture)}" alt="{_text(name)}">'
+    return f'<img class="thumb {kind}" src="{html_text(picture)}" alt="{html_text(name)}">'
 
 
 def _passage(hit: ShownHit, query: str) -> str:
@@ -277,9 +272,9 @@ def _marked(text: str, left: int, right: int, span: tuple[int, int], words: Sequ
         for first, last in words:
             first, last = max(first, begin), min(last, end)
             if first < last:
-                pieces.append(f"{_text(text[at:first])}<u>{_text(text[first:last])}</u>")
+                pieces.append(f"{html_text(text[at:first])}<u>{html_text(text[first:last])}</u>")
                 at = last
-        return "".join(pieces) + _text(text[at:end]) if begin < end else ""
+        return "".join(pieces) + html_text(text[at:end]) if begin < end else ""
 
     start, stop = span
     if start >= stop:
@@ -321,7 +316,7 @@ def _certificate(answer: ShownAnswer) -> str:
         ("non-zero chunks", f"{recovery['nonzeros']:,}"),
         ("duality gap", f"{_number(recovery['duality_gap'])}, relative {_number(recovery['relative_gap'])}"),
         ("R²", _number(recovery["r_squared"])),
-        ("subsets", f"{measurement['subsets']:,}, {_text(measurement['method'])} measurement"),
+        ("subsets", f"{measurement['subsets']:,}, {html_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
     if read := answer.record.get("read"):

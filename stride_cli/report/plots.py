@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from stride_cli.report.characters import power_of_ten
+from stride_cli.characters import power_of_ten
 from stride_cli.report.contents import Concentration, Responses
 from stride_cli.report.drawing import Scale, label, log_line, svg, ticks_for
 

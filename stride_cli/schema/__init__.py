@@ -9,6 +9,7 @@ from stride_cli.schema import (
     audit_records,
     evaluation_records,
     index_records,
+    input_records,
     model_records,
     selection_records,
     train_records,
@@ -21,6 +22,7 @@ RECORDS: dict[str, type] = {
     name_of(record): record
     for module in (
         answer_records,
+        input_records,
         train_records,
         index_records,
         model_records,

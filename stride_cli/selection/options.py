@@ -38,5 +38,5 @@ class SelectOptions(Options):
 class JudgingOptions(Options):
     """How a selection is judged: by what models that are fine-tuned on it answer to held-out queries."""
 
-    seeds: int = option(3, "Models fine-tuned on each file.", low=1)
+    seeds: int = option(3, "Models fine-tuned on each file.", low=1, high=1_000)
     max_new_tokens: int = option(64, "Longest greedy answer.", low=1)

@@ -229,10 +229,16 @@ def _read_rows(path: str | Path, n: int) -> np.ndarray:
         raise CorpusError(f"'{path}' holds no row numbers and no mask", fix="numpy.save(FILE, mask)")
     if rows.dtype == bool:
         if len(rows) != n:
-            raise CorpusError(f"the mask '{path}' has {len(rows):,} entries (expected {n:,}, one a row)")
+            raise CorpusError(
+                f"the mask '{path}' has {len(rows):,} entries (expected {n:,}, one a row)",
+                fix="numpy.save(FILE, mask), with a bool for every row of the file",
+            )
         rows = np.flatnonzero(rows)
     if len(rows) == 0 or rows.min() < 0 or rows.max() >= n or len(np.unique(rows)) < len(rows):
-        raise CorpusError(f"'{path}' names rows that are not in the file, or twice, or none (0 … {n - 1})")
+        raise CorpusError(
+            f"'{path}' names rows that are not in the file, or twice, or none (0 … {n - 1})",
+            fix="numpy.save(FILE, rows), each row once",
+        )
     return rows.astype(np.int64)
 
 

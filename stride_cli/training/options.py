@@ -21,6 +21,8 @@ _CHECKPOINTS = (
     "Models kept along the way, evenly spaced. Default 0; of a small classifier 9, which stride train uses."
 )
 _SEED = "Of initial weights and order."
+_LARGEST_SEED = 2**63 - 1
+_LARGEST_RATE = 1e6
 _DEVICE = "auto, cpu, cuda, cuda:1, …"
 
 
@@ -28,15 +30,15 @@ _DEVICE = "auto, cpu, cuda, cuda:1, …"
 class LanguageOptions(Options):
     """What all trainings of language models can be told: how long, and where."""
 
-    epochs: float | None = option(None, "Passes over the corpus; default fits it.", above=0)
-    steps: int | None = option(None, "Optimizer steps, instead of --epochs.", low=1)
+    epochs: float | None = option(None, "Passes over the corpus; default fits it.", above=0, high=10**6)
+    steps: int | None = option(None, "Optimizer steps, instead of --epochs.", low=1, high=10**9)
     batch_tokens: int | None = option(
         None, "Most tokens of a batch; default fits the corpus.", low=1, example=2048
     )
-    lr: float | None = option(None, _LR, above=0, example=0.01)
+    lr: float | None = option(None, _LR, above=0, high=_LARGEST_RATE, example=0.01)
     schedule: str = option("linear", _SCHEDULE, choices=SCHEDULES, listed=True)
-    checkpoints: int = option(0, _CHECKPOINTS, low=0, metavar="N")
-    seed: int = option(0, _SEED)
+    checkpoints: int = option(0, _CHECKPOINTS, low=0, high=10_000, metavar="N")
+    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED)
     device: str = option("auto", _DEVICE)
     dtype: str = option(
         "auto",
@@ -59,11 +61,13 @@ class TrainOptions(LanguageOptions):
     """
 
     optimizer: str = option("muon+adamw", _OPTIMIZER, choices=OPTIMIZERS, listed=True)
-    layers: int | None = option(None, _LAYERS, low=1)
-    width: int | None = option(None, _WIDTH, low=2, example=128)
-    heads: int | None = option(None, "Attention heads; default width / 64.", low=1)
-    vocab: int | None = option(None, "Tokens of the BPE; default 512 to 8192.", low=260, example=512)
-    context: int | None = option(None, "Longest sequence; default 512.", low=2, example=512)
+    layers: int | None = option(None, _LAYERS, low=1, high=1_000)
+    width: int | None = option(None, _WIDTH, low=2, high=2**16, example=128)
+    heads: int | None = option(None, "Attention heads; default width / 64.", low=1, high=2**16)
+    vocab: int | None = option(
+        None, "Tokens of the BPE; default 512 to 8192.", low=260, high=2**20, example=512
+    )
+    context: int | None = option(None, "Longest sequence; default 512.", low=2, high=2**20, example=512)
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,19 @@ class FinetuneOptions(LanguageOptions):
     `lora_rank` 0 trains all weights.
     """
 
-    epochs: float | None = option(None, "Passes over the corpus; default 3.", above=0)
+    epochs: float | None = option(None, "Passes over the corpus; default 3.", above=0, high=10**6)
     batch_tokens: int | None = option(None, "Most tokens of a batch; default 2048.", low=1, example=2048)
     lr: float | None = option(
         None,
         "Peak learning rate; default 3e-5, more with --lora or a small model.",
         above=0,
+        high=_LARGEST_RATE,
         example=3e-5,
     )
     schedule: str = option("linear", "How the learning rate falls.", choices=SCHEDULES, listed=True)
-    checkpoints: int = option(0, "Models kept along the way, evenly spaced.", low=0, metavar="N")
+    checkpoints: int = option(0, "Models kept along the way, evenly spaced.", low=0, high=10_000, metavar="N")
     lora_rank: int = option(
-        0, "Train low-rank changes of the blocks only.", flag="--lora", metavar="RANK", low=0
+        0, "Train low-rank changes of the blocks only.", flag="--lora", metavar="RANK", low=0, high=2**16
     )
 
 
@@ -106,14 +111,14 @@ class ClassifierOptions(Options):
     weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
     """
 
-    layers: int | None = option(None, _LAYERS, low=1)
-    width: int | None = option(None, _WIDTH, low=1, example=128)
-    epochs: int | None = option(None, "Passes over the rows.", low=0, example=20)
-    lr: float | None = option(None, _LR, low=0, example=0.01)
+    layers: int | None = option(None, _LAYERS, low=1, high=1_000)
+    width: int | None = option(None, _WIDTH, low=1, high=2**16, example=128)
+    epochs: int | None = option(None, "Passes over the rows.", low=0, high=10**6, example=20)
+    lr: float | None = option(None, _LR, low=0, high=_LARGEST_RATE, example=0.01)
     schedule: str | None = option(None, _SCHEDULE, choices=("cosine", "linear", "constant"), listed=True)
     optimizer: str | None = option(None, _OPTIMIZER, choices=("sgd", "adamw"), listed=True)
-    checkpoints: int | None = option(None, _CHECKPOINTS, low=0, metavar="N")
-    seed: int = option(0, _SEED)
+    checkpoints: int | None = option(None, _CHECKPOINTS, low=0, high=10_000, metavar="N")
+    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED)
     device: str = option("auto", _DEVICE)
     network: str = option(
         "mlp",
@@ -133,7 +138,9 @@ class ClassifierOptions(Options):
         None, "A state dict to start from; with --epochs 0, used as it is.", panel=_PANEL
     )
     batch_size: int | None = option(None, "Rows of a batch; default 64.", low=1, panel=_PANEL, example=64)
-    weight_decay: float | None = option(None, "Default: what suits the network.", low=0, panel=_PANEL)
+    weight_decay: float | None = option(
+        None, "Default: what suits the network.", low=0, high=_LARGEST_RATE, panel=_PANEL
+    )
 
 
 @dataclass(frozen=True)
@@ -180,9 +187,9 @@ class TruthOptions(RetrainOptions):
     overwrite : replace a truth of other queries or another recipe
     """
 
-    n_subsets: int = option(100, "Random subsets of this α, in all.", flag="--subsets", low=1)
+    n_subsets: int = option(100, "Random subsets of this α, in all.", flag="--subsets", low=1, high=10**6)
     alpha: float = option(0.3, "Share of the chunks in a subset.", low=0.001, high=0.999)
-    n_seeds: int = option(1, "Models trained on each subset.", flag="--seeds", low=1)
+    n_seeds: int = option(1, "Models trained on each subset.", flag="--seeds", low=1, high=1_000)
     own_seed: bool = option(
         False,
         "Retrain from the model's own initial weights, in its own order: what this very model would have "

@@ -54,9 +54,15 @@ class TuneOptions(EngineOptions):
     )
     queries: Path | None = option(None, "File of queries like those you will ask; default: held-out chunks.")
     held_out: int | None = option(None, "So many chunks are the queries. [48, or an eighth]", low=1)
-    responses: int = option(24, "Random halves of the corpus whose effect is measured.", low=FEWEST_RESPONSES)
-    epochs: float | None = option(None, "Passes over each half. [2; classifiers: 10]", above=0, example=5)
-    lr: float | None = option(None, "Of these passes. [3 % of a typical weight]", above=0, example=1e-3)
+    responses: int = option(
+        24, "Random halves of the corpus whose effect is measured.", low=FEWEST_RESPONSES, high=10_000
+    )
+    epochs: float | None = option(
+        None, "Passes over each half. [2; classifiers: 10]", above=0, high=10**6, example=5
+    )
+    lr: float | None = option(
+        None, "Of these passes. [3 % of a typical weight]", above=0, high=1e6, example=1e-3
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
+from stride_cli.characters import html_text
 from stride_cli.report.drawing import STYLE, WIDTH, Scale, label, svg, ticks_for
 
 _NAMES = ("space", "layer", "damping", "rank", "subsets", "degree", "lambda_ratio")
@@ -31,12 +31,12 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Settings for {escape(result['index'])}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Settings for {escape(result['index'])}</h1>",
+        f"<title>Settings for {html_text(result['index'])}</title><style>{STYLE}</style></head><body>",
+        f"<h1>Settings for {html_text(result['index'])}</h1>",
         f'<p class="faint">{result["trials"]} trials, {result["queries"]} queries, {result["responses"]} '
         "subsets. Bars: one standard error over queries.</p>",
         f"<p>Score: {judged}. Spearman’s ρ over subsets, mean over queries.</p>",
-        f"<p>Chosen: <b>{escape(result['written'].replace(chr(10), ', '))}</b>, score "
+        f"<p>Chosen: <b>{html_text(result['written'].replace(chr(10), ', '))}</b>, score "
         f"{score['mean']:.3f} ± {score['se']:.3f}, {gain['mean']:+.3f} ± {gain['se']:.3f} on the settings "
         "before.</p>",
     ]
@@ -46,7 +46,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
         if len({value for value, *_ in points}) > 1:
             parts.append(f"<h2>{_TITLES.get(name, name)}</h2>" + _plot(points, name, result[name]))
     failed = [trial for trial in trials if trial["score"] is None]
-    parts += [f"<p>Trial {trial['trial']} failed: {escape(trial['error'])}</p>" for trial in failed]
+    parts += [f"<p>Trial {trial['trial']} failed: {html_text(trial['error'])}</p>" for trial in failed]
     return "".join([*parts, "</body></html>\n"])
 
 
@@ -84,7 +84,7 @@ def _plot(points: Sequence[tuple[Any, float, float]], name: str, chosen: Any) ->
         for number, (_, score, error) in enumerate(own):
             x = across(place + (number - (len(own) - 1) / 2) * min(0.06, 0.8 / len(own)))
             marks.append(
-                f"<g><title>{text}: {score:.3f} ± {error:.3f}</title>"
+                f"<g><title>{html_text(text)}: {score:.3f} ± {error:.3f}</title>"
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{down(score - error):.1f}" '
                 f'y2="{down(score + error):.1f}" style="stroke:{colour};stroke-opacity:.5"/>'
                 f'<circle cx="{x:.1f}" cy="{down(score):.1f}" r="3.5" style="fill:{colour}"/></g>'

@@ -15,6 +15,7 @@ import numpy as np
 from index_format.durable import make_directory, replace_file
 from stride_cli import __version__
 from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.evaluation.metrics import correlate, predicted_response
 from stride_cli.evaluation.resampling import mean_interval
@@ -267,7 +268,8 @@ def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> N
         for value in grid.get(name, ()):
             if value < 1:
                 raise UsageError(f"a {name} of {value} is below 1", fix=f"give positive values of {name}")
-    for name in ("rank", "damping"):
+            entries(BuildOptions)["n_subsets" if name == "subsets" else name].check(value)
+    for name in ("layer", "rank", "damping"):
         for value in grid.get(name, ()):
             entries(ClosedOptions)[name].check(value)
     for value in lambdas:

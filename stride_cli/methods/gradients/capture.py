@@ -381,7 +381,10 @@ def _choose(layers: Sequence[Layer], choice: str) -> list[Layer]:
         try:
             chosen = [layer for layer in layers if re.search(choice, layer.name)]
         except re.error as error:
-            raise UsageError(f"layers={choice} is not a regular expression: {error}") from error
+            raise UsageError(
+                f"layers={choice} is not a regular expression: {error}",
+                fix=f"one of {_CHOICES}, or a regular expression",
+            ) from error
     if not chosen:
         names = ", ".join(layer.name for layer in layers[:4])
         raise UsageError(

@@ -45,7 +45,10 @@ def check_positive(method: str, **numbers: float) -> None:
     """UsageError for an option that is not more than 0."""
     for option, value in numbers.items():
         if not value > 0:
-            raise UsageError(f"{method}: {option} should be more than 0, found {value}")
+            raise UsageError(
+                f"{method}: {option} should be more than 0, found {value}",
+                fix=f"leave {option} out, or write {option}=1",
+            )
 
 
 def open_capture(workspace: Workspace, layers: str | None) -> Capture:
@@ -177,16 +180,23 @@ def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:
         return [Checkpoint(None, 1.0)]
     paths = [Path(part).expanduser() for part in given.split("|")]
     if missing := [path for path in paths if not path.exists()]:
-        raise UsageError(f"there is no checkpoint at '{missing[0]}'")
+        raise UsageError(
+            f"there is no checkpoint at '{missing[0]}'", fix="give paths of checkpoints, separated by '|'"
+        )
     if len(paths) == 1:
         paths = [*sorted(paths[0].glob("checkpoints/step-*")), paths[0]]
     if rates is not None:
         try:
             weights = [float(part) for part in rates.split("|")]
         except ValueError as error:
-            raise UsageError(f"rates={rates} should be numbers separated by '|'") from error
+            raise UsageError(
+                f"rates={rates} should be numbers separated by '|'", fix="write for example rates=0.1|0.05"
+            ) from error
         if len(weights) != len(paths):
-            raise UsageError(f"there are {len(weights)} rates for {len(paths)} checkpoints")
+            raise UsageError(
+                f"there are {len(weights)} rates for {len(paths)} checkpoints",
+                fix="give one rate for each checkpoint",
+            )
     else:
         recorded = [_recorded_rate(path) for path in paths]
         known = [rate for rate in recorded if rate]

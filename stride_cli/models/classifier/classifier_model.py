@@ -335,7 +335,10 @@ class ClassifierModel:
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer <= self.n_layers:
-            raise ModelError(f"layer {layer} is not between 0 and the model's {self.n_layers} blocks")
+            raise ModelError(
+                f"layer {layer} is not between 0 and the model's {self.n_layers} blocks",
+                fix="give another --layer, or leave it out",
+            )
 
     def __repr__(self) -> str:
         where = f" from {Path(self.path).name}" if self.path else ""

@@ -76,7 +76,7 @@ class ClassifierRecipe:
             )
         for name, value in (("lr", self.lr), ("weight-decay", self.weight_decay)):
             if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"--{name} is {value}, expected 0 or more")
+                raise UsageError(f"--{name} is {value}, expected 0 or more", fix=f"try --{name} 0.01")
 
     def to_json(self) -> str:
         return json.dumps({"recipe_version": RECIPE_VERSION, **asdict(self)}, indent=1, sort_keys=True)

@@ -54,7 +54,7 @@ def choose_network(given: str, *, width: int | None = None, layers: int | None =
     """
     for option, value in (("width", width), ("layers", layers)):
         if value is not None and value < 1:
-            raise ModelError(f"--{option} is {value}, expected at least 1")
+            raise ModelError(f"--{option} is {value}, expected at least 1", fix=f"try --{option} 1")
     if given == "mlp":
         return NetworkSpec("mlp", width or 128, layers or 1)
     if given == "resnet9":

@@ -512,7 +512,10 @@ class CausalLM:
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer <= self.n_layers:
-            raise ModelError(f"layer {layer} is not between 0 and the model's {self.n_layers} layers")
+            raise ModelError(
+                f"layer {layer} is not between 0 and the model's {self.n_layers} layers",
+                fix="give another --layer, or leave it out",
+            )
 
     def _check_ids(self, ids: Tensor) -> None:
         if ids.ndim != 2 or ids.shape[1] == 0:

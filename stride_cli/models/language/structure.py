@@ -80,7 +80,10 @@ def find_structure(model: Any, device: torch.device) -> Structure:
         with torch.no_grad():
             model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device), use_cache=False)
     except Exception as error:
-        raise ModelError(f"{name} does not run on token ids alone: {first_line(error)}") from error
+        raise ModelError(
+            f"{name} does not run on token ids alone: {first_line(error)}",
+            fix="give a decoder-only language model, on a device that computes (--device cpu)",
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -110,7 +113,10 @@ def find_structure(model: Any, device: torch.device) -> Structure:
         hidden = split_call(*inputs[blocks[0]])[0]
         d_model = int(hidden.shape[-1])
     except (IndexError, AttributeError) as error:
-        raise ModelError(f"{name}: its blocks do not take a hidden state as their first argument") from error
+        raise ModelError(
+            f"{name}: its blocks do not take a hidden state as their first argument",
+            fix="give a decoder-only language model",
+        ) from error
     as_tuple = tuple(isinstance(outputs[block], tuple) for block in blocks)
     return Structure(blocks, tuple(tail), head, as_tuple, d_model)
 

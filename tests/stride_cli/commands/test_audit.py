@@ -127,3 +127,28 @@ def test_bad_input(run, line: str, workspace: Path, files: Path, tmp_path: Path)
     missing = run(f"audit {files}/benchmark.jsonl --index {tmp_path}/bare.stride")
     assert missing.code == 2 and "has no operators" in missing.err and "stride train" in missing.err
     assert run(f"{line} --top 0").code == 2 and run(f"{line} --level 0").code == 2
+
+
+def test_one_bad_item_stops_no_other(run, line: str, workspace: Path, files: Path, tmp_path: Path) -> None:
+    items = (files / "benchmark.jsonl").read_text().splitlines()[:2]
+    bad = [
+        "[1]",
+        '{"id": "one", "messages": [{"role": "user", "content": "a"}]}',
+        '{"id": "half", "text": "\\ud800"}',
+    ]
+    (tmp_path / "items.jsonl").write_text("\n".join([items[0], *bad, items[1]]) + "\n")
+    shown = f"audit {tmp_path}/items.jsonl --index {workspace}/run.stride --controls {files}/controls.jsonl"
+    assert run(shown).code == 2
+    recorded = run(f"{shown} --on-bad record")
+    assert recorded.code == 2 and "recorded 3 bad items" in recorded.err
+    found = [record for record in recorded.records if record["schema"] == "stride.bad_input/1"]
+    assert sorted(record["line"] for record in found) == [2, 3, 4]
+    assert next(record["id"] for record in found if record["line"] == 3) == "one"
+    assert {record["source"] for record in found} == {f"{tmp_path}/items.jsonl"}
+    judged = [record for record in recorded.records if record["schema"] == "stride.audit/1"]
+    assert [(record["item"], record["line"]) for record in judged] == [("in/0", 1), ("in/1", 5)]
+    skipped = run(f"{shown} --on-bad skip --format csv")
+    assert skipped.code == 2 and skipped.err.count("skipped ") == 4
+    assert len(list(csv.DictReader(io.StringIO(skipped.out)))) == 2
+    refused = run(f"{shown} --on-bad record --format csv")
+    assert refused.code == 2 and "--format is csv" in refused.err and refused.out == ""

@@ -168,7 +168,7 @@ def test_a_value_out_of_range_is_refused_before_anything_is_opened(
         ),
         (
             "evaluate lds --index gone.stride --draws 10",
-            "--draws is 10 (expected 100 or more)",
+            "--draws is 10 (expected 100 to 1,000,000)",
             "--draws 1000",
         ),
         (
@@ -326,7 +326,7 @@ def test_options_by_name_become_those_of_one_fit() -> None:
             "stride: curvature is an option of fit=closed, and this fit is sgd",
             "leave out stride: curvature, or use fit=closed",
         ),
-        ("stride:rank=0", r"stride: rank is 0 \(expected 1 or more\)", "write rank=1"),
+        ("stride:rank=0", r"stride: rank is 0 \(expected 1 to 1,048,576\)", "write rank=1"),
         ("stride:measure=guess", "stride: measure is 'guess'", "write measure=auto"),
         ("stride:lambda_ratio=2", "stride: lambda_ratio is 2.0", "write lambda_ratio=0.1"),
         ("direct:damping=0", "direct: damping is 0.0", "write damping=0.1"),

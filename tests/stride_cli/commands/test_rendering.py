@@ -170,3 +170,55 @@ def test_an_answer_without_hits() -> None:
 
     text = shown(60, replace(answer(opposers=False), supporters=[]))
     assert "support this" not in text and "no unit" in " ".join(text.split())
+
+
+NASTY = "a\x1b]0;owned\x07\x9b2J\u202egnp [red]x[/red] [/] {unit}"
+HARMLESS = r"a\x1b]0;owned\x07\x9b2J\u202egnp [red]x[/red] [/] {unit}"
+
+
+def test_what_documents_are_called_steers_no_terminal() -> None:
+    plain = answer()
+    found = replace(
+        plain,
+        document_ids={number: f"{name}\n{NASTY}" for number, name in plain.document_ids.items()},
+        query=replace(plain.query, prompt=NASTY, response=NASTY),
+        passages=dict.fromkeys(plain.passages, NASTY),
+    )
+    text = shown(400, found, verbose=True, explained=True)
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+    assert f"history/one\\n{HARMLESS}" in text and HARMLESS + HARMLESS in text
+
+
+def test_tables_notes_and_progress_show_data_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from stride_cli import output
+    from stride_cli.commands.index import _show
+    from stride_cli.commands.tables import print_table, show_record
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(output, "wants_json", lambda flag: flag)
+    print_table(NASTY, [NASTY, "n"], [[NASTY, NASTY]])
+    show_record({"path": NASTY}, False, title=NASTY)
+    _show({"path": NASTY}, False, title=NASTY)
+    output.note(NASTY)
+    monkeypatch.delenv("STRIDE_NO_PROGRESS", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with output.progress(NASTY, 2, unit=NASTY) as bar:
+        bar.describe(NASTY)
+    told = capsys.readouterr()
+    assert told.out.count(HARMLESS) == 4 + 2 + 2 and HARMLESS in told.err
+    assert not set(told.out) & set("\x1b\x07\x9b\u202e")
+    assert not set(told.err) & set("\x07\x9b\u202e") and "\x1b]" not in told.err
+
+
+def test_records_hold_what_is_there_and_steer_nothing() -> None:
+    import json
+
+    from stride_cli.output import to_json
+
+    written = to_json({"id": f"{NASTY}\udcff"})
+    assert json.loads(written) == {"id": f"{NASTY}\udcff"}
+    assert not set(written) & set("\x1b\x07\x9b\u202e\udcff")

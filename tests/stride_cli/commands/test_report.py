@@ -65,6 +65,24 @@ def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> 
     assert "<svg" not in (tmp_path / "saved.html").read_text()
 
 
+def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text(
+        'The\n[1]\n{"id": "a", "prompt": "The", "response": " "}\nThe war\n'
+    )
+    line = f"--file {tmp_path}/prompts.txt --index {workspace}/run.stride --top 1 --read 0 --on-bad record"
+    reported = run(f"report {line} --out {tmp_path}/page.html --json")
+    assert reported.code == 2 and "recorded 2 bad prompts" in reported.err
+    *bad, record = reported.records
+    assert [(each["line"], each.get("id")) for each in bad] == [(2, None), (3, "a")]
+    assert record["queries"] == 2 and (tmp_path / "page.html").stat().st_size == record["bytes"]
+    (tmp_path / "answers.jsonl").write_text("\ufeff" + run(f"query {line}").out, encoding="utf-8")
+    saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --json")
+    assert saved.code == 0 and saved.records[0]["queries"] == 2
+    none = run(f'report " " --index {workspace}/run.stride --on-bad record --out {tmp_path}/none.html --json')
+    assert none.code == 2 and none.records[0]["source"] == "arguments" and none.records[0]["line"] == 1
+    assert not (tmp_path / "none.html").exists()
+
+
 def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Path) -> None:
     line = f"report {PROMPT} --index {workspace}/run.stride --out {tmp_path}"
     asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 5 --stability").records[0]

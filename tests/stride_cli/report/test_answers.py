@@ -23,6 +23,10 @@ def test_answers_come_back_as_they_were_saved(record, tmp_path: Path) -> None:
     [
         ("", "a:.* holds no answer|a holds no answer"),
         ("{", "a:1 is no JSON"),
+        ("[" * 100_000 + "]" * 100_000, "a:1 is no JSON: it is nested too deeply"),
+        ('{"schema": ' + "9" * 5000 + "}", "a:1 is no JSON: .*4300 digits"),
+        ('{"schema": "stride.bad_input/1"}', "a holds no answer"),
+        ('{"schema": "\udcff"}', "a:1 is not UTF-8"),
         ("[1, 2]", "a:1 is no record of stride"),
         ('{"prompt": "x"}', "a:1 is no record of stride"),
         ('{"schema": "stride.train/1"}', "a:1 is a stride.train/1 record"),
@@ -44,6 +48,8 @@ def test_what_is_no_answer_is_named(line: str, message: str) -> None:
         ({"recovery": 1}, "recovery is int"),
         ({"measurement__coverage": "all"}, "measurement.coverage is 'all'"),
         ({"loss": float("nan")}, "no JSON"),
+        ({"loss": 10**400}, "loss is larger than any number"),
+        ({"read": -(10**101)}, "read is larger than any number"),
     ],
 )
 def test_damage_is_found(record, changes, message: str) -> None:

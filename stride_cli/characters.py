@@ -1,0 +1,61 @@
+"""Text from documents, models, files and people, made safe to show on a terminal, in a page, in a table."""
+
+from __future__ import annotations
+
+import html
+import re
+
+# marks that turn the order of what stands around them: an id could read as another
+_TURNS = "\u202a-\u202e\u2066-\u2069"
+# control characters, which can steer a terminal and do not belong in HTML; halves of characters; what is none
+_STEERS = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}\ud800-\udfff\ufffe\uffff]")
+# of these what a JSON writer leaves as it is
+_STEERS_IN_JSON = re.compile(rf"[\x7f-\x9f{_TURNS}\ud800-\udfff\ufffe\uffff]")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def printable(text: str) -> str:
+    r"""The text, of several lines perhaps, with what is no character, or would steer a terminal, escaped.
+
+    An escape character is shown as ``\x1b``, half of a surrogate pair as ``\ud800``, a byte of a file name
+    that is not UTF-8 as ``\xff``.
+    """
+    return _STEERS.sub(_escaped, text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def one_line(text: str) -> str:
+    r"""`printable` of a name, which is one line: a line's end in it is shown as ``\n``."""
+    return _STEERS.sub(_escaped, text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def printable_json(text: str) -> str:
+    """JSON that says the same, with what `printable` escapes written as JSON escapes it."""
+    return _STEERS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def html_text(text: str) -> str:
+    """`printable` as text of a page, or as an attribute's value in quotes."""
+    return html.escape(printable(text))
+
+
+def cell(value: str) -> str:
+    """Text for a cell of a spreadsheet: what would be run as a formula gets an apostrophe before it."""
+    return f"'{value}" if value.startswith(_FORMULA) else value
+
+
+def shortened(name: str, length: int = 20) -> str:
+    """The name, or as much of it as `length` characters hold."""
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def power_of_ten(power: int) -> str:
+    """``10⁻³``, in characters that do not break over a line."""
+    digits = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{digits}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a name that is not UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

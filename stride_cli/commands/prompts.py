@@ -1,0 +1,250 @@
+"""Prompts that a command is asked: from its arguments, a file or stdin; and what becomes of bad ones."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from stride_cli import output
+from stride_cli.characters import one_line, shortened
+from stride_cli.corpus.documents import type_name
+from stride_cli.corpus.streams import SKIPS_TOLD
+from stride_cli.data.query_text import check_text
+from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, first_line, located
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.data.queries import Query
+    from stride_cli.schema.input_records import BadInputRecord
+
+ARGUMENTS = "arguments"
+FORMAT = (
+    'JSON Lines of {"prompt", "response"?, "span"?, "id"?}, or a prompt a line; in quotes ("…") it is a JSON '
+    "string."
+)
+_MAY_BE_JSON = ("{", "[", '"', "-", *"0123456789", "t", "f", "n")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes
+    ----------
+    asked : "prompt" and perhaps "response" and "span"; or why it could not be read
+    source : the file, "stdin", or "arguments"
+    line : from 1
+    id : where it gave one
+    """
+
+    asked: Mapping[str, Any] | QueryError
+    source: str
+    line: int | None = None
+    id: str | None = None
+
+
+class BadInput:
+    """What becomes of input that cannot be used: the first ends the command, or all are told or recorded.
+
+    Parameters
+    ----------
+    on_bad : "error", "skip" or "record"
+    as_json : whether stdout gets records; on a terminal "record" is as "skip"
+    what : of what kind it is, "prompt" or "item"
+
+    Attributes
+    ----------
+    count : int      that were left out
+    """
+
+    def __init__(self, on_bad: str, *, as_json: bool, what: str = "prompt") -> None:
+        self.stops = on_bad == "error"
+        self.count = 0
+        self._records, self._what = on_bad == "record" and as_json, what
+
+    def take(self, error: StrideError, source: str, line: int | None = None, id: str | None = None) -> None:
+        """One that cannot be used, whose error says where it is; raises it where it ends the command."""
+        if self.stops:
+            raise error
+        self.count += 1
+        if self._records:
+            record: BadInputRecord = {
+                "schema": "stride.bad_input/1",
+                "source": source,
+                "line": line,
+                "message": error.message,
+                "fix": error.fix,
+            }
+            if id is not None:
+                record["id"] = id
+            output.emit(record)
+        elif self.count <= SKIPS_TOLD:
+            output.note(f"skipped {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+
+    def leave(self) -> None:
+        """At the end: exit code 2 where there was one."""
+        if self.count:
+            done = "recorded" if self._records else "skipped"
+            output.note(f"{done} {self.count:,} bad {self._what}{'s' * (self.count > 1)} in all")
+            raise typer.Exit(EXIT_USAGE)
+
+
+def answered(
+    session: Session,
+    prompts: Iterable[Prompt],
+    options: QueryOptions,
+    bad: BadInput,
+    *,
+    given: Mapping[str, Any],
+    together: int | None = None,
+) -> Iterator[tuple[Prompt, Answer]]:
+    """Every prompt with its answer, in order, without those that `bad` takes.
+
+    Parameters
+    ----------
+    given : "response" and "span" of prompts that have none of their own
+    together : see `Session.query_all`
+    """
+    from stride_cli.attribution.session import Refused
+
+    waiting: deque[Prompt] = deque()  # for their outcome
+
+    def asked() -> Iterator[Mapping[str, Any] | StrideError]:
+        for prompt in prompts:
+            waiting.append(prompt)
+            broken = isinstance(prompt.asked, StrideError)
+            yield prompt.asked if broken else {**given, **prompt.asked}  # type: ignore[dict-item]
+
+    for outcome in session.outcomes(asked(), options, together=together, stop=bad.stops):
+        prompt = waiting.popleft()
+        if isinstance(outcome, Refused):
+            error, line = outcome.error, prompt.line
+            if prompt.source != ARGUMENTS and not isinstance(prompt.asked, StrideError):
+                error = located(error, f"{prompt.source}:{line}")
+            bad.take(error, prompt.source, line, prompt.id)
+        else:
+            yield prompt, outcome
+
+
+def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
+    """Prompts one at a time, as they arrive: `text`, or lines of stdin where it is "-", or of a file.
+
+    Raises
+    ------
+    UsageError      there is no such file
+    QueryError      there is no prompt in it
+    """
+    if text is not None and text != "-":
+        yield Prompt({"prompt": text}, ARGUMENTS, 1)
+        return
+    if text == "-":
+        yield from _lines(stdin_lines(), "stdin")
+        return
+    assert file is not None
+    if not file.is_file():
+        raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
+    with file.open(encoding="utf-8", errors="surrogateescape") as lines:
+        yield from _lines(iter(lines.readline, ""), str(file))
+
+
+def read_rows(queries: Iterable[Query], file: Path | None) -> Iterator[Prompt]:
+    """Examples of a classifier, numbered as they come."""
+    source = str(file) if file is not None else ARGUMENTS
+    for number, query in enumerate(queries, 1):
+        yield Prompt({"prompt": query}, source, number)
+
+
+def stdin_lines() -> Iterator[str]:
+    """Lines as they arrive; a byte that is not UTF-8 stays in them, to be named with its line."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    return iter(sys.stdin.readline, "")
+
+
+def _lines(lines: Iterator[str], source: str) -> Iterator[Prompt]:
+    count = 0
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix("\ufeff") if number == 1 else line
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
+        count += 1
+        name: str | None = None
+        asked: Mapping[str, Any] | QueryError
+        try:
+            record = _record(line)
+            name = _id(record)
+            asked = _checked(record)
+        except QueryError as error:
+            asked = QueryError(f"{source}:{number}: {error.message}", fix=error.fix)
+        yield Prompt(asked, source, number, name)
+    if count == 0:
+        raise QueryError(f"{source} holds no prompt", fix="one prompt a line")
+
+
+def _record(line: str) -> dict[str, Any]:
+    """What a line asks. One that is no JSON is a prompt as it stands, but for a broken object.
+
+    What is other JSON, [1] or 1984, is refused: it would be guesswork what was meant.
+    """
+    if not line.lstrip().startswith(_MAY_BE_JSON):
+        return {"prompt": line}
+    is_object = line.lstrip().startswith("{")
+    try:
+        found = json_module.loads(line, parse_constant=_refuse)
+    except RecursionError:
+        raise QueryError("the line is JSON that is nested too deeply", fix='{"prompt": "…"}') from None
+    except ValueError as error:
+        if not is_object:
+            return {"prompt": line}
+        why = first_line(error).partition("; use sys.")[0]
+        raise QueryError(
+            f"the line is broken JSON: {why}", fix="one JSON object a line, or plain prompts"
+        ) from None
+    if isinstance(found, dict):
+        return found
+    if isinstance(found, str):
+        return {"prompt": found}
+    raise QueryError(
+        f"the line is JSON, {type_name(found)} (expected an object, a string, or a prompt that is no JSON)",
+        fix=f"to ask it as it stands: {shortened(json_module.dumps({'prompt': line.strip()}), 200)}",
+    )
+
+
+def _id(record: dict[str, Any]) -> str | None:
+    """The id of a prompt, as those of documents: a string, or a number that is written as one."""
+    name = record.get("id")
+    if name is None or isinstance(name, str):
+        if name is not None:
+            check_text(name, "'id'")
+        return name
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
+    raise QueryError(f"'id' is {type_name(name)} (expected a string or an integer)", fix='{"id": "a", …}')
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """Prompt, response and span of a record, as texts."""
+    found = {key: record[key] for key in ("prompt", "response", "span") if record.get(key) is not None}
+    if "prompt" not in found:
+        keys = one_line(", ".join(sorted(record)))
+        raise QueryError(
+            f"there is no 'prompt' (found {shortened(keys, 200) or 'nothing'})", fix='{"prompt": "…"}'
+        )
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise QueryError(f"'{key}' is {type_name(value)} (expected a string)", fix='{"prompt": "…"}')
+        check_text(value, f"'{key}'")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
