@@ -513,8 +513,10 @@ def _plausible(entries: list[dict[str, Any]], prefix: str) -> bool:
 def _check_commit(entry: Mapping[str, Any], prefix: str) -> None:
     """ValueError, or what wrong types raise, where no build has written this."""
     for name, (dtype, tail, length) in entry["arrays"].items():
-        known = name.startswith(prefix) and dtype in find_spec(name).dtypes and len(tail) < MOST_AXES
-        if not known or any(type(size) is not int or not 0 <= size < MOST_VALUES for size in (*tail, length)):
+        known = name.startswith(prefix) and dtype in find_spec(name).dtypes
+        if not known or not isinstance(tail, list) or len(tail) >= MOST_AXES:
+            raise ValueError("no array of the layout")
+        if any(type(size) is not int or not 0 <= size < MOST_VALUES for size in (*tail, length)):
             raise ValueError("no array of the layout")
         if 0 in tail:
             raise ValueError("rows of nothing")

@@ -23,7 +23,7 @@ ATTRIBUTES_KEY = "stride"
 MOST_AXES = 8
 MOST_VALUES = 1 << 56  # bytes of them are counted in 64 bits
 # what zarr-python raises at a document that is none
-_NOT_ZARR = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+_NOT_ZARR = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)

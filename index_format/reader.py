@@ -166,7 +166,7 @@ class Index:
             yield
         except IndexFormatError:
             raise
-        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = str(error).partition("\n")[0]
             raise IndexDamaged(
                 f"{group} of index {self.path} are not what {STAGE_COMMANDS[group]} writes "

@@ -72,7 +72,7 @@ def _occurrences(chunks: ChunkReader, known: np.ndarray, vocab_size: int) -> spa
         stop = int(np.searchsorted(offsets, offsets[first] + _TOKENS, side="right")) - 1
         stop = min(max(stop, first + 1), chunks.n_chunks)
         start, end = int(offsets[first]), int(offsets[stop])
-        tokens = np.asarray(chunks.tokens[start:end])
+        tokens = chunks.span(start, end)
         places = np.flatnonzero(begins[tokens[:-1]] & ends[tokens[1:]])
         pairs = tokens[places].astype(np.int64) * vocab_size + tokens[places + 1]
         at = np.minimum(np.searchsorted(known, pairs), len(known) - 1)

@@ -107,14 +107,17 @@ class ChunkReader:
         weights = (np.arange(stop - start) >= max(1, int(self.loss_start[row]))).astype(np.float32)
         if self.loss_mask is not None:
             weights *= np.asarray(self.loss_mask[start:stop])
+        return self.span(start, stop), weights
+
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start … stop-1 of all chunks joined; IndexDamaged where the model does not have one."""
         tokens = np.asarray(self.tokens[start:stop])
         if self._vocab_size is not None and len(tokens) and int(tokens.max()) >= self._vocab_size:
             raise IndexDamaged(
-                f"index {self._index.path}: chunk {row} has token {tokens.max()} (the model has "
-                f"{self._vocab_size})",
+                f"index {self._index.path} has token {tokens.max()} (the model has {self._vocab_size})",
                 fix="no build of stride writes that: build the index again from the corpus",
             )
-        return tokens, weights
+        return tokens
 
     def scored_tokens(self) -> int:
         """How many tokens of the corpus are scored."""

@@ -32,6 +32,10 @@ class PairLogitSpace(OperatorSpace):
     start : (V + 1,) int64      the gates of token x are start[x] … start[x + 1] − 1
     second : (p,) int64         y of each gate
     factor : (p,) float32       how strongly each gate shifts its logit
+
+    Raises
+    ------
+    ValueError      `start` does not rise from 0 to p, or a y is no token
     """
 
     name = "pair-logit"
@@ -49,6 +53,9 @@ class PairLogitSpace(OperatorSpace):
         self.second: torch.Tensor
         self.factor: torch.Tensor
         self.gate_size = len(second)
+        inside = not len(second) or (second.min() >= 0 and second.max() < len(start) - 1)
+        if start[0] != 0 or start[-1] != len(second) or (start.diff() < 0).any() or not inside:
+            raise ValueError("pairs of tokens that the vocabulary does not have")
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         ids, length = hidden, hidden.shape[1]

@@ -230,7 +230,7 @@ def index_chunks(workspace: Workspace) -> list[Chunk]:
         mask = None
         if reader.loss_mask is not None:
             mask = reader.chunk(row)[1].astype(np.uint8)
-        tokens = np.asarray(reader.tokens[start:stop]).astype(np.int32)
+        tokens = reader.span(start, stop).astype(np.int32)
         chunks.append(Chunk(tokens, max(1, int(reader.loss_start[row])), mask))
     return chunks
 
