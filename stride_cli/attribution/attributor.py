@@ -252,6 +252,11 @@ class Attributor:
             return self.unread(solutions)
         assert queries is not None
         found = self.read(queries, batches, responses, solutions)
+        if not all(np.isfinite(each.influences.values).all() for each in found):
+            raise NumericalError(
+                "the influence of a chunk that was read is not finite",
+                fix="run with --dtype fp32 or --read 0, or fit the operators anew",
+            )
         reached("read")
         return found
 

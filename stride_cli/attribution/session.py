@@ -225,7 +225,7 @@ class Session:
             unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
             operators.seen = np.concatenate([operators.seen, unseen])
         workspace = Workspace.open(index, model or model_path, device=device, dtype=dtype)
-        return cls(
+        opened = cls(
             workspace,
             operators,
             designs=stored_designs(index),
@@ -234,6 +234,24 @@ class Session:
             checkpoints=open_checkpoints(index, workspace.model),
             calibration=stored_calibration(index),
         )
+        with index.understanding("operators"):
+            opened._try_out()
+        return opened
+
+    def _try_out(self) -> None:
+        """Take two tokens through every model and the spaces of its operators: what does not fit together
+        raises."""
+        import numpy as np
+
+        from stride_cli.data.batches import pad_batch
+        from stride_cli.operators.gradients import gate_gradients
+
+        two = pad_batch(np.zeros(1, np.int64), [np.zeros(2, np.int64)], [np.array([0.0, 1.0])])
+        for steered in self.steered:
+            found, _, _ = gate_gradients(steered, two)
+            for gradient, gates in zip(found, steered.operators.gates, strict=True):
+                if gradient.shape[1] != gates.shape[1]:
+                    raise ValueError(f"{gates.shape[1]} gates have {gradient.shape[1]} gradients")
 
     @property
     def index(self) -> Index:

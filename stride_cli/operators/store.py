@@ -180,6 +180,9 @@ class Operators:
         if self.fit not in ("closed", "sgd") or not self.spaces or not math.isfinite(self.step):
             raise ValueError(f"no such fit: {self.fit!r} of {len(self.spaces)} spaces, step {self.step}")
         for space, gate in zip(self.spaces, self.gates, strict=True):
+            scales = [gate.scale] if isinstance(gate, PackedGates) else []
+            if not all(np.isfinite(values).all() for values in (*space.arrays().values(), *scales)):
+                raise ValueError(f"bases of {space.name} are not finite")
             if gate.shape != (n_subsets, space.gate_size):
                 expected = (n_subsets, space.gate_size)
                 raise ValueError(f"gates of {space.name} should have shape {expected}, have {gate.shape}")

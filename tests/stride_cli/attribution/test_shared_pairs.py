@@ -32,8 +32,9 @@ def pairs_of(ids, scored):
 def test_they_are_counted_within_chunks_and_where_scored(corpus, masked, asked, smoothing, block) -> None:
     lengths = [len(ids) for ids, _, _ in corpus]
     masks = [[bits >> place & 1 for place in range(len(ids))] for ids, _, bits in corpus]
+    tokens = np.array([token for ids, _, _ in corpus for token in ids], np.uint16)
     chunks = SimpleNamespace(
-        tokens=np.array([token for ids, _, _ in corpus for token in ids], np.uint16),
+        span=lambda start, stop: tokens[start:stop],
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64),
         loss_start=np.array([start for _, start, _ in corpus], np.uint32),
         loss_mask=np.array([bit for mask in masks for bit in mask], np.uint8) if masked else None,
