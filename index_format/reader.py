@@ -70,9 +70,10 @@ class Index:
 
         Compared: the format version; the manifest with its own digest; the length of every file and the
         content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
-        The content of the chunk files is `verify`'s business. A stage's group (operators, truth) is checked
-        in the same way when it is first asked for, so that a damaged one can be fitted again. What is fetched
-        is compared when it is: whole files with their SHA-256, parts of files with the length asked for.
+        A chunk file is compared with its SHA-256 when something of it is first read, unless that was done since
+        it last changed (`index_format.soundness`). A stage's group (operators, truth) is checked in the same
+        way when it is first asked for, so that a damaged one can be fitted again. What is fetched is compared
+        when it is: whole files with their SHA-256, parts of files with the length asked for.
 
         Parameters
         ----------
@@ -127,7 +128,8 @@ class Index:
         return sorted(name for name in arrays if name.startswith(f"{group}/"))
 
     def array(self, name: str) -> np.ndarray | ShardedArray:
-        """Array `name` ("group/array"), read-only, mapped rather than read.
+        """Array `name` ("group/array"), read-only, mapped rather than read; its files are compared with their
+        digests, one in a single file now, those of several when they are first read.
 
         Returns
         -------
@@ -137,6 +139,7 @@ class Index:
         Raises
         ------
         StageMissing      the stage has not been run, or the optional array was left out
+        IndexDamaged      a file is not what was written (of several: when it is read)
         ValueError        the layout has no such array
         """
         find_spec(name)

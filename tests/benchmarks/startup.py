@@ -44,7 +44,8 @@ with without_collection():  # as Session.open does all of this
     import torch
     stage("torch")
     from stride_cli.models.language.checkpoint import load_tokenizer
-    load_tokenizer(index.attributes["model_path"])
+    from stride_cli.recorded_paths import find_recorded
+    load_tokenizer(find_recorded(index.attributes["model_path"], index.path))
     stage("tokenizer (transformers)")
     model = open_model(index)
     stage("model class (transformers), weights, fingerprints")

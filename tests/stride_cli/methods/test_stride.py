@@ -71,7 +71,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     from stride_cli.attribution.additive import additive_measurement
 
     task, queries = task_and_queries
-    path = task.index.attributes["model_path"]
+    path = task.model.path
     small = "space=logit,subsets=16,degree=3,shrink=false,read=0"
     one = fitted(task, f"stride:{small}")
     first = score_all(one, queries)

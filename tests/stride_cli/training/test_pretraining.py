@@ -194,7 +194,7 @@ def test_an_existing_model_is_kept_unless_told(tmp_path: Path, corpus: str) -> N
     [
         ({"layers": 0}, "--layers is 0"),
         ({"width": 30, "heads": 4}, "does not split"),
-        ({"vocab": 100}, "--vocab is 100 .expected 260 or more"),
+        ({"vocab": 100}, "--vocab is 100 .expected 260 to 1,048,576"),
         ({"context": 1}, "--context"),
         ({"epochs": 2.0, "steps": 3}, "both say how long"),
         ({"epochs": 0.0}, "--epochs is 0"),
