@@ -70,10 +70,10 @@ class Index:
 
         Compared: the format version; the manifest with its own digest; the length of every file and the
         content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
-        A chunk file is compared with its SHA-256 when something of it is first read, unless that was done since
-        it last changed (`index_format.soundness`). A stage's group (operators, truth) is checked in the same
-        way when it is first asked for, so that a damaged one can be fitted again. What is fetched is compared
-        when it is: whole files with their SHA-256, parts of files with the length asked for.
+        A chunk file is compared with its SHA-256 when something of it is first read, unless that was done
+        since it last changed (`index_format.soundness`). A stage's group (operators, truth) is checked in the
+        same way when it is first asked for, so that a damaged one can be fitted again. What is fetched is
+        compared when it is: whole files with their SHA-256, parts of files with the length asked for.
 
         Parameters
         ----------
