@@ -107,8 +107,8 @@ class IndexVerifyRecord(TypedDict):
     kind: NotRequired[
         Annotated[
             str,
-            'of a problem: "missing", "extra", "length", "content", "invariant", "maker" (digests are right, and '
-            'no build of stride writes that) or "signature" (not what was signed, or not with that key)',
+            'of a problem: "missing", "extra", "length", "content", "invariant", "maker" (digests are right, '
+            'and no build of stride writes that) or "signature" (not what was signed, or not with that key)',
         ]
     ]
     message: NotRequired[Annotated[str, "of a problem: what was expected and found"]]
