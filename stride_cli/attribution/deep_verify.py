@@ -346,8 +346,10 @@ def _truth(index: Index) -> Found:
     def read() -> None:
         try:
             truth = Truth.from_index(index)
-        except IndexMismatch:  # documents were appended since
-            return
+        except IndexMismatch:
+            if int(index.group_attributes("truth")["n_chunks"]) < index.n_chunks:
+                return  # documents were appended since
+            raise
         with index.understanding("truth"):
             shape = (len(truth.masks), len(truth.seeds), len(truth.queries))
             if truth.losses.shape != shape or len(truth.alpha) != shape[0]:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
+from index_format.reader import Index
+from index_format.writer import GroupWriter
 
 
 @pytest.fixture
@@ -111,6 +113,17 @@ def endless_gates(index: Path) -> None:
     change_array(gates_of(index), np.float32, put(7, np.nan))(index)
 
 
+def truth_of(n_chunks: int | None) -> Callable[[Path], None]:
+    """Losses, and nothing else, of so many chunks, or of those that there are."""
+
+    def apply(index: Path) -> None:
+        with GroupWriter(index, "truth", "t") as writer:
+            writer.append("truth/losses", np.ones((3, 2)))
+            writer.publish({"n_chunks": n_chunks or Index.open(index).n_chunks})
+
+    return apply
+
+
 def checkpoint_of_my_own(index: Path) -> None:
     attributes = json.loads((index / "operators/zarr.json").read_bytes())["attributes"]["stride"]
     entry = {"path": "../model", "model_fingerprint": "0" * 64, "design_seed": 1}
@@ -148,6 +161,8 @@ MAKERS = {
     "scale": (change_attributes("operators/", put("direct_scale", True)), "operators", "no finite number"),
     "seen": (change_array("operators/seen", np.uint8, put(2, 7)), "operators/seen", "entry 2 is neither"),
     "checkpoint": (checkpoint_of_my_own, "operators/zarr.json", "subsets of checkpoint 1 are drawn from 1"),
+    "truth": (truth_of(1 << 70), "truth", "the truth of index"),
+    "truth without queries": (truth_of(None), "truth", "not what stride evaluate truth writes"),
     "calibration": (
         change_array("calibration/null_scored", np.int64, lambda values: values[::-1].sort()),
         "calibration",
