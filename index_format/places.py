@@ -185,7 +185,7 @@ class Stored(Place):
                 self._groups[group] = self.exists(f"{group}/{ZARR_JSON}")
             except IndexUnreachable as error:
                 # where nobody may list, S3 and some web servers forbid what is not there
-                if not _is_forbidden(error.__cause__):
+                if not is_forbidden(error.__cause__):
                     raise
                 self._groups[group] = False
         return self._groups[group]
@@ -444,7 +444,8 @@ def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return sync(coroutine)
 
 
-def _is_forbidden(error: BaseException | None) -> bool:
+def is_forbidden(error: BaseException | None) -> bool:
+    """Whether a store's error says that this may not be read, as some say of what is not there."""
     return isinstance(error, PermissionError) or getattr(error, "status", None) == 403
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,28 +17,14 @@ from index_format.location import RemotePath
 from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import ZARR_JSON
 from index_format.places import Place, open_place
+from index_format.problem import Problem
 from index_format.reader import Index
 from index_format.shards import ShardedArray
+from index_format.signature import SIGNATURE, read_signature
 
 Progress = Callable[[int, int], None]
 _Array = np.ndarray | ShardedArray
 _BLOCK_ROWS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with an index.
-
-    Attributes
-    ----------
-    path : str        the file, relative to the index; for an invariant, the array
-    kind : str        "missing", "extra", "length", "content" (a digest differs) or "invariant"
-    message : str     what was expected and what was found
-    """
-
-    path: str
-    kind: Literal["missing", "extra", "length", "content", "invariant"]
-    message: str
 
 
 def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | None = None) -> list[Problem]:
@@ -47,7 +32,8 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
 
     Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
     Where all bytes are right, the arrays are checked against each other (a writer's mistake, not damage).
-    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index.
+    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index, and
+    whose its signature is, and of what, is not asked (`signature.find_unsigned`).
 
     Parameters
     ----------
@@ -62,6 +48,17 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
     if not place.exists(MANIFEST) and not place.exists(ZARR_JSON):
         Index.open(path)  # says what is there instead
         raise IndexNotFound(f"{place.path} is no index", fix="stride index build makes one")
+    problems = _find_problems(place, path, progress)
+    try:
+        read_signature(place)
+    except IndexDamaged as error:
+        problems.append(Problem(SIGNATURE, "content", error.message))
+    return problems
+
+
+def _find_problems(
+    place: Place, path: str | os.PathLike[str] | RemotePath, progress: Progress | None
+) -> list[Problem]:
     problems: list[Problem] = []
     todo: list[tuple[str, tuple[int, str]]] = []
     there = place.names()
@@ -116,6 +113,8 @@ def _find_extra(there: Iterable[str], directory: str, files: set[str]) -> Iterat
             continue
         relative = name.removeprefix(f"{directory}/") if directory else name
         top, inside, _ = relative.partition("/")
+        if not directory and relative == SIGNATURE:
+            continue
         if relative.rstrip("/") not in known and relative and not (inside and top in elsewhere):
             yield _extra(name.rstrip("/"))
 

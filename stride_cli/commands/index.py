@@ -1,16 +1,17 @@
-"""`stride index`: plan, build, look at, verify, extend and export an index."""
+"""`stride index`: plan, build, look at, verify, sign, extend and export an index."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from index_format.errors import IndexDamaged
 from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.characters import one_line
@@ -34,7 +35,14 @@ from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
-    from stride_cli.schema.index_records import IndexInfoRecord, IndexRecord, IndexSummary, IndexVerifyRecord
+    from index_format.problem import Problem
+    from stride_cli.schema.index_records import (
+        IndexInfoRecord,
+        IndexRecord,
+        IndexSignatureRecord,
+        IndexSummary,
+        IndexVerifyRecord,
+    )
 
 app = typer.Typer(
     help="Build an index of a corpus, and look after it.",
@@ -136,8 +144,10 @@ def append(
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.loading import path_of_model
+    from stride_cli.signing import signed_by
 
     path = writable_index(index)
+    signer = signed_by(path)
     begin = time.monotonic()
     tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
     extended = append_to_index(
@@ -150,6 +160,10 @@ def append(
     _report(extended, path, time.monotonic() - begin, json)
     if extended.has("operators"):
         output.note(f"the operators have not seen the new chunks: stride train --index {path}")
+    if signer is not None:
+        output.note(
+            f"its signature was of what it was before, and is gone: stride index sign {path} --key KEY.pem"
+        )
 
 
 @app.command(
@@ -231,30 +245,61 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
     _show(record, json, title=str(path))
 
 
-@app.command(epilog=_example("stride index verify run.stride"))
-def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
-    """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong."""
-    from index_format.verify import verify as find_problems
+@app.command(epilog=_example("stride index verify run.stride", "stride index verify run.stride --deep"))
+def verify(
+    index: IndexArgument = None,
+    index_option: IndexPath = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Look for what somebody could have made on purpose, digests and all."),
+    ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PUB.pem", help="Check its signature with this ed25519 public key."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="With --deep: the model whose tokens it has; by default its own, if that is here.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong.
 
+    With --deep: texts, ids, tokens, subsets, operators and paths are what a build of STRIDE writes.
+    With --key: all of it is as the holder of the key signed it (stride index sign).
+    """
+    from stride_cli import signing
+
+    if model is not None and not deep:
+        raise errors.UsageError("--model is of --deep, which is not given", fix="add --deep")
     path = _named_index(index, index_option)
-    on_disk = _disk_bytes(path)
-    with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
-        done = 0
-
-        def tell(read: int, _total: int) -> None:
-            nonlocal done
-            ticker.advance((read - done) / 1e6)
-            done = read
-
-        problems = find_problems(path, progress=tell)
-    as_json = output.wants_json(json)
+    public = None if key is None else signing.read_public_key(key)
+    problems = _verified(path)
+    if public is not None:
+        problems += signing.check_signature(path, public)
+    elif signer := signing.signed_by(path):
+        output.note(
+            f"signed, as it says itself, with key {signer}: unchecked (stride index verify --key PUB.pem)"
+        )
+    if deep:
+        problems += _looked_closer(path, model, problems)
     record: IndexVerifyRecord = {
         "schema": "stride.index_verify/1",
         "index": str(path),
         "whole": not problems,
     }
+    if deep:
+        record["deep"] = True
+    if public is not None:
+        record["key"] = signing.fingerprint_of(public)
+    as_json = output.wants_json(json)
     if not problems:
-        output.emit(record) if as_json else print(one_line(f"{path} is whole"))
+        signed = f", and signed with key {record['key']}" if "key" in record else ""
+        output.emit(record) if as_json else print(one_line(f"{path} is whole{signed}"))
         return
     for problem in problems:
         if as_json:
@@ -267,8 +312,87 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
             output.emit(found)
         else:
             print(one_line(f"{problem.path}: {problem.kind}: {problem.message}"))
-    output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
+    output.note(_what_to_do(path, problems))
     raise typer.Exit(errors.EXIT_FOUND)
+
+
+def _verified(path: Location) -> list[Problem]:
+    """All that is wrong with an index's bytes, found with a bar."""
+    from index_format.verify import verify as find_problems
+
+    on_disk = _disk_bytes(path)
+    with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
+        done = 0
+
+        def tell(read: int, _total: int) -> None:
+            nonlocal done
+            ticker.advance((read - done) / 1e6)
+            done = read
+
+        return find_problems(path, progress=tell)
+
+
+def _looked_closer(path: Location, model: str | None, problems: Sequence[Problem]) -> list[Problem]:
+    """What a maker has done to an index whose bytes are right."""
+    from index_format.reader import Index
+    from stride_cli.attribution.deep_verify import find_made_up
+
+    if any(problem.kind != "signature" for problem in problems):
+        output.note("the index is damaged: nobody has looked any closer (--deep)")
+        return []
+    return list(find_made_up(Index.open(path), model))
+
+
+def _what_to_do(path: Location, problems: Sequence[Problem]) -> str:
+    kinds, count = {problem.kind for problem in problems}, len(problems)
+    if kinds - {"maker", "signature"}:
+        return f"{path} is damaged ({count} found): restore it from a copy, or build it again"
+    if "maker" in kinds:
+        return f"{path} holds what no build of stride writes ({count} found): build it again from the corpus"
+    return f"{path} is not what was signed ({count} found): ask who signed it for a copy, or do not trust it"
+
+
+@app.command(epilog=_example("stride index sign run.stride --key key.pem"))
+def sign(
+    index: IndexArgument = None,
+    index_option: IndexPath = None,
+    *,
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key",
+            metavar="KEY.pem",
+            help="Private key: openssl genpkey -algorithm ed25519 -out key.pem",
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Sign an index and its stages as they are now: others then see that it is yours, and unchanged.
+
+    They need your public key (openssl pkey -in key.pem -pubout -out pub.pem) and stride index verify --key.
+    The password of an encrypted key is taken from STRIDE_SIGN_PASSWORD. Stages that run later are not
+    signed: sign again.
+    """
+    from stride_cli import signing
+
+    path = writable_index(str(_named_index(index, index_option)))
+    signing.read_private_key(key)  # before all bytes are read
+    problems = [problem for problem in _verified(path) if problem.path != signing.SIGNATURE]
+    if problems:
+        raise IndexDamaged(
+            f"index {path} is not signed, it is damaged: {problems[0].path}: {problems[0].message}",
+            fix=f"stride index verify {path} says all of it: restore it from a copy, or build it again",
+        )
+    signed = signing.sign_index(path, key)
+    record: IndexSignatureRecord = {
+        "schema": "stride.index_signature/1",
+        "index": str(path),
+        "key": signed.key,
+        "digest": signed.statement.index,
+        "stages": sorted(signed.statement.stages),
+        "replaced": signed.replaced,
+    }
+    _show(record, json, title=f"signature of {path}")
 
 
 class Exported(StrEnum):

@@ -1,8 +1,9 @@
-"""How many tokens a checkpoint reads at once, from its configuration; no weights are loaded."""
+"""How many tokens a checkpoint reads at once, and knows, from its configuration; no weights are loaded."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from stride_cli.errors import ModelError
 
@@ -23,6 +24,22 @@ def context_length(path_or_id: str | Path) -> int | None:
     ModelError
         The configuration cannot be read.
     """
+    config = _configuration(path_or_id)
+    for name in _NAMES:
+        length = getattr(config, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    return None
+
+
+def vocabulary_size(path_or_id: str | Path) -> int | None:
+    """How many tokens a checkpoint's logits are of; None when it does not say. Raises as `context_length`."""
+    size = getattr(_configuration(path_or_id), "vocab_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _configuration(path_or_id: str | Path) -> Any:
+    """What a checkpoint's language model is configured as; raises as `context_length`."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -39,7 +56,7 @@ def context_length(path_or_id: str | Path) -> int | None:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(where, **options).get_text_config()
+        return AutoConfig.from_pretrained(where, **options).get_text_config()
     except Exception as error:  # OSError, ValueError, KeyError, JSON and GGUF errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -48,8 +65,3 @@ def context_length(path_or_id: str | Path) -> int | None:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    for name in _NAMES:
-        length = getattr(config, name, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    return None

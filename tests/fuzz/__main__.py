@@ -5,6 +5,8 @@ slowest_seconds, python, versions, failed}; exit code 1 where something failed. 
 and traceback are told on stderr, the input in ``failed`` too, of the first ten. A try depends on the target's
 name, the seed and its number alone: ``--seed S --first N --tries 1`` repeats it, also one that killed the
 process or did not end.
+
+`python -m tests.fuzz --table FILE` prints such lines as the Markdown table of docs/security.md.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from tests.fuzz import known_targets, one_try
+from tests.fuzz import known_targets, one_try, prepare
 
 TOLD = 10
 PACKAGES = ("stride-tda", "pyarrow", "zstandard", "numpy", "zarr", "transformers", "tokenizers")
@@ -48,8 +51,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first try [0]")
     parser.add_argument("--tries", type=int, default=None, help="at most so many")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="of one try [10]")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="show records, and run nothing")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.table:
+        print(table([json.loads(line) for line in given.table.read_text(encoding="utf-8").splitlines()]))
+        return 0
     if given.worker:
         work(given)
         return 0
@@ -59,6 +66,27 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(record), flush=True)
         failed |= record["failures"] > 0
     return 1 if failed else 0
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records of runs, those of a target together, as a Markdown table."""
+    rows = [
+        "| target | runs | tries | failures | crashes | hours | slowest try | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted({record["target"] for record in records}):
+        own = [record for record in records if record["target"] == name]
+        tries, failures, crashes = (
+            sum(record[what] for record in own) for what in ("tries", "failures", "crashes")
+        )
+        hours = sum(record["seconds"] for record in own) / 3600
+        slowest = max(record["slowest_seconds"] for record in own)
+        peak = max(record["peak_bytes"] for record in own) / 1e6
+        rows.append(
+            f"| `{name}` | {len(own)} | {tries:,} | {failures:,} | {crashes:,} | {hours:.2f} "
+            f"| {slowest:.1f} s | {peak:,.0f} MB |"
+        )
+    return "\n".join(rows)
 
 
 def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -122,6 +150,7 @@ def work(given: argparse.Namespace) -> None:
     target = known_targets()[name]
     until = time.monotonic() + 60 * given.minutes
     slowest = 0.0
+    prepare(name)
 
     def late(*_: Any) -> None:
         raise Late(f"takes longer than {given.limit} seconds")

@@ -57,6 +57,15 @@ def find_checkpoint(path_or_id: str | Path) -> Source:
     return _in_directory(given, _from_hub(given))
 
 
+def find_offline(path_or_id: str | Path) -> Source | None:
+    """`find_checkpoint`, on this machine or in the hub's cache; None of a hub id that would be fetched."""
+    given = str(path_or_id)
+    if Path(given).expanduser().exists() or not _names_hub(given):
+        return find_checkpoint(given)
+    cached = _cached(given)
+    return None if cached is None else _in_directory(given, cached)
+
+
 def refuse_download(path_or_id: str, *, named_by: str) -> None:
     """Refuse a hub id that the user has not given, where it would be fetched: what names it may be anybody's.
 
