@@ -44,7 +44,14 @@ def test_a_damaged_table_gives_documents_or_a_remedy(table: bytes, data: st.Data
     readers.read_file("a.parquet", bytes(changed[:cut]), readers.ReadOptions(on_bad="skip"))
 
 
-@pytest.mark.parametrize("name", sorted(fuzz.known_targets()))
+# what asks an index trains a model first
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "readers" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(fuzz.known_targets())
+    ],
+)
 def test_nothing_escapes(name: str) -> None:
     target = fuzz.known_targets()[name]
     until = time.monotonic() + SECONDS

@@ -127,6 +127,7 @@ def test_changed_settings_are_refused_with_both_fingerprints(
     assert "fix: put its config.json" in result.err
 
 
+@pytest.mark.slow
 def test_an_index_downloads_no_model(
     run, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_remembered
 ) -> None:
