@@ -9,8 +9,8 @@ import re
 _TURNS = "\u202a-\u202e\u2066-\u2069"
 # control characters, which can steer a terminal and do not belong in HTML; halves of characters; what is none
 _STEERS = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}\ud800-\udfff\ufffe\uffff]")
-# of these what a JSON writer leaves as it is
-_STEERS_IN_JSON = re.compile(rf"[\x7f-\x9f{_TURNS}\ud800-\udfff\ufffe\uffff]")
+# of these what a JSON writer leaves as it is; and what many a reader of lines takes for the end of one
+_STEERS_IN_JSON = re.compile(rf"[\x7f-\x9f\u2028\u2029{_TURNS}\ud800-\udfff\ufffe\uffff]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON that says the same, with what `printable` escapes written as JSON escapes it."""
+    """JSON that says the same, with what `printable` escapes, or ends a line, written as JSON escapes it."""
     return _STEERS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

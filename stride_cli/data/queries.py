@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.characters import shortened
 from stride_cli.data.batches import Batch, pad_batch
 from stride_cli.data.query_text import check_text
 from stride_cli.errors import QueryError
@@ -139,7 +140,7 @@ def _span_weights(
     begin = response.find(span)
     if not span or begin < 0:
         raise QueryError(
-            f"the span {span!r} is not in the response {response!r}",
+            f"the span {shortened(repr(span), 200)} is not in the response {shortened(repr(response), 200)}",
             fix="give a part of the response verbatim",
         )
     weights = np.zeros(len(prompt_ids) + len(response_ids), dtype=np.float32)

@@ -48,10 +48,10 @@ def interleave(
     return seconds, results
 
 
-def resident() -> dict[str, int]:
-    """Bytes of this process in memory now: its own (``anonymous``), and pages of mapped files."""
+def resident(process: int | None = None) -> dict[str, int]:
+    """Bytes of a process (this one) in memory now: its own (``anonymous``), and pages of mapped files."""
     found = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc", str(process or "self"), "status").read_text().splitlines():
         key, _, value = line.partition(":")
         if key in ("RssAnon", "RssFile"):
             found[{"RssAnon": "anonymous", "RssFile": "mapped"}[key]] = int(value.split()[0]) * 1024

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import build, fitting, measurement, projections
+from tests.benchmarks import __main__ as command
+from tests.benchmarks import build, checks, fitting, load, measurement, projections, soak
 from tests.benchmarks._machine import interleave, watched_memory
+from tests.prepared import Prepared
 
 WORDS = ["water", "stone", "river", "mountain", "history", "science", "treaty", "empire", "island", "planet"]
 
@@ -124,3 +128,67 @@ def test_projections_find_more_with_more_bytes(
         assert row["queries"] == 8 and 0 <= row["recall10"] <= 1 and -1 <= row["kept"] <= 1
     (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1))
     assert fast["ratio"] == pytest.approx(3 * fast["ratio_per_query"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_queries_at_once_share_an_index_and_prompts_leave_nothing(
+    index: Path, prepared: Prepared, tmp_path: Path
+) -> None:
+    given = Namespace(index=index, processes=2, prompts=4, read=1, prompt="water stone")
+    with (tmp_path / "log").open("w") as log:
+        shared = load.at_once(prepared, given, log)
+        flat = load.one_after_another(prepared, given, log)
+    assert (tmp_path / "log").read_text() == ""
+    one, both = shared["mapped_rss_bytes"]["one"], shared["mapped_rss_bytes"]["all"]
+    assert both == 2 * one > 0
+    assert 0.9 < shared["copies"] < 1.1 and shared["private_bytes_of_index"] == 0
+    assert list(flat["anonymous_bytes"]) == ["1", "2", "3", "4"] and flat["ratio"] > 0.5
+
+
+def test_mapped_pages_are_counted_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    for name in ("a b/inside", "outside"):
+        (tmp_path / name).write_bytes(bytes(1 << 16))
+    with (
+        (tmp_path / "a b/inside").open("rb") as inside,
+        (tmp_path / "outside").open("rb") as outside,
+        mmap.mmap(inside.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+        mmap.mmap(outside.fileno(), 0, prot=mmap.PROT_READ) as other,
+    ):
+        assert mapped[:] == other[:]
+        assert load.mapped(os.getpid(), tmp_path / "a b")["Rss"] == 1 << 16
+
+
+@pytest.mark.slow  # a process that imports everything
+def test_a_query_says_what_checking_cost_it(index: Path, tmp_path: Path) -> None:
+    found = checks._ask(index, "water stone", tmp_path)
+    assert found["digested_bytes"] > 0 and 0 < found["check"] < found["processor"]
+    assert 0 < found["bounds_wall"] < found["wall"]
+
+
+def test_what_a_soak_compares(tmp_path: Path) -> None:
+    one = {"response": "a", "verdict": "clear", "hits": [("b", 0)], "influences": [1.0]}
+    assert soak._same(one, {**one, "influences": [1.0001]}) and soak._same(None, None)
+    for other in (None, {**one, "influences": [1.1]}, {**one, "hits": [("c", 0)]}, {"failed": "why"}):
+        assert not soak._same(other, one)
+    for name in ("whole", "found"):
+        (tmp_path / name / "run.stride").mkdir(parents=True)
+        (tmp_path / name / "run.stride" / "c").write_text("same")
+    (tmp_path / "whole" / "lost").write_text("")
+    (tmp_path / "found" / "run.stride" / "c").write_text("other")
+    (tmp_path / "found" / "run.stride.partial").mkdir()
+    found = soak.Soak(tmp_path, None, 0)  # type: ignore[arg-type]
+    found._compare(tmp_path / "found", tmp_path / "whole", "loop")
+    assert found.counts == {"differing_bytes": 2, "leftovers": 1}, found.failures
+
+
+def test_a_soak_that_fails_ends_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for failures, code in ((0, 0), (3, 1)):
+        record = {"schema": "none", "failures": failures}
+        monkeypatch.setattr(soak, "run", lambda minutes, seed, record=record: record)
+        monkeypatch.setattr(soak, "emit", lambda record: print(json.dumps(record)))
+        assert command.main(["soak", "--minutes", "0"]) == code
+        assert json.loads(capsys.readouterr().out) == record

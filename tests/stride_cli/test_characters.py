@@ -23,6 +23,13 @@ def test_json_says_the_same() -> None:
     assert json.loads(written) == NASTY and written == printable(written) and "語" in written
 
 
+def test_a_record_is_one_line_to_any_reader() -> None:
+    """`str.splitlines` and others end lines at more than line feeds."""
+    text = "".join(f"a{end}" for end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+    written = printable_json(json.dumps(text, ensure_ascii=False))
+    assert written.splitlines() == [written] and json.loads(written) == text
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
     assert cell(text) == f"'{text}" and cell(f"a{text}") == f"a{text}"
