@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
@@ -303,6 +303,8 @@ class Build:
             for file in range(-(-length // rows)):
                 path = chunk_file(array.directory, file, 1 + len(tail))
                 sizes[path] = min(rows, length - file * rows) * row_bytes
+                if not path.is_file():  # a journal may speak of any number of files
+                    self._refuse_lost(path, sizes[path], -1)
         for directory, _, names in os.walk(self._data):
             for found in names:
                 path = Path(directory) / found
@@ -311,17 +313,21 @@ class Build:
         for path, size in sizes.items():
             actual = path.stat().st_size if path.is_file() else -1
             if actual < size:
-                raise IndexDamaged(
-                    f"the unfinished build lost data: {path} should have {size:,} bytes, "
-                    + (f"has {actual:,}" if actual >= 0 else "is missing"),
-                    fix=f"discard it with --overwrite, or delete {self._partial}",
-                )
+                self._refuse_lost(path, size, actual)
             if actual > size:
                 opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
                 os.ftruncate(opened, size)
                 os.close(opened)
         for name, digest in begun.items():
             self._arrays[name].take_up(digest)
+
+    def _refuse_lost(self, path: Path, size: int, actual: int) -> NoReturn:
+        """IndexDamaged: a file has fewer bytes than were committed; −1: it is not there."""
+        raise IndexDamaged(
+            f"the unfinished build lost data: {path} should have {size:,} bytes, "
+            + (f"has {actual:,}" if actual >= 0 else "is missing"),
+            fix=f"discard it with --overwrite, or delete {self._partial}",
+        )
 
     def _populate(self) -> None:
         """Fill data/ with what an extension starts from."""

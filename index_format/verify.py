@@ -45,7 +45,7 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
     IndexNotFound, IndexIncomplete, IndexVersionError      when there is no index of this format to verify
     """
     place = open_place(path)
-    if not place.exists(MANIFEST) and not place.exists(ZARR_JSON):
+    if not _exists(place, MANIFEST) and not _exists(place, ZARR_JSON):
         Index.open(path)  # says what is there instead
         raise IndexNotFound(f"{place.path} is no index", fix="stride index build makes one")
     problems = _find_problems(place, path, progress)
@@ -96,6 +96,14 @@ def _find_problems(
                 message = f"should have at most {index.n_chunks} entries, has shape {seen}"
                 problems.append(Problem("operators/seen", "invariant", message))
     return problems
+
+
+def _exists(place: Place, name: str) -> bool:
+    """Whether anything is there, be it a link: that is a problem of its own."""
+    try:
+        return place.exists(name)
+    except IndexDamaged:
+        return True
 
 
 def _join(directory: str, name: str) -> str:
