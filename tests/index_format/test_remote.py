@@ -33,7 +33,9 @@ from index_format.shards import ShardedArray
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter
 
-KINDS = ["zip", "zip of a directory", "http", "http without ranges", "s3", "fsspec memory", "zarr", "obstore"]
+# what speaks S3 here takes long to answer
+S3 = pytest.param("s3", marks=pytest.mark.slow)
+KINDS = ["zip", "zip of a directory", "http", "http without ranges", S3, "fsspec memory", "zarr", "obstore"]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -265,9 +267,7 @@ def test_a_file_url_is_the_directory_it_names(index_path):
 # ---- what is wrong with it ----
 
 
-@pytest.mark.parametrize(
-    "remote", ["zip", "http", "http without ranges", "s3", "fsspec memory"], indirect=True
-)
+@pytest.mark.parametrize("remote", ["zip", "http", "http without ranges", S3, "fsspec memory"], indirect=True)
 def test_damage_is_found_when_it_is_read(request, remote, index_path, tmp_path, serve):
     """A changed byte, a missing and a cut chunk file: by whoever reads it, with its URL, and by verify."""
     kind = request.node.callspec.params["remote"]

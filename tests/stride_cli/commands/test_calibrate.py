@@ -81,6 +81,7 @@ def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspa
     assert first.group_attributes("calibration")["nulls"] == second.group_attributes("calibration")["nulls"]
 
 
+@pytest.mark.slow
 def test_a_calibration_is_of_its_operators_and_of_its_chunks(run, index: Path, tmp_path: Path) -> None:
     assert run(f"train --index {index} --overwrite --no-calibration --damping 0.2").code == 0
     assert verdicts(run, index)["verdict"] is None
@@ -92,6 +93,7 @@ def test_a_calibration_is_of_its_operators_and_of_its_chunks(run, index: Path, t
     assert verdicts(run, index)["verdict"] is None
 
 
+@pytest.mark.slow
 def test_how_many_are_asked_is_a_setting_of_training(run, index: Path, monkeypatch) -> None:
     for many in (25, 30):
         monkeypatch.setenv("STRIDE_TRAIN_NULLS", str(many))
