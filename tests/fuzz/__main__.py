@@ -51,6 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first try [0]")
     parser.add_argument("--tries", type=int, default=None, help="at most so many")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="of one try [10]")
+    parser.add_argument(
+        "--engine", choices=("random", "atheris"), default="random",
+        help="atheris (pip install atheris): led to code that was not reached yet [random]",
+    )  # fmt: skip
     parser.add_argument("--table", type=Path, metavar="FILE", help="show records, and run nothing")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -93,7 +97,14 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Try a target in a process of its own, and in another where that is killed; its record."""
     began = time.monotonic()
     until = began + 60 * given.minutes
-    record: dict[str, Any] = {"target": name, "seed": given.seed, "tries": 0, "failures": 0, "crashes": 0}
+    record: dict[str, Any] = {
+        "target": name,
+        "engine": given.engine,
+        "seed": given.seed,
+        "tries": 0,
+        "failures": 0,
+        "crashes": 0,
+    }
     peak, slowest, failed = 0, 0.0, []
     first = given.first
     with tempfile.TemporaryFile() as file:
@@ -102,16 +113,14 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
         with mmap.mmap(file.fileno(), 8) as counter:
             while time.monotonic() < until and (given.tries is None or record["tries"] < given.tries):
                 counter[:] = first.to_bytes(8, "little")
-                left = [] if given.tries is None else ["--tries", str(given.tries - record["tries"])]
-                command = [
-                    sys.executable, "-m", "tests.fuzz", "--worker", f"{name}:{file.fileno()}",
-                    "--seed", str(given.seed), "--first", str(first), "--limit", str(given.limit),
-                    "--minutes", str((until - time.monotonic()) / 60), *left,
-                ]  # fmt: skip
+                command = _command(
+                    name, file.fileno(), first, until - time.monotonic(), given, record["tries"]
+                )
                 with subprocess.Popen(
                     command, stdout=subprocess.PIPE, text=True, pass_fds=[file.fileno()]
                 ) as worker:
                     assert worker.stdout is not None
+                    before = record["failures"]
                     for line in worker.stdout:
                         said = json.loads(line)
                         if "failure" in said:
@@ -125,7 +134,9 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
                 code = worker.returncode
                 last = int.from_bytes(counter[:], "little")
                 record["tries"] += last - first
-                if code:
+                if code and record["failures"] > before and given.engine == "atheris":
+                    pass  # it ends at a failure, which it has told
+                elif code:
                     record["tries"] += 1
                     record["failures"] += 1
                     record["crashes"] += 1
@@ -142,6 +153,20 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
         "versions": {package: _version(package) for package in PACKAGES},
         "failed": failed,
     }
+
+
+def _command(
+    name: str, descriptor: int, first: int, seconds: float, given: argparse.Namespace, done: int
+) -> list[str]:
+    """What starts a process that tries a target, from this try on."""
+    if given.engine == "atheris":
+        numbers = (descriptor, first, given.seed, seconds, given.limit)
+        return [sys.executable, "-m", "tests.fuzz.guided", name, *map(str, numbers)]
+    left = [] if given.tries is None else ["--tries", str(given.tries - done)]
+    return [
+        sys.executable, "-m", "tests.fuzz", "--worker", f"{name}:{descriptor}", "--seed", str(given.seed),
+        "--first", str(first), "--limit", str(given.limit), "--minutes", str(seconds / 60), *left,
+    ]  # fmt: skip
 
 
 def work(given: argparse.Namespace) -> None:
@@ -169,14 +194,15 @@ def work(given: argparse.Namespace) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             faulthandler.cancel_dump_traceback_later()
             if failure is not None:
-                _tell(name, given.seed, number, *failure)
+                tell(name, given.seed, number, *failure)
             number += 1
             counter[:] = number.to_bytes(8, "little")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(json.dumps({"peak_bytes": peak, "slowest_seconds": slowest}), flush=True)
 
 
-def _tell(name: str, seed: int, number: int, error: BaseException, inputs: list[bytes]) -> None:
+def tell(name: str, seed: int, number: int, error: BaseException, inputs: list[bytes]) -> None:
+    """A failure, on stdout for the process that waits, on stderr for people."""
     told = {
         "failure": "".join(traceback.format_exception_only(error)).strip()[:2000],
         "try": number,
