@@ -72,6 +72,7 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: 
     assert run(f"index verify {index}").code == 0
 
 
+@pytest.mark.slow
 def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspace: Path) -> None:
     assert run(f"calibrate --index {index} --nulls 100").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)

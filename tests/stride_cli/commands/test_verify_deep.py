@@ -185,6 +185,7 @@ def test_what_a_maker_has_done_is_found(run, index: Path, kind: str) -> None:
     assert "what no build of stride writes" in result.err
 
 
+@pytest.mark.slow
 def test_what_stride_has_made_is_fine(run, workspace: Path, tmp_path: Path) -> None:
     index = workspace / "run.stride"
     here = run(f"index verify {index} --deep --json")
