@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
 # a fifth of what answers are held against after each stride train; tests of verdicts ask for all of them
 os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
+
+# a shell that starts the tests in the background has them ignore Ctrl-C, and so would all that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # what takes longest goes first, so that neither of two processes ends long after the other
 _FIRST = (
