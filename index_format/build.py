@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -234,8 +234,8 @@ class Build:
                 f"this release writes {FORMAT_VERSION}",
                 fix="finish it with the release that began it, or delete it",
             )
-        self._resumed = header is not None
         same = header is not None and header["build_key"] == self._key and header["extends"] == self._extends
+        self._resumed = same
         if header is not None and not same:
             if (self._committed or self._has_scratch()) and not overwrite:
                 raise IndexIncomplete(
@@ -243,7 +243,7 @@ class Build:
                     fix="resume it with the command that began it, or discard it with --overwrite",
                 )
             self._discard()
-            header, self._resumed = None, False
+            header = None
         if header is None:
             self._journal.write(
                 {
@@ -302,32 +302,27 @@ class Build:
             rows = rows_per_file(row_bytes, self._shard_bytes)
             for file in range(-(-length // rows)):
                 path = chunk_file(array.directory, file, 1 + len(tail))
-                sizes[path] = min(rows, length - file * rows) * row_bytes
-                if not path.is_file():  # a journal may speak of any number of files
-                    self._refuse_lost(path, sizes[path], -1)
+                size = min(rows, length - file * rows) * row_bytes
+                actual = path.stat().st_size if path.is_file() else -1
+                if actual < size:  # at the first: a journal may speak of any number of files
+                    raise IndexDamaged(
+                        f"the unfinished build lost data: {path} should have {size:,} bytes, "
+                        + (f"has {actual:,}" if actual >= 0 else "is missing"),
+                        fix=f"discard it with --overwrite, or delete {self._partial}",
+                    )
+                sizes[path] = size
         for directory, _, names in os.walk(self._data):
             for found in names:
                 path = Path(directory) / found
                 if path not in sizes:
                     path.unlink()
         for path, size in sizes.items():
-            actual = path.stat().st_size if path.is_file() else -1
-            if actual < size:
-                self._refuse_lost(path, size, actual)
-            if actual > size:
+            if path.stat().st_size > size:
                 opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
                 os.ftruncate(opened, size)
                 os.close(opened)
         for name, digest in begun.items():
             self._arrays[name].take_up(digest)
-
-    def _refuse_lost(self, path: Path, size: int, actual: int) -> NoReturn:
-        """IndexDamaged: a file has fewer bytes than were committed; −1: it is not there."""
-        raise IndexDamaged(
-            f"the unfinished build lost data: {path} should have {size:,} bytes, "
-            + (f"has {actual:,}" if actual >= 0 else "is missing"),
-            fix=f"discard it with --overwrite, or delete {self._partial}",
-        )
 
     def _populate(self) -> None:
         """Fill data/ with what an extension starts from."""

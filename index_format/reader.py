@@ -24,14 +24,12 @@ from index_format.group import STAGE_COMMANDS, Group, read_attributes, read_grou
 from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
 from index_format.location import RemotePath, local_directory
 from index_format.metadata import ArrayMetadata
+from index_format.offsets import offset_ends, offsets_wrong, ranges
 from index_format.places import Directory, Place, open_place
 from index_format.shards import ShardedArray
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
-
-
-_BLOCK_ROWS = 1 << 20
 
 
 class Index:
@@ -221,19 +219,10 @@ class Index:
         ------
         IndexDamaged      with the array that points outside
         """
-        last = {
-            "corpus/chunk_offsets": self.n_tokens,
-            "corpus/document_offsets": self.n_chunks,
-            "corpus/document_id_offsets": self.shape("corpus/document_id_bytes")[0],
-            "design/row_offsets": self.n_chunks * self.degree,
-        }
-        if self.has("corpus/text_bytes"):
-            last["corpus/text_offsets"] = self.shape("corpus/text_bytes")[0]
-        for name, end in last.items():
-            offsets = self.array(name)
-            rising = all((np.diff(offsets[first:stop]) >= 0).all() for first, stop in _blocks(offsets))
-            if (int(offsets[0]), int(offsets[-1])) != (0, end) or not rising:
-                raise self._pointing_outside(name)
+        ends = offset_ends(self) | {"design/row_offsets": self.n_chunks * self.degree}
+        for name, end in ends.items():
+            if wrong := offsets_wrong(self.array(name), end):
+                raise self._pointing_outside(name, wrong)
         limits = {
             "corpus/chunk_document": self.n_documents,
             "design/columns": self.n_subsets,
@@ -241,14 +230,14 @@ class Index:
         }
         for name, limit in limits.items():
             numbers = self.array(name)
-            for first, stop in _blocks(numbers):
+            for first, stop in ranges(len(numbers)):
                 block = numbers[first:stop]
                 if block.size and not (block.min() >= 0 and block.max() < limit):
-                    raise self._pointing_outside(name)
+                    raise self._pointing_outside(name, f"should be 0 … {limit - 1}")
 
-    def _pointing_outside(self, name: str) -> IndexDamaged:
+    def _pointing_outside(self, name: str, wrong: str) -> IndexDamaged:
         return IndexDamaged(
-            f"index {self.path}: {name} points outside",
+            f"index {self.path}: {name} points outside ({wrong})",
             fix=f"stride index verify {self.path} says where; no build of stride writes that",
         )
 
@@ -328,9 +317,3 @@ class Index:
     def _check_number(what: str, number: int, count: int) -> None:
         if not 0 <= number < count:
             raise IndexError(f"{what} {number} of an index with {what}s 0 … {count - 1}")
-
-
-def _blocks(array: np.ndarray | ShardedArray) -> Iterator[tuple[int, int]]:
-    """Rows first … stop-1 of an array, part by part; the last of each is the first of the next."""
-    for first in range(0, len(array), _BLOCK_ROWS):
-        yield first, min(first + _BLOCK_ROWS + 1, len(array))

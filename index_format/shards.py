@@ -15,7 +15,7 @@ import numpy as np
 from index_format.confined import open_inside
 from index_format.durable import make_directory, sha256_file, storage, write_all
 from index_format.errors import RESTORE, IndexDamaged
-from index_format.metadata import ArrayMetadata, chunk_file, chunk_name, rows_per_file
+from index_format.metadata import ArrayMetadata, chunk_name, rows_per_file
 
 Check = Callable[[str, os.stat_result, memoryview], None]
 _BUFFER_BYTES = 1 << 17
@@ -269,13 +269,11 @@ class ShardWriter:
         """
         if not self._used:
             return
-        path = self._path(self._file)
-        name = path.relative_to(self.directory).as_posix()
-        with os.fdopen(open_inside(self.directory, name), "rb") as file:
+        with os.fdopen(open_inside(self.directory, self._name(self._file)), "rb") as file:
             self._digest = hashlib.file_digest(file, "sha256")
         if self.open_digest != sha256:
             raise IndexDamaged(
-                f"{path} has other content than an unfinished build has left there",
+                f"{self._path(self._file)} has other content than an unfinished build has left there",
                 fix="rerun the command with --overwrite: it begins anew",
             )
 
@@ -360,8 +358,11 @@ class ShardWriter:
             os.close(self._fd)
             self._fd = -1
 
+    def _name(self, file: int) -> str:
+        return chunk_name(file, 1 + len(self.tail))
+
     def _path(self, file: int) -> Path:
-        return chunk_file(self.directory, file, 1 + len(self.tail))
+        return self.directory / self._name(file)
 
     def _open(self) -> None:
         if self._fd < 0:
@@ -369,8 +370,7 @@ class ShardWriter:
             new = not path.exists()
             make_directory(path.parent)
             with storage(path, self._file_bytes if new else 0):
-                name = path.relative_to(self.directory).as_posix()
-                self._fd = open_inside(self.directory, name, os.O_RDWR | os.O_CREAT)
+                self._fd = open_inside(self.directory, self._name(self._file), os.O_RDWR | os.O_CREAT)
             os.lseek(self._fd, 0, os.SEEK_END)
             self.has_new_files |= new
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from index_format.layout import STAGE_GROUPS
 from index_format.location import RemotePath
 from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import ZARR_JSON
+from index_format.offsets import first_bad, offset_ends, offsets_wrong, ranges
 from index_format.places import Place, open_place
 from index_format.problem import Problem
 from index_format.reader import Index
@@ -24,7 +24,6 @@ from index_format.signature import SIGNATURE, read_signature
 
 Progress = Callable[[int, int], None]
 _Array = np.ndarray | ShardedArray
-_BLOCK_ROWS = 1 << 20
 
 
 def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | None = None) -> list[Problem]:
@@ -165,25 +164,18 @@ def _check_content(
 
 
 def _check_corpus(index: Index) -> Iterator[Problem]:
-    pairs = [
-        ("corpus/chunk_offsets", index.n_tokens),
-        ("corpus/document_offsets", index.n_chunks),
-        ("corpus/document_id_offsets", index.shape("corpus/document_id_bytes")[0]),
-    ]
-    if index.has("corpus/text_offsets"):
-        pairs.append(("corpus/text_offsets", index.shape("corpus/text_bytes")[0]))
     sound = True
-    for name, last in pairs:
-        if wrong := _offsets_wrong(index.array(name), last):
+    for name, last in offset_ends(index).items():
+        if wrong := offsets_wrong(index.array(name), last):
             sound = False
             yield Problem(name, "invariant", wrong)
     if not sound:
         return
     chunk_offsets = index.array("corpus/chunk_offsets")
-    for first, last in _ranges(index.n_chunks):
+    for first, last in ranges(index.n_chunks):
         lengths = np.diff(chunk_offsets[first : last + 1])
         start = index.array("corpus/loss_start")[first:last]
-        if wrong := _first(
+        if wrong := first_bad(
             first, (start < 1) | (start > np.maximum(lengths, 1)), "chunk {} starts outside itself"
         ):
             yield Problem("corpus/loss_start", "invariant", wrong)
@@ -191,8 +183,8 @@ def _check_corpus(index: Index) -> Iterator[Problem]:
     yield from _check_documents(index)
     if index.has("corpus/loss_mask"):
         mask = index.array("corpus/loss_mask")
-        for first, last in _ranges(index.n_tokens):
-            if wrong := _first(first, mask[first:last] > 1, "token {} has a flag other than 0 and 1"):
+        for first, last in ranges(index.n_tokens):
+            if wrong := first_bad(first, mask[first:last] > 1, "token {} has a flag other than 0 and 1"):
                 yield Problem("corpus/loss_mask", "invariant", wrong)
                 break
 
@@ -200,13 +192,13 @@ def _check_corpus(index: Index) -> Iterator[Problem]:
 def _check_documents(index: Index) -> Iterator[Problem]:
     """chunk_document and document_offsets say the same."""
     offsets = index.array("corpus/document_offsets")
-    for first, last in _ranges(index.n_documents):
+    for first, last in ranges(index.n_documents):
         bounds = np.asarray(offsets[first : last + 1])
         low, high = int(bounds[0]), int(bounds[-1])
-        for begin, end in _ranges(high, low):
+        for begin, end in ranges(high, low):
             expected = first + np.searchsorted(bounds, np.arange(begin, end), side="right") - 1
             found = index.array("corpus/chunk_document")[begin:end]
-            if wrong := _first(
+            if wrong := first_bad(
                 begin, found != expected, "chunk {} has another document than document_offsets"
             ):
                 yield Problem("corpus/chunk_document", "invariant", wrong)
@@ -216,10 +208,12 @@ def _check_documents(index: Index) -> Iterator[Problem]:
 def _check_design(index: Index) -> Iterator[Problem]:
     columns = index.array("design/columns")
     sound = True
-    for first, last in _ranges(index.n_chunks):
+    for first, last in ranges(index.n_chunks):
         block = columns[first:last].astype(np.int64)
         bad = (block >= index.n_subsets).any(axis=1) | (np.diff(block, axis=1) <= 0).any(axis=1)
-        if wrong := _first(first, bad, "chunk {} has subsets that are not ascending, distinct and below K"):
+        if wrong := first_bad(
+            first, bad, "chunk {} has subsets that are not ascending, distinct and below K"
+        ):
             yield Problem("design/columns", "invariant", wrong)
             sound = False
             break
@@ -234,7 +228,7 @@ def _check_design(index: Index) -> Iterator[Problem]:
         message = f"should be {member_dtype(index.n_chunks)}, found {members.dtype}"
         yield Problem("design/row_members", "invariant", message)
     cursor = offsets[:-1].copy()  # where the next member of each subset is
-    for first, last in _ranges(index.n_chunks, rows=_BLOCK_ROWS // index.degree + 1):
+    for first, last in ranges(index.n_chunks, width=index.degree):
         subsets = columns[first:last].ravel()
         order = np.argsort(subsets, kind="stable")
         counts = np.bincount(subsets, minlength=index.n_subsets)
@@ -243,23 +237,3 @@ def _check_design(index: Index) -> Iterator[Problem]:
             yield Problem("design/row_members", "invariant", "are not the transpose of columns")
             return
         cursor += counts
-
-
-def _ranges(stop: int, start: int = 0, *, rows: int = _BLOCK_ROWS) -> Iterator[tuple[int, int]]:
-    for first in range(start, stop, rows):
-        yield first, min(first + rows, stop)
-
-
-def _offsets_wrong(offsets: _Array, last: int) -> str:
-    """What is wrong with offsets that should rise from 0 to `last`; "" when nothing is."""
-    if offsets[0] != 0 or offsets[-1] != last:
-        return f"should go from 0 to {last}, go from {offsets[0]} to {offsets[-1]}"
-    for first, end in _ranges(len(offsets) - 1):
-        if wrong := _first(first, np.diff(offsets[first : end + 1]) < 0, "fall after entry {}"):
-            return wrong
-    return ""
-
-
-def _first(offset: int, bad: Any, message: str) -> str:
-    """`message` with the number of the first row that is bad; "" when none is."""
-    return message.format(offset + int(np.argmax(bad))) if bad.any() else ""

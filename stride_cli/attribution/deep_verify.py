@@ -23,6 +23,7 @@ from index_format.confined import refuse_strange_files
 from index_format.design import build_columns
 from index_format.errors import IndexFormatError, IndexMismatch
 from index_format.layout import STAGE_GROUPS
+from index_format.offsets import ranges
 from index_format.problem import Problem
 from stride_cli.corpus.documents import MOST_ID_BYTES
 from stride_cli.corpus.ids import SeenIds
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 Found = Iterator[Problem]
 _BLOCK_BYTES = 1 << 20  # of text
-_BLOCK_VALUES = 1 << 21
 # on any system; what a home directory is meant by; a URL of a file
 _ABSOLUTE = re.compile(r"[/~]|[A-Za-z]:[\\/]|\\\\|file:", re.IGNORECASE)
 # what holds people's texts and the names that they gave: no paths, however they begin
@@ -189,7 +189,7 @@ def _tokens(index: Index, vocabulary: int | None) -> Found:
     """No chunk is longer than a block, and no token is one that the model does not have."""
     longest = int(index.attributes["block_size"])
     offsets = index.array("corpus/chunk_offsets")
-    for first, last in _blocks(index.n_chunks, 1):
+    for first, last in ranges(index.n_chunks):
         lengths = np.diff(offsets[first : last + 1])
         if (lengths > longest).any():
             row = int(np.argmax(lengths > longest))
@@ -202,7 +202,7 @@ def _tokens(index: Index, vocabulary: int | None) -> Found:
     if vocabulary is None:
         return
     tokens = index.array("corpus/tokens")
-    for first, last in _blocks(index.n_tokens, 1):
+    for first, last in ranges(index.n_tokens):
         block = np.asarray(tokens[first:last])
         if int(block.max()) >= vocabulary:
             place = int(np.argmax(block >= vocabulary))
@@ -218,7 +218,7 @@ def _rows(index: Index) -> Found:
     if index.n_tokens != 2 * index.n_chunks:
         yield _made_up("corpus/tokens", f"are not two for each of {index.n_chunks:,} rows")
         return
-    for first, last in _blocks(index.n_chunks, 2):
+    for first, last in ranges(index.n_chunks, width=2):
         pairs = np.asarray(tokens[2 * first : 2 * last]).reshape(-1, 2)
         wrong = (pairs[:, 0] != np.arange(first, last)) | (pairs[:, 1] >= classes)
         if wrong.any():
@@ -267,7 +267,7 @@ def _design(index: Index) -> Found:
         return
     columns = index.array("design/columns")
     sizes = {"n_subsets": index.n_subsets, "degree": index.degree, "seed": index.seed}
-    for first, last in _blocks(index.n_chunks, index.degree):
+    for first, last in ranges(index.n_chunks, width=index.degree):
         try:
             drawn = build_columns(first, last, **sizes)
         except ValueError as error:
@@ -366,7 +366,7 @@ def _finite(index: Index) -> Found:
         array = index.array(name)
         if array.dtype.kind != "f" or "training_log_" in name:
             continue
-        for first, last in _blocks(len(array), math.prod(array.shape[1:])):
+        for first, last in ranges(len(array), width=math.prod(array.shape[1:])):
             fine = np.isfinite(np.asarray(array[first:last])).reshape(last - first, -1).all(axis=1)
             if not fine.all():
                 yield _made_up(name, f"row {first + int(np.argmin(fine))} has numbers that are not finite")
@@ -381,15 +381,8 @@ def _flags(index: Index, name: str) -> Found:
     if not index.has(name):
         return
     flags = index.array(name)
-    for first, last in _blocks(len(flags), 1):
+    for first, last in ranges(len(flags)):
         wrong = np.asarray(flags[first:last]) > 1
         if wrong.any():
             yield _made_up(name, f"entry {first + int(np.argmax(wrong))} is neither 0 nor 1")
             return
-
-
-def _blocks(stop: int, width: int) -> Iterator[tuple[int, int]]:
-    """Rows first … last-1, of so many values each, part by part."""
-    rows = max(1, _BLOCK_VALUES // max(1, width))
-    for first in range(0, stop, rows):
-        yield first, min(first + rows, stop)

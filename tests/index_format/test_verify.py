@@ -141,7 +141,7 @@ def swap(values):
 def test_arrays_that_contradict_each_other_are_found(tmp_path, sample, monkeypatch, name, change, words):
     write_with(tmp_path / "run", sample, name, change)
     for rows in (1 << 20, 2):  # in one block, and across blocks
-        monkeypatch.setattr("index_format.verify._BLOCK_ROWS", rows)
+        monkeypatch.setattr("index_format.offsets.BLOCK_VALUES", rows)
         problems = verify(tmp_path / "run")
         assert problems and problems[0].path == name and problems[0].kind == "invariant"
         assert words in problems[0].message
