@@ -460,7 +460,9 @@ def _extra_missing(where: Location, error: ImportError) -> ExtraMissing:
     in_extra = re.match(r"(zip::)?(https?|s3a?)://", str(where), re.IGNORECASE)
     return ExtraMissing(
         f"{where} needs a Python package that is not installed: {error}",
-        fix="pip install 'stride-tda[remote]'" if in_extra else "install it: fsspec reads such URLs with it",
+        fix="pip install 'stride-attribution[remote]'"
+        if in_extra
+        else "install it: fsspec reads such URLs with it",
     )
 
 

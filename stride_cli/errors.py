@@ -59,7 +59,7 @@ def require_extra(module: str, extra: str) -> MissingExtraError:
     """The error for an optional dependency that is absent, naming the extra that brings it."""
     return MissingExtraError(
         f"this needs the Python package '{module}', which is not installed",
-        fix=f"pip install 'stride-tda[{extra}]'",
+        fix=f"pip install 'stride-attribution[{extra}]'",
     )
 
 

@@ -352,8 +352,8 @@ def run_ray(
     """Train groups as Ray tasks, of one CPU or, where the trainer's device is one, one GPU each.
 
     Connects to the cluster of RAY_ADDRESS, or the one running here; else starts one on this machine. Its
-    nodes need stride-tda, and the base model of a fine-tuning under the same path. A task whose worker or
-    node dies is run again elsewhere; finished ones are not.
+    nodes need stride-attribution, and the base model of a fine-tuning under the same path. A task whose
+    worker or node dies is run again elsewhere; finished ones are not.
     """
     import ray
 

@@ -34,7 +34,7 @@ from typing import Any
 from tests.fuzz import known_targets, one_try, prepare
 
 TOLD = 10
-PACKAGES = ("stride-tda", "pyarrow", "zstandard", "numpy", "zarr", "transformers", "tokenizers")
+PACKAGES = ("stride-attribution", "pyarrow", "zstandard", "numpy", "zarr", "transformers", "tokenizers")
 _LONGEST_INPUT = 1 << 16  # bytes of a failure's input that are told
 
 

@@ -429,7 +429,7 @@ def test_a_missing_package_is_named_with_its_extra(package, url):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     message, fix, exit_code = done.stdout.splitlines()
-    assert url in message and fix == "pip install 'stride-tda[remote]'" and exit_code == "2"
+    assert url in message and fix == "pip install 'stride-attribution[remote]'" and exit_code == "2"
 
 
 def test_a_url_of_an_unknown_kind():

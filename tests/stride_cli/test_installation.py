@@ -105,7 +105,7 @@ def test_installed_run_and_removed_nothing_is_left(tmp_path: Path, source: Path)
     # an editable one over that, as README's second command is run after the first
     there.install("-e", str(source))
     there.check(source)
-    there.pip("uninstall", "-y", "stride-tda")
+    there.pip("uninstall", "-y", "stride-attribution")
     assert there.files() == there.before
     kept = {path.name.partition("-")[0] for path in (there.cache / "stride" / "kernels").iterdir()}
     assert len(kept) == 2 and any(version.startswith("9.") for version in kept)  # versions do not share

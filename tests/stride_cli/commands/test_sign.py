@@ -337,5 +337,5 @@ def test_without_the_package_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     for command, key in (("sign", keys[0]), ("verify", keys[1])):
         refused = run(f"index {command} {index} --key {key}")
-        assert refused.code == 2 and "pip install 'stride-tda[sign]'" in refused.err
+        assert refused.code == 2 and "pip install 'stride-attribution[sign]'" in refused.err
     assert run(f"index verify {index}").code == 0

@@ -429,7 +429,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(MissingExtraError) as error:
             list(read_documents([str(tmp_path / name)]))
-        assert error.value.fix == f"pip install 'stride-tda[{extra}]'"
+        assert error.value.fix == f"pip install 'stride-attribution[{extra}]'"
 
 
 def test_memory_is_bounded_by_the_document(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_planted_influences_are_ordered_rightly(entries) -> None:
 
 def test_failures_stand_in_their_place_and_the_rest_go_on(entries) -> None:
     ground, found = entries
-    assert "absent_package" in found["absent"].error and "stride-tda[absent]" in found["absent"].fix
+    assert "absent_package" in found["absent"].error and "stride-attribution[absent]" in found["absent"].fix
     assert found["broken"].error == "RuntimeError: mat1 and mat2"
     record = comparison_record(found["broken"], ground, "exact")
     assert record["error"] and record["spearman"] == dict.fromkeys(("mean", "se", "low", "high"))
