@@ -64,6 +64,7 @@ def _notice(number: int, frame: FrameType | None) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     try:
-        os.write(2, b"interrupted\n")
+        # over a bar, where there is one
+        os.write(2, b"\r\x1b[Kinterrupted\n" if os.isatty(2) else b"interrupted\n")
     finally:
         os._exit(EXIT_INTERRUPTED)

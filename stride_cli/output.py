@@ -15,6 +15,7 @@ from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 def settle_streams() -> None:
@@ -79,12 +80,16 @@ def note(text: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """rich's console, which leaves it to `main` that the reader of a pipe has left."""
+    """rich's console, which leaves it to `main` that the reader of a pipe has left, and never hides the
+    cursor: Ctrl-C may end the process before it is shown again (`interrupts.at_once`)."""
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
             raise  # the BrokenPipeError, which is being handled where this is called
+
+        def show_cursor(self, show: bool = True) -> bool:
+            return False
 
     return _Console(stderr=stderr, highlight=False)
 
@@ -105,6 +110,9 @@ class _Silent:
         pass
 
 
+_bars: Progress | None = None  # on the terminal now; a task within a task has its bar below
+
+
 @contextmanager
 def progress(description: str, total: float | None = None, *, unit: str = "") -> Iterator[Ticker]:
     """A progress bar on stderr with time left; silent where stderr is not a terminal.
@@ -114,43 +122,69 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
     description : str
         What is going on, two or three words.
     total : float, optional
-        How many units the whole is; without it the bar only shows what is done.
+        How many units the whole is; without it the bar only moves, and shows what is done and for how long.
     unit : str
         What is counted ("documents", "tokens").
     """
+    global _bars
     if not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS"):
         yield _Silent()
         return
+    outermost, bars = _bars is None, _bars or _open_bars()
+    if outermost:
+        bars.start()
+        _bars = bars
+    task = bars.add_task(one_line(description), total=total, unit=one_line(unit))
+
+    class _Bar:
+        def advance(self, amount: float = 1) -> None:
+            bars.advance(task, amount)
+
+        def describe(self, text: str) -> None:
+            bars.update(task, description=one_line(text))
+
+    try:
+        yield _Bar()
+    finally:
+        bars.remove_task(task)
+        if outermost:
+            _bars = None
+            bars.stop()
+
+
+def _open_bars() -> Progress:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
 
-    bar = Progress(
+    class _Done(MofNCompleteColumn):
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None and not task.completed else super().render(task)
+
+    class _Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None else super().render(task)
+
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(one_line(unit).replace("{", "{{").replace("}", "}}"), markup=False),
+        _Done(),
+        TextColumn("{task.fields[unit]}", markup=False),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        _Left(),
         console=console(stderr=True),
         transient=True,
+        # what is written to stdout meanwhile goes above the bars, where both are on one terminal; else rich
+        # would write to the terminal what is for a file or a pipe
+        redirect_stdout=sys.stdout.isatty(),
     )
-    with bar:
-        task = bar.add_task(one_line(description), total=total)
-
-        class _Bar:
-            def advance(self, amount: float = 1) -> None:
-                bar.advance(task, amount)
-
-            def describe(self, text: str) -> None:
-                bar.update(task, description=one_line(text))
-
-        yield _Bar()
 
 
 def _finite(value: Any) -> Any:

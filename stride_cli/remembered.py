@@ -12,7 +12,7 @@ from typing import Literal
 from index_format.durable import replace_file
 from stride_cli.startup import own_directory
 
-Kind = Literal["code", "places"]
+Kind = Literal["code", "places", "corpora"]
 
 
 def remember(kind: Kind, digest: str, text: str) -> None:
@@ -20,7 +20,8 @@ def remember(kind: Kind, digest: str, text: str) -> None:
 
     Parameters
     ----------
-    kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is)
+    kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is),
+        "corpora" (files that hold what an index does)
     digest : SHA-256 in hex
     """
     place = _directory(kind)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
 from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Session:
 
     @classmethod
     @without_collection()  # most of it is importing
+    @progress("opening the index and its model")
     def open(
         cls,
         index_path: str | Path | RemotePath,
@@ -351,7 +353,8 @@ class Session:
             asked: list[_Asked | Refused] = []
             try:
                 for prompt in islice(arriving, together):
-                    asked.append(self._asked(attributor, prompt, options, clock))
+                    with progress("asking the model"):
+                        asked.append(self._asked(attributor, prompt, options, clock))
                     if stop and isinstance(asked[-1], Refused):
                         ended = True
                         break
@@ -412,7 +415,9 @@ class Session:
         clock: Callable[[], float],
     ) -> Iterator[Answer | Refused]:
         """The outcomes of prompts, of which those that are measured are answered together."""
-        found = iter(self._found(attributor, [each for each in asked if isinstance(each, _Asked)], clock))
+        with progress("finding documents"):
+            measured = [each for each in asked if isinstance(each, _Asked)]
+            found = iter(self._found(attributor, measured, clock))
         for each in asked:
             outcome = next(found) if isinstance(each, _Asked) else each
             if isinstance(outcome, Refused):

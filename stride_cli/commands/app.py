@@ -20,6 +20,7 @@ from index_format.errors import IndexFormatError
 from stride_cli import __version__, errors, interrupts
 from stride_cli.characters import printable
 from stride_cli.commands import (
+    ask,
     audit,
     baseline,
     calibrate,
@@ -76,6 +77,7 @@ app = typer.Typer(
 app.add_typer(index.app, name="index")
 app.add_typer(model.app, name="model")
 app.command(epilog=demo.EXAMPLE)(demo.demo)
+app.command(epilog=ask.EXAMPLE)(ask.ask)
 app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=tune.EXAMPLE)(tune.tune)

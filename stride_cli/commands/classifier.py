@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli import output
+from stride_cli.commands.next_steps import next_step
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import is_examples
 from stride_cli.options import own
@@ -73,7 +73,7 @@ def train_classifier(
         "seconds": time.monotonic() - begin,
     }
     show_record(record, json, title="model")
-    output.note(f"next: stride index build {sources[0]} --model {out}")
+    next_step("stride", "index", "build", str(sources[0]), "--model", str(out))
 
 
 def classifier_queries(

@@ -16,6 +16,7 @@ from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
+from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
     Flags,
     IndexPath,
@@ -122,7 +123,7 @@ def build(
             reading=ReadOptions.of(reading),
         )
     _report(built, out, time.monotonic() - begin, json)
-    output.note(f"next: stride train --index {out}")
+    next_step("stride", "train", "--index", str(out))
 
 
 @app.command(epilog=_example("stride index append more.jsonl --index run.stride"))
@@ -158,12 +159,12 @@ def append(
         reading=ReadOptions.of(reading),
     )
     _report(extended, path, time.monotonic() - begin, json)
-    if extended.has("operators"):
-        output.note(f"the operators have not seen the new chunks: stride train --index {path}")
+    again = ("--overwrite",) if extended.has("operators") else ()
+    why = "the operators have not seen the new chunks; next" if again else "next"
+    next_step("stride", "train", "--index", str(path), *again, why=why)
     if signer is not None:
-        output.note(
-            f"its signature was of what it was before, and is gone: stride index sign {path} --key KEY.pem"
-        )
+        sign = ("stride", "index", "sign", str(path), "--key", "KEY.pem")
+        next_step(*sign, why="its signature was of what it was before, and is gone; then")
 
 
 @app.command(

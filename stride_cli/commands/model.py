@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli import output
+from stride_cli.characters import one_line
 from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument, _example
+from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import READING, Flags, Json, Reading, with_flags
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
@@ -20,6 +22,7 @@ from stride_cli.training.options import ClassifierOptions, ColumnOptions, Finetu
 
 if TYPE_CHECKING:
     from stride_cli.schema.model_records import ModelRecord
+    from stride_cli.training.ending import Ending
     from stride_cli.training.recorded_run import Trained
 
 app = typer.Typer(
@@ -88,12 +91,16 @@ def train(
         because=f"of classifiers, and {corpus[0]} is read as a corpus of texts",
         otherwise="give a .npz of examples, or a table with --label",
     )
-    from stride_cli.training.pretraining import train_model
+    with output.progress("making a model"):
+        from stride_cli.training.ending import look_at
+        from stride_cli.training.pretraining import train_model
 
-    options = TrainOptions(**own(TrainOptions, given))
-    trained = train_model(corpus, out, options, reading=ReadOptions.of(reading), overwrite=overwrite)
-    _report(trained, time.monotonic() - begin, json)
-    output.note(f"next: stride index build {' '.join(corpus)} --model {out}")
+        options = TrainOptions(**own(TrainOptions, given))
+        trained = train_model(corpus, out, options, reading=ReadOptions.of(reading), overwrite=overwrite)
+        ending = look_at(trained)
+    _report(trained, time.monotonic() - begin, json, ending)
+    show_ending(ending)
+    _next(corpus, out)
 
 
 @app.command(
@@ -128,14 +135,15 @@ def finetune(
     if lora is not None and lora < 1:
         raise UsageError(f"--lora is {lora}, expected a rank of at least 1", fix="--full trains all weights")
     options = FinetuneOptions(**given)
-    from stride_cli.training.finetuning import finetune_model
-
     begin = time.monotonic()
-    trained = finetune_model(
-        corpus, model, out, options, reading=ReadOptions.of(reading), overwrite=overwrite
-    )
+    with output.progress("fine-tuning the model"):
+        from stride_cli.training.finetuning import finetune_model
+
+        trained = finetune_model(
+            corpus, model, out, options, reading=ReadOptions.of(reading), overwrite=overwrite
+        )
     _report(trained, time.monotonic() - begin, json)
-    output.note(f"next: stride index build {' '.join(corpus)} --model {out}")
+    _next(corpus, out)
 
 
 @app.command(epilog=_example("stride model info model", "stride model info model --json | jq .recipe"))
@@ -151,7 +159,23 @@ def info(
     show_record(describe_model(model), json, title=model)
 
 
-def _report(trained: Trained, seconds: float, json: bool) -> None:
+def _next(corpus: list[str], out: Path) -> None:
+    if len(corpus) == 1 and corpus[0] != "-":
+        next_step("stride", "ask", corpus[0], "--model", str(out), "…")
+    else:
+        next_step("stride", "index", "build", *corpus, "--model", str(out))
+
+
+def show_ending(ending: Ending) -> None:
+    """How a trained model goes on, on stderr, and what is to be known before it is asked."""
+    output.note("it goes on from beginnings of its corpus:")
+    for beginning, continuation in ending.continuations:
+        output.note(f"  {one_line(beginning)} … {one_line(continuation).strip() or '(nothing)'}")
+    if warning := ending.warning():
+        output.note(f"warning: {warning}")
+
+
+def _report(trained: Trained, seconds: float, json: bool, ending: Ending | None = None) -> None:
     record: ModelRecord = {
         "schema": "stride.model/1",
         "path": str(trained.path),
@@ -164,4 +188,13 @@ def _report(trained: Trained, seconds: float, json: bool) -> None:
         "chunks": trained.recipe.corpus["chunks"],
         "seconds": seconds,
     }
-    show_record(record, json, title="model")
+    if ending is not None:
+        record["entropy"], record["pairs_alone"] = ending.entropy, ending.alone
+        record["speaks"] = ending.warning() is None
+        record["continuations"] = [
+            {"beginning": beginning, "continuation": said} for beginning, said in ending.continuations
+        ]
+    shown = {
+        name: value for name, value in record.items() if name != "continuations" or output.wants_json(json)
+    }
+    show_record(shown, json, title="model")

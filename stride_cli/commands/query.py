@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +21,12 @@ from stride_cli.commands.options import (
     with_flags,
     with_judges,
 )
-from stride_cli.commands.prompts import FORMAT, BadInput, answered, read_prompts, read_rows
+from stride_cli.commands.prompts import FORMAT, BadInput, Prompt, answered, read_prompts, read_rows
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
+
+if TYPE_CHECKING:
+    from stride_cli.api import Answer
 
 EXAMPLE = """\b
 Examples:
@@ -94,7 +97,7 @@ def query(
     from stride_cli import api
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
-    from stride_cli.output import emit, wants_json
+    from stride_cli.output import wants_json
 
     if sum(given is not None for given in (text, file, row)) != 1:
         raise UsageError(
@@ -121,16 +124,23 @@ def query(
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span}
     for prompt, answer in answered(session, prompts, options, bad, given=asked, together=together):
-        if as_json:
-            named = {} if prompt.id is None else {"id": prompt.id}
-            found = {**named, **answer.to_record()}
-            if explained:
-                from stride_cli.report.explanation import explain
-
-                found["explanation"] = explain(found)
-            emit(found)
-        else:
-            from stride_cli.commands.rendering import render_answer
-
-            render_answer(answer, verbose=options.check, explained=explained)
+        show_answer(prompt, answer, as_json=as_json, verbose=options.check, explained=explained)
     bad.leave()
+
+
+def show_answer(prompt: Prompt, answer: Answer, *, as_json: bool, verbose: bool, explained: bool) -> None:
+    """One answer on stdout: a record with the prompt's id, or as a person reads it."""
+    if not as_json:
+        from stride_cli.commands.rendering import render_answer
+
+        render_answer(answer, verbose=verbose, explained=explained)
+        return
+    from stride_cli.output import emit
+
+    named = {} if prompt.id is None else {"id": prompt.id}
+    found = {**named, **answer.to_record()}
+    if explained:
+        from stride_cli.report.explanation import explain
+
+        found["explanation"] = explain(found)
+    emit(found)

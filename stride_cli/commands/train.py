@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stride_cli.attribution.options import CalibrationOptions
+from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -94,7 +95,7 @@ def train(
     )
     for entry in result["checkpoints"]:
         note(f"and of checkpoint {entry['path']} (layer {entry['layer']}) in {entry['seconds']:.1f} s")
-    note(f'next: stride query "…" --index {path}')
+    next_step("stride", "query", "…", "--index", str(path))
 
 
 def _options(given: dict[str, Any]) -> TrainOptions:

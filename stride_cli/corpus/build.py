@@ -25,11 +25,11 @@ from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import EMPTY_CORPUS
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
-from stride_cli.corpus.readers import Document, ReadOptions, open_documents
-from stride_cli.corpus.streams import ReadLog
+from stride_cli.corpus.readers import Document, ReadOptions, open_documents, read_documents
+from stride_cli.corpus.streams import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.recorded_paths import recorded_path
-from stride_cli.remembered import remember
+from stride_cli.remembered import recall, remember
 
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
@@ -162,11 +162,18 @@ def append_to_index(
     tokenizer_fingerprint: str,
     reading: ReadOptions = ReadOptions(),
     commit_seconds: float = BuildOptions.commit_seconds,
+    grown: bool = False,
 ) -> Index:
     """Add documents to an index: what is there stays, and K, and operators (their coverage falls).
 
     The new index takes the old one's place at once, when it is complete; interrupted, it resumes as a build
     does. The result has the same corpus and design as one build of both corpora with the same K, d and seed.
+
+    Parameters
+    ----------
+    grown : bool
+        The sources begin with the documents that the index has (see `compare_corpus`); those after them are
+        added.
 
     Raises
     ------
@@ -180,14 +187,16 @@ def append_to_index(
     attributes = dict(index.attributes)
     chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])
     store_text = index.has("corpus/text_bytes")
-    known = (index.document_id(document) for document in range(index.n_documents))
+    first = 0 if grown else index.n_documents
     documents, log = open_documents(
         sources,
         reading,
-        known_ids=known,
-        first_number=index.n_documents,
+        known_ids=(index.document_id(document) for document in range(first)),
+        first_number=first,
         scratch=Path(path).absolute().parent,
     )
+    if grown:
+        documents = itertools.islice(documents, index.n_documents, None)
     counts = attributes.get("counts") or {}
     fingerprint = attributes["fingerprints"]["corpus"]
     start = _Progress(
@@ -223,6 +232,125 @@ def append_to_index(
         attributes["created_by"] = f"stride {__version__}"
         writer.publish(attributes)
     return Index.open(path)
+
+
+def compare_corpus(
+    index: Index, sources: Sequence[str], reading: ReadOptions = ReadOptions()
+) -> tuple[str, int]:
+    """What has become of an index's corpus: ("same", "grown" or "other", documents found).
+
+    "grown": it begins with the documents that the index has, and others follow. Files that are as they were
+    when this was last asked (of the same size, and not written since) are not read again.
+
+    Raises
+    ------
+    CorpusError      it cannot be read
+    """
+    files = [Path(source.path) for source in find_sources(sources) if source.path is not None]
+    state = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    known = _key({"index": index.digest, "files": state, "reading": asdict(reading)})
+    if recall("corpora", known) is not None:
+        return "same", index.n_documents
+    documents, log = open_documents(sources, reading)
+    digest, count, begins = EMPTY_CORPUS, 0, False
+    with output.progress("comparing the corpus with its index", _megabytes(log), unit="MB") as ticker:
+        done = 0.0
+        for document in documents:
+            digest = document.digest(digest)
+            count += 1
+            if count == index.n_documents:
+                begins = digest.hex() == index.attributes["fingerprints"]["corpus"]
+            ticker.advance(log.bytes_done / 1e6 - done)
+            done = log.bytes_done / 1e6
+    if not begins:
+        return "other", count
+    if count > index.n_documents:
+        return "grown", count
+    remember("corpora", known, str(index.path))
+    return "same", count
+
+
+@dataclass(frozen=True)
+class SampledCorpus:
+    """The first documents of a corpus, tokenised, and what all of it will be.
+
+    Attributes
+    ----------
+    counts : CorpusCounts      of the whole corpus: counted, or estimated by the bytes that were read
+    whole : bool               whether they were counted
+    seconds : float            that tokenising all of it takes
+    arrays : dict              of the chunks, by their names in an index
+    """
+
+    counts: CorpusCounts
+    whole: bool
+    seconds: float
+    arrays: dict[str, np.ndarray]
+
+    def array(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def has(self, name: str) -> bool:
+        return name in self.arrays
+
+    def first(self, tokens: int) -> SampledCorpus:
+        """No more chunks than hold so many tokens, but one."""
+        offsets = self.arrays["corpus/chunk_offsets"]
+        chunks = max(1, int(np.searchsorted(offsets, tokens, side="right")) - 1)
+        stop = int(offsets[chunks])
+        ends = {"corpus/chunk_offsets": chunks + 1, "corpus/loss_start": chunks}
+        cut = {name: array[: ends.get(name, stop)] for name, array in self.arrays.items()}
+        return replace(self, arrays=cut)
+
+
+def sample_corpus(
+    sources: Sequence[str],
+    *,
+    tokenizer: Any,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    reading: ReadOptions = ReadOptions(),
+    most_bytes: int = 1 << 20,
+) -> SampledCorpus:
+    """Tokenise the first megabyte or so of a corpus, to say what all of it will take; nothing is written.
+
+    Raises
+    ------
+    CorpusError      it cannot be read, or has no document
+    """
+    begun = time.perf_counter()
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    log = ReadLog(reading.on_bad, tell=lambda text: None)  # the build tells
+    documents = read_documents(sources, reading, log=log)
+    parts: list[Blocks] = []
+    read, text_bytes, id_bytes = 0, 0, 0
+    whole = True
+    for batch in _batches(documents):
+        parts.append(chunker.cut(chunker.encode_batch(batch)))
+        read += len(batch)
+        text_bytes += sum(len(each.plain_text.encode()) for each in batch)
+        id_bytes += sum(len(each.id.encode()) for each in batch)
+        if text_bytes >= most_bytes:
+            whole = next(documents, None) is None
+            break
+    lengths = np.concatenate([part.lengths for part in parts] or [np.zeros(0, np.int64)])
+    starts = np.concatenate([part.loss_starts for part in parts] or [np.zeros(0, np.int32)])
+    tokens = np.concatenate([part.tokens for part in parts] or [np.zeros(0, np.uint16)])
+    arrays = {
+        "corpus/tokens": tokens,
+        "corpus/chunk_offsets": np.concatenate([[0], np.cumsum(lengths)]),
+        "corpus/loss_start": starts,
+    }
+    done, total = log.bytes_done, log.bytes_total
+    factor = 1.0 if whole or not total or not done else max(1.0, total / done)
+    counts = CorpusCounts(
+        documents=round(read * factor),
+        chunks=round(len(lengths) * factor),
+        tokens=round(len(tokens) * factor),
+        id_bytes=round(id_bytes * factor),
+        text_bytes=round(text_bytes * factor),
+        needs_mask=any(part.loss_masks for part in parts),
+    )
+    return SampledCorpus(counts, whole, (time.perf_counter() - begun) * factor, arrays)
 
 
 def survey_corpus(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from index_format.location import Location, RemotePath
 from stride_cli.models.kinds import refuse_classifier
+from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class WorkspacePath:
 
 
 @without_collection()
+@progress("opening the model")
 def open_model(
     index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
 ) -> AttributableModel:

@@ -24,6 +24,7 @@ from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.signals import Signals
 from stride_cli.operators.spaces import reads_input, space_classes
 from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def fit_bases(
     moments = [Moments() for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
     sample = _sample(chunks, options.seed, model.d_model)
-    for batch in chunks.batches(options.batch_tokens, sample):
+    for batch in _told(chunks, "fitting bases", options.batch_tokens, [sample]):
         # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
         _, drawn = signals(
             watched,
@@ -85,10 +86,11 @@ def fit_bases(
             yield from label_signals(watched, batch)
 
     # 2. every space makes its basis of what it has collected
-    spaces = [
-        cls.fit(Sample(model, chunks, own, prediction, each_label), options)
-        for cls, own in zip(classes, moments, strict=True)
-    ]
+    with progress("fitting bases"):
+        spaces = [
+            cls.fit(Sample(model, chunks, own, prediction, each_label), options)
+            for cls, own in zip(classes, moments, strict=True)
+        ]
     spaces = [space.to(model.device).requires_grad_(False) for space in spaces]
     steered = SteeredModel(model, spaces, options.layer)
     # 3. where all of them are whitened, their gates are put in one unit, that of F itself
@@ -104,8 +106,7 @@ def _to_unit_curvature(steered: SteeredModel, chunks: ChunkReader, options: Basi
     totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
     tokens = 0.0
     sample = _sample(chunks, options.seed, 0, "curvature sample")
-    parts = chunks.small_groups(sample)
-    for batch in (batch for part in parts for batch in chunks.batches(options.batch_tokens, part)):
+    for batch in _told(chunks, "scaling bases", options.batch_tokens, chunks.small_groups(sample)):
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         _, drawn = signals(steered, batch, sampled=uniforms)
@@ -124,9 +125,25 @@ def _to_unit_curvature(steered: SteeredModel, chunks: ChunkReader, options: Basi
                 space.scale(number, value**-0.5)
 
 
+def _told(
+    chunks: ChunkReader, description: str, batch_tokens: int, groups: Sequence[np.ndarray]
+) -> Iterator[Batch]:
+    """Batches of groups of chunks, one group after the other, with a bar."""
+    total = sum(int(chunks.lengths[group].sum()) for group in groups)
+    with progress(description, total, unit="tokens") as bar:
+        for batch in (batch for group in groups for batch in chunks.batches(batch_tokens, group)):
+            yield batch
+            bar.advance(int(chunks.lengths[batch.rows].sum()))
+
+
+def sample_size(width: int) -> int:
+    """Tokens that second moments of that width are taken from, where there are so many."""
+    return int(np.clip(64 * width, *_SAMPLE_TOKENS))
+
+
 def _sample(chunks: ChunkReader, seed: int, width: int, name: str = "basis sample") -> np.ndarray:
     """Random chunks that hold enough tokens for second moments of that width, ascending."""
     order = stream(seed, name).permutation(chunks.n_chunks)
-    wanted = int(np.clip(64 * width, *_SAMPLE_TOKENS))
+    wanted = sample_size(width)
     enough = int(np.searchsorted(np.cumsum(chunks.lengths[order]), wanted)) + 1
     return np.sort(order[:enough])

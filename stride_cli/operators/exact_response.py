@@ -22,6 +22,7 @@ _FEW_CLASSES = 1024
 _AGREEMENT = 0.999
 # of a large model fine-tuned on little, a whole step changes losses by a thousand nats
 _STEPS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+MOST_STEPS = len(_STEPS)  # that are tried
 
 
 def measure_exact(
@@ -113,14 +114,16 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
     best = (_STEPS[-1], -1.0)
     before = operators.step
     try:
-        for step in _STEPS:
-            operators.step = step
-            exact = measure_exact(steered, batch, subsets=chosen)
-            agreement = min(pearson(a, b) for a, b in zip(linear, exact, strict=True))
-            if agreement >= _AGREEMENT:
-                return step, agreement
-            if agreement > best[1]:
-                best = (step, agreement)
+        with progress("choosing a step", len(_STEPS), unit="steps") as bar:
+            for step in _STEPS:
+                operators.step = step
+                exact = measure_exact(steered, batch, subsets=chosen)
+                agreement = min(pearson(a, b) for a, b in zip(linear, exact, strict=True))
+                if agreement >= _AGREEMENT:
+                    return step, agreement
+                if agreement > best[1]:
+                    best = (step, agreement)
+                bar.advance()
     finally:
         operators.step = before
     return best

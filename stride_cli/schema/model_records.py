@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+
+class ContinuationRecord(TypedDict):
+    beginning: Annotated[str, "first tokens of a chunk of the corpus"]
+    continuation: Annotated[str, "what the model says after them, by itself"]
 
 
 class ModelRecord(TypedDict):
@@ -16,6 +21,19 @@ class ModelRecord(TypedDict):
     documents: Annotated[int, "documents of the corpus"]
     chunks: Annotated[int, "chunks of the corpus"]
     seconds: Annotated[float, "seconds of the whole command"]
+    # of a model trained from scratch
+    entropy: NotRequired[
+        Annotated[float, "of the corpus's tokens, nats: the loss of who knows only how frequent they are"]
+    ]
+    pairs_alone: NotRequired[
+        Annotated[float, "share of the corpus's pairs of neighbouring tokens that stand in one chunk only"]
+    ]
+    speaks: NotRequired[
+        Annotated[bool, "whether it learnt its corpus (loss), and the corpus is more than recited (pairs)"]
+    ]
+    continuations: NotRequired[
+        Annotated[list[ContinuationRecord], "how it goes on from beginnings of its corpus"]
+    ]
 
 
 class ClassifierRecord(TypedDict):

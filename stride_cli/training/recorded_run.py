@@ -34,6 +34,8 @@ class Trained:
     loss : float
         Mean nats per scored token of the finished model on its training set (or an even sample of it).
     result : TrainingResult
+    chunks : sequence of Chunk
+        What it was trained on.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Trained:
     parameters: int
     loss: float
     result: TrainingResult
+    chunks: Sequence[Any] = ()
 
 
 def count_steps(
@@ -95,4 +98,4 @@ def run_recipe(
     parameters = sum(
         p.numel() for name, p in model.named_parameters() if not name.endswith((".lora_a", ".lora_b"))
     )
-    return Trained(run.out, recipe, parameters, loss, result)
+    return Trained(run.out, recipe, parameters, loss, result, chunks)

@@ -1,0 +1,245 @@
+"""`stride ask`: a corpus and a prompt; what is missing between them is made first."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    Json,
+    ModelPath,
+    Reading,
+    query_options,
+    with_flags,
+    with_judges,
+)
+from stride_cli.commands.prompts import ARGUMENTS, FORMAT, BadInput, Prompt, answered, read_prompts
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import QueryError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stride_cli.attribution.needs import Needs
+
+EXAMPLE = """\b
+Examples:
+  stride ask corpus.jsonl --model model "The French Revolution began in"
+  stride ask corpus.jsonl "The capital of Kenya is" "The largest moon of Saturn is" --top 3
+  stride ask corpus.jsonl --train "The French Revolution began in"
+  cat prompts.txt | stride ask corpus.jsonl - --json | jq '.hits[0].document'
+"""
+_SUFFIXES = {".gz", ".zst", ".jsonl", ".ndjson", ".jsonlines", ".json", ".parquet", ".pq", ".txt"}
+
+
+@with_flags
+def ask(
+    corpus: Annotated[
+        str,
+        typer.Argument(
+            metavar="CORPUS",
+            help="JSON Lines (.jsonl, .gz, .zst), Parquet or a plain text file, or a glob in quotes.",
+            show_default=False,
+        ),
+    ],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT]...", help="Prompts; - reads one a line from stdin.", show_default=False
+        ),
+    ] = None,
+    model: ModelPath = None,
+    *,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="First train a small model on the corpus, as stride model train does: beside the corpus, or "
+            "at --model.",
+        ),
+    ] = False,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index", metavar="DIR", help="Where the index is, or goes. [beside the corpus: corpus.stride]"
+        ),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help=FORMAT)] = None,
+    response: Annotated[
+        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
+    ] = None,
+    span: Annotated[
+        str | None, typer.Option("--span", help="Attribute only this part of the response.")
+    ] = None,
+    given: Annotated[
+        dict[str, Any],
+        Flags(
+            QueryOptions,
+            first=("top", "bottom", "max_new_tokens", "chat"),
+            halves={"default": None},
+            stability={"default": False},
+        ),
+    ],
+    reading: Reading,
+    explained: Annotated[
+        bool,
+        typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Ask which documents of a corpus made a model say something, and build first what that takes.
+
+    The first time it says what it will take and builds the index with its operators; stopped, the same
+    command goes on where it was. From then on it answers at once, without --model too. Documents added at the
+    end of the corpus are added to the index.
+    """
+    from stride_cli.output import note, progress, wants_json
+
+    with progress("starting"):
+        from stride_cli import api
+        from stride_cli.commands.query import show_answer
+        from stride_cli.config import resolve
+
+    asked = _prompts(corpus, prompts or [], file)
+    general = resolve("general", {"model": model})
+    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
+    options = query_options(chosen, given)
+    read = ReadOptions.of(reading)
+    # a bad record of the corpus and a bad prompt are told alike
+    bad = BadInput(read.on_bad, as_json=wants_json(json))
+    if bad.stops and any(not prompt.strip() for prompt in prompts or []):
+        raise QueryError("a prompt is empty (expected some text)", fix='stride ask CORPUS "some text"')
+    where = index or _beside(corpus, ".stride")
+    model_path: str | None = general.model
+    if not where.exists():
+        if train:
+            model_path = _trained(corpus, model_path, read, device=chosen.device)
+        elif model_path is None:
+            raise _no_model(corpus)
+    session = api.prepare(
+        [corpus],
+        where,
+        model_path=model_path,
+        reading=read,
+        device=chosen.device,
+        dtype=chosen.dtype,
+        say=note,
+        before=lambda needs: note(_sentence(needs, corpus, where)),
+    )
+    options = with_judges(options, session.index, given)
+    # who writes to stdin waits for each answer
+    together = 1 if prompts == ["-"] else None
+    for prompt, answer in answered(
+        session, asked, options, bad, given={"response": response, "span": span}, together=together
+    ):
+        show_answer(prompt, answer, as_json=wants_json(json), verbose=options.check, explained=explained)
+    bad.leave()
+
+
+def _prompts(corpus: str, prompts: list[str], file: Path | None) -> Iterator[Prompt]:
+    """What is asked, one at a time as it arrives."""
+    if corpus == "-":
+        raise UsageError(
+            "a corpus for stride ask is in files, which it reads again to see what has changed (found -)",
+            fix="stride index build - --model MODEL, then stride train and stride query",
+        )
+    if bool(prompts) == (file is not None):
+        raise UsageError(
+            "give a prompt or more, or - for stdin, or --file (one of them)",
+            fix='stride ask corpus.jsonl --model MODEL "The French Revolution began in"',
+        )
+    if "-" in prompts and len(prompts) > 1:
+        raise UsageError("- reads all prompts from stdin (found other prompts beside it)", fix="drop them")
+    if file is not None or prompts == ["-"]:
+        return read_prompts("-" if file is None else None, file)
+    return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(prompts, 1))
+
+
+def _beside(corpus: str, suffix: str) -> Path:
+    """A place beside the corpus, named as it is."""
+    path = Path(corpus)
+    if not path.exists() and (glob.has_magic(corpus) or "://" in corpus):
+        raise UsageError(
+            f"'{corpus}' is no single file, beside which its index could be",
+            fix="say where: --index corpus.stride (and --model for --train)",
+        )
+    while path.suffix.lower() in _SUFFIXES:
+        path = path.with_suffix("")
+    return path.with_name(path.name + suffix)
+
+
+def _no_model(corpus: str) -> UsageError:
+    """Where no model is named: which one is to be asked is the user's to say, as the answer is about it."""
+    from stride_cli.corpus.streams import find_sources, total_bytes
+
+    size = total_bytes(find_sources([corpus])) or 0
+    return UsageError(
+        f"no model to ask: {corpus} ({size / 1e6:.2g} MB) has no index yet, and --model is not given",
+        fix="name the model that was trained on this corpus with --model; or, to have a small one trained on "
+        "it first, add --train",
+    )
+
+
+def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) -> str:
+    """The path of a model trained on the corpus: one that is there, or a new one.
+
+    Raises
+    ------
+    UsageError      what is there was not trained on this corpus
+    """
+    from stride_cli import output
+    from stride_cli.commands.model import show_ending
+    from stride_cli.training.options import TrainOptions
+
+    out = _beside(corpus, ".model") if model is None else Path(model)
+    with output.progress("making a model"):
+        from stride_cli.models.language.language_recipe import read_recipe
+        from stride_cli.training.corpus_chunks import read_corpus
+        from stride_cli.training.ending import look_at
+        from stride_cli.training.pretraining import train_model
+
+        if out.exists():
+            recipe = read_recipe(out)
+            if recipe is None or recipe.corpus["fingerprint"] != read_corpus([corpus], read).fingerprint:
+                raise UsageError(
+                    f"the model at '{out}' was not trained on {corpus} as it is now",
+                    fix="leave out --train to ask it as it is; or --model OTHER, where a new one goes",
+                )
+            return str(out)
+        output.note(f"training a small model on {corpus}, at {out}")
+        ending = look_at(train_model([corpus], out, TrainOptions(device=device), reading=read))
+    show_ending(ending)
+    return str(out)
+
+
+def _sentence(needs: Needs, corpus: str, where: Path) -> str:
+    """What it will take."""
+    from stride_cli.commands.index import _human
+
+    about = "" if needs.whole else "about "
+    return (
+        f"{corpus}: {about}{needs.documents:,} documents, {needs.chunks:,} chunks of up to "
+        f"{needs.block_size:,} tokens ({needs.tokens:,} in all)\n"
+        f"index, with operators of {needs.subsets:,} subsets, at {where}: about {_human(needs.bytes)} on "
+        f"disk, and {duration(needs.seconds)} of work (measured on {needs.measured_tokens:,} tokens); once "
+        "only, and Ctrl-C keeps what is done"
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time that is roughly known, in words: "about 40 seconds", "about 3 hours"."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= 1.5 * size or size == 1:
+            count = max(1, round(seconds / size))
+            count = count if count < 10 else round(count, -1)
+            return f"about {count} {unit}{'s' * (count != 1)}"
+    raise AssertionError
