@@ -19,7 +19,7 @@ from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.characters import shortened
 from stride_cli.errors import UsageError, first_line
 from stride_cli.operators.options import FLAT
-from stride_cli.options import Entry, Options, entries, option
+from stride_cli.options import MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions
 
 FILE_NAME = "stride.yaml"
@@ -49,12 +49,14 @@ class Placement(Options):
         "cpu, cuda, cuda:1 …; default: CUDA where there is one.",
         suggest=("auto", "cpu", "cuda"),
         setting=True,
+        panel=MORE,
     )
     dtype: str = option(
         "auto",
         "fp32 or bf16; default: what the device does best.",
         suggest=("auto", "fp32", "bf16"),
         setting=True,
+        panel=MORE,
     )
 
 

@@ -19,6 +19,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from stride_cli.errors import UsageError
 
 _KEY = "option"
+MORE = "More"  # the panel of what is not asked for every day
+CORPUS = "How a corpus is read"
+PAPER = "The paper's fit (--fit sgd), for research"
 _MOST = 2**63 - 1  # what arrays and C code hold of a whole number
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stride_cli.errors import ModelError
-from stride_cli.options import Options, option
+from stride_cli.options import MORE, Options, option
 from stride_cli.remembered import recall, remember
 
 _YES = ("1", "true", "yes")
@@ -29,9 +29,13 @@ class Permissions(Options):
         "Run the Python file (network.py) of a classifier that was not trained on this machine.",
         setting=True,
         personal=True,
+        panel=MORE,
     )
     allow_download: bool = option(
-        False, "Download the model that the index names, where it is one of the hub.", setting=True
+        False,
+        "Download the model that the index names, where it is one of the hub.",
+        setting=True,
+        panel=MORE,
     )
 
 

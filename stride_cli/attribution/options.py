@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stride_cli.options import Options, option
+from stride_cli.options import MORE, Options, option
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,18 @@ class RecoveryOptions(Options):
         high=1,
         setting=True,
         example=0.1,
+        panel=MORE,
     )
     measure: str = option(
         "auto",
         "auto, linear (one backward pass) or exact (K steered continuations).",
         choices=("auto", "linear", "exact"),
         setting=True,
+        panel=MORE,
     )
-    nonneg: bool = option(False, "Only supporting influences.", setting=True)
+    nonneg: bool = option(False, "Only supporting influences.", setting=True, panel=MORE)
     intercept: bool | None = option(
-        None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True
+        None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True, panel=MORE
     )
     read: int | None = option(
         None,
@@ -49,12 +51,14 @@ class RecoveryOptions(Options):
         low=0,
         setting=True,
         example=100,
+        panel=MORE,
     )
     shrink: bool = option(
         True,
         "Show the Lasso's weights; small ones are not made smaller.",
         flag="--no-shrink",
         setting=True,
+        panel=MORE,
     )
     batch_size: int = option(8, low=1)
 
@@ -80,7 +84,7 @@ class QueryOptions(RecoveryOptions):
     max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
     chat: bool = option(False, "Format the prompt with the chat template.")
     check: bool = option(
-        False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v"
+        False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v", panel=MORE
     )
     halves: int = option(
         0,
@@ -89,15 +93,17 @@ class QueryOptions(RecoveryOptions):
         low=0,
         high=1_000,
         example=10,
+        panel=MORE,
     )
     stability: bool = option(
-        True, "How often each document stays on the list when half of the subsets are left out."
+        True, "How often each document stays on the list when half of the subsets are left out.", panel=MORE
     )
     prior: str | None = option(
         None,
         "Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
         "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
         choices=("tfidf", "pairs"),
+        panel=MORE,
     )
 
 
@@ -117,6 +123,7 @@ class InputOptions(Options):
         "stdout that says what is wrong. The others are answered, and the exit code is 2.",
         choices=("error", "skip", "record"),
         listed=True,
+        panel=MORE,
     )
 
 

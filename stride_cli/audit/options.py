@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stride_cli.options import Options, option
+from stride_cli.options import MORE, Options, option
 
 CONTROLS = ("auto", "absent", "made")
 
@@ -26,12 +26,16 @@ class AuditOptions(Options):
                              copy; "made", versions of the items; "auto", absent ones if there are enough
     """
 
-    level: float = option(0.05, "q below which an item counts as having an effect.", above=0, high=1)
-    present: float = option(0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1)
-    top: int = option(20, "Chunks most like an item whose influence is added up.", low=1)
-    controls_per_item: int = option(10, "Controls made from each item.", low=1, high=1_000)
+    level: float = option(
+        0.05, "q below which an item counts as having an effect.", above=0, high=1, panel=MORE
+    )
+    present: float = option(
+        0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1, panel=MORE
+    )
+    top: int = option(20, "Chunks most like an item whose influence is added up.", low=1, panel=MORE)
+    controls_per_item: int = option(10, "Controls made from each item.", low=1, high=1_000, panel=MORE)
     lambda_ratio: float | None = option(
-        None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1
+        None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1, panel=MORE
     )
     controls: str = option("auto", choices=CONTROLS)
 

@@ -38,6 +38,7 @@ from stride_cli.commands import (
     tune,
     verify_hit,
 )
+from stride_cli.commands.panels import CommandLine
 from stride_cli.corpus.readers import Fields
 from stride_cli.options import entries
 from stride_cli.output import settle_streams
@@ -65,31 +66,39 @@ _REMEDIES = {
     errno.EBADF: "open what is read and written: < FILE, > FILE",
 }
 
-app = typer.Typer(
+app = CommandLine(
     name="stride",
     help="Which training documents made this language model say that?",
     epilog="\b\nCompletion for another shell than this one: stride --install-completion zsh",
-    no_args_is_help=True,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.add_typer(index.app, name="index")
-app.add_typer(model.app, name="model")
-app.command(epilog=demo.EXAMPLE)(demo.demo)
-app.command(epilog=ask.EXAMPLE)(ask.ask)
-app.command(epilog=train.EXAMPLE)(train.train)
-app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
-app.command(epilog=tune.EXAMPLE)(tune.tune)
-app.command(epilog=query.EXAMPLE)(query.query)
-app.command(epilog=report.EXAMPLE)(report.report)
-app.command(epilog=audit.EXAMPLE)(audit.audit)
-app.command(epilog=select.EXAMPLE)(select.select)
-app.command("verify-hit", epilog=verify_hit.EXAMPLE)(verify_hit.verify_hit)
-app.add_typer(evaluate.app, name="evaluate")
-app.command(epilog=baseline.EXAMPLE)(baseline.baseline)
-app.command(epilog=schema.EXAMPLE)(schema.schema)
-app.add_typer(config.app, name="config")
+_ASK, _BUILD, _CHECK, _RESEARCH = "Ask", "Build", "Check", "Research"
+_COMMANDS: dict[Any, tuple[str, str]] = {  # module: panel, and description where help lists it
+    demo: (_ASK, "Try it: a small model, its corpus, and ten questions."),
+    ask: (_ASK, "Ask a corpus: builds its index, fits, answers."),
+    query: (_ASK, "Rank the documents behind what the model says."),
+    report: (_ASK, "Write a page of answers, to mail and to open offline."),
+    model: (_BUILD, "Train or fine-tune a language model, or look at one."),
+    index: (_BUILD, "Build an index of a corpus, and look after it."),
+    train: (_BUILD, "Fit the index's operators, which queries need."),
+    calibrate: (_BUILD, "Learn to tell clear answers from weak ones and guesses."),
+    audit: (_CHECK, "Find benchmark items that leaked into the corpus."),
+    verify_hit: (_CHECK, "Retrain without the top documents: did they matter?"),
+    evaluate: (_RESEARCH, "How good an attribution is, measured by retraining."),
+    config: (_RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),
+    tune: (_RESEARCH, "Try settings of the operators, and keep the best."),
+    select: (_RESEARCH, "Choose training documents for a task."),
+    baseline: (_RESEARCH, "Rank documents by any other attribution method."),
+    schema: (_RESEARCH, "Print the JSON Schema of the records."),
+}
+for _module, (_panel, _short) in _COMMANDS.items():
+    _name = _module.__name__.rpartition(".")[2]
+    _listed: Any = {"name": _name.replace("_", "-"), "short_help": _short, "rich_help_panel": _panel}
+    if hasattr(_module, "app"):
+        app.add_typer(_module.app, **_listed)
+    else:
+        app.command(epilog=_module.EXAMPLE, **_listed)(getattr(_module, _name))
 
 
 def _version(wanted: bool) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from stride_cli.commands.options import Json
+from stride_cli.commands.panels import CommandLine
 
 if TYPE_CHECKING:
     from stride_cli.schema.train_records import SettingRecord
 
-app = typer.Typer(help="Settings: stride.yaml, STRIDE_* variables, flags.", no_args_is_help=True)
+app = CommandLine(help="Settings: stride.yaml, STRIDE_* variables, flags.")
 
 EXAMPLE = """\b
 Examples:
@@ -25,7 +24,7 @@ def _group() -> None:
     """Settings come from stride.yaml in the working directory, then STRIDE_* variables, then flags."""
 
 
-@app.command(epilog=EXAMPLE)
+@app.command(short_help="Every setting, its value and where it comes from.", epilog=EXAMPLE)
 def show(json: Json = False) -> None:
     """Every setting, its value, and where the value comes from; and where compiled kernels are kept.
 

@@ -11,17 +11,14 @@ import typer
 from stride_cli.commands import evaluate_retraining, evaluate_selection, evaluate_truth
 from stride_cli.commands.evaluate_options import Compared, Measured, open_bench
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.commands.panels import CommandLine
 from stride_cli.errors import EXIT_USAGE
 from stride_cli.evaluation.options import BenchOptions, LdsOptions
 
 if TYPE_CHECKING:
     from stride_cli.evaluation.compare import Entry, Ground
 
-app = typer.Typer(
-    help="How good an attribution is, measured on retrained models.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = CommandLine(help="How good an attribution is, measured on retrained models.")
 
 LDS_EXAMPLE = """\b
 Examples:
@@ -254,11 +251,24 @@ def _title(ground: Ground) -> str:
     )
 
 
-app.command(epilog=evaluate_truth.EXAMPLE)(evaluate_truth.truth)
-app.command(epilog=LDS_EXAMPLE)(lds)
-app.command("tail-patch", epilog=evaluate_retraining.TAIL_PATCH_EXAMPLE)(evaluate_retraining.tail_patch)
-app.command(epilog=evaluate_retraining.REMOVAL_EXAMPLE)(evaluate_retraining.removal)
-app.command(epilog=evaluate_retraining.LOO_EXAMPLE)(evaluate_retraining.loo)
-app.command(epilog=DISTRIBUTION_EXAMPLE)(distribution)
-app.command(epilog=COMPARE_EXAMPLE)(compare)
-app.command(epilog=evaluate_selection.EXAMPLE)(evaluate_selection.selection)
+app.command(epilog=evaluate_truth.EXAMPLE, short_help="Retrain on random subsets: what lds compares with.")(
+    evaluate_truth.truth
+)
+app.command(epilog=LDS_EXAMPLE, short_help="Do summed scores predict the losses of retrained models?")(lds)
+app.command(
+    "tail-patch",
+    epilog=evaluate_retraining.TAIL_PATCH_EXAMPLE,
+    short_help="One training step on the top chunks: does it help?",
+)(evaluate_retraining.tail_patch)
+app.command(
+    epilog=evaluate_retraining.REMOVAL_EXAMPLE, short_help="Retrain without the top chunks: how much is lost?"
+)(evaluate_retraining.removal)
+app.command(
+    epilog=evaluate_retraining.LOO_EXAMPLE,
+    short_help="Scores of single chunks against retraining without them.",
+)(evaluate_retraining.loo)
+app.command(epilog=DISTRIBUTION_EXAMPLE, short_help="How influence is spread over the chunks.")(distribution)
+app.command(epilog=COMPARE_EXAMPLE, short_help="Methods side by side on the same truth.")(compare)
+app.command(epilog=evaluate_selection.EXAMPLE, short_help="Fine-tune on chosen, random and BM25 documents.")(
+    evaluate_selection.selection
+)

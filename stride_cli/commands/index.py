@@ -28,6 +28,7 @@ from stride_cli.commands.options import (
     with_flags,
     writable_index,
 )
+from stride_cli.commands.panels import CommandLine
 
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.options import BuildOptions, PlanOptions
@@ -45,11 +46,7 @@ if TYPE_CHECKING:
         IndexVerifyRecord,
     )
 
-app = typer.Typer(
-    help="Build an index of a corpus, and look after it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = CommandLine(help="Build an index of a corpus, and look after it.")
 
 
 def _example(*commands: str) -> str:
@@ -89,10 +86,11 @@ IndexArgument = Annotated[
 
 
 @app.command(
+    short_help="Chunk a corpus, draw its subsets.",
     epilog=_example(
         "stride index build corpus.jsonl --model model --out run.stride",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
-    )
+    ),
 )
 @with_flags
 def build(
@@ -126,7 +124,10 @@ def build(
     next_step("stride", "train", "--index", str(out))
 
 
-@app.command(epilog=_example("stride index append more.jsonl --index run.stride"))
+@app.command(
+    short_help="Add documents to an index.",
+    epilog=_example("stride index append more.jsonl --index run.stride"),
+)
 @with_flags
 def append(
     corpus: CorpusArgument,
@@ -168,7 +169,8 @@ def append(
 
 
 @app.command(
-    epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000")
+    short_help="What a build would make: sizes, subsets, coverage.",
+    epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000"),
 )
 @with_flags
 def plan(
@@ -218,7 +220,10 @@ def plan(
     _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
 
 
-@app.command(epilog=_example("stride index info run.stride"))
+@app.command(
+    short_help="What an index holds, and what it was built from.",
+    epilog=_example("stride index info run.stride"),
+)
 def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """What an index holds, and what it was built from."""
     from index_format.reader import Index
@@ -246,7 +251,10 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
     _show(record, json, title=str(path))
 
 
-@app.command(epilog=_example("stride index verify run.stride", "stride index verify run.stride --deep"))
+@app.command(
+    short_help="Compare every byte of an index with its manifest.",
+    epilog=_example("stride index verify run.stride", "stride index verify run.stride --deep"),
+)
 def verify(
     index: IndexArgument = None,
     index_option: IndexPath = None,
@@ -353,7 +361,10 @@ def _what_to_do(path: Location, problems: Sequence[Problem]) -> str:
     return f"{path} is not what was signed ({count} found): ask who signed it for a copy, or do not trust it"
 
 
-@app.command(epilog=_example("stride index sign run.stride --key key.pem"))
+@app.command(
+    short_help="Sign an index, so that others see that it is yours.",
+    epilog=_example("stride index sign run.stride --key key.pem"),
+)
 def sign(
     index: IndexArgument = None,
     index_option: IndexPath = None,
@@ -405,10 +416,11 @@ class Exported(StrEnum):
 
 
 @app.command(
+    short_help="Write documents, chunks or subsets as JSON Lines.",
     epilog=_example(
         "stride index export documents --index run.stride > documents.jsonl",
         "stride index export chunks --index run.stride | jq .subsets",
-    )
+    ),
 )
 def export(
     what: Annotated[

@@ -14,6 +14,7 @@ from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument, _example
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import READING, Flags, Json, Reading, with_flags
+from stride_cli.commands.panels import CommandLine
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
     from stride_cli.training.ending import Ending
     from stride_cli.training.recorded_run import Trained
 
-app = typer.Typer(
-    help="Train a language model on a corpus, fine-tune one, or look at one.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
 
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the model goes.")]
@@ -39,12 +36,13 @@ OverwriteOption = Annotated[
 
 
 @app.command(
+    short_help="Train a small model, with a tokenizer of its own.",
     epilog=_example(
         "stride model train corpus.jsonl --out model",
         "stride model train corpus.jsonl --out model --layers 6 --width 256 --epochs 10 --checkpoints 4",
         "stride model train mnist.npz --out model --network mlp --rows 2000 --holdout 100",
         "stride model train table.csv --out model --network mlp --label status --id-column name",
-    )
+    ),
 )
 @with_flags
 def train(
@@ -104,10 +102,11 @@ def train(
 
 
 @app.command(
+    short_help="Fine-tune a model, where there are answers on these only.",
     epilog=_example(
         "stride model finetune answers.jsonl --model model --out tuned",
         "stride model finetune answers.jsonl --model model --out tuned --lora 16 --epochs 2",
-    )
+    ),
 )
 @with_flags
 def finetune(
@@ -146,7 +145,10 @@ def finetune(
     _next(corpus, out)
 
 
-@app.command(epilog=_example("stride model info model", "stride model info model --json | jq .recipe"))
+@app.command(
+    short_help="What a checkpoint is, and how it was trained.",
+    epilog=_example("stride model info model", "stride model info model --json | jq .recipe"),
+)
 def info(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")

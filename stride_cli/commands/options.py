@@ -48,7 +48,7 @@ class Flags:
     classes : dataclasses that declare the options
     only, leave_out : names
     first : names of those that help lists before the others
-    changed : name → ``default`` and ``help`` that this command has instead
+    changed : name → ``default``, ``help`` and ``panel`` that this command has instead
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Flags:
         if entry.negated:
             default = False
         default = changed.get("default", default)
-        kind, about = self._kind(entry), flag_of(entry, changed.get("help"))
+        kind, about = (
+            self._kind(entry),
+            flag_of(entry, **{key: changed[key] for key in ("help", "panel") if key in changed}),
+        )
         return inspect.Parameter(
             entry.flag.strip("-").replace("-", "_"),
             inspect.Parameter.KEYWORD_ONLY,
@@ -110,7 +113,7 @@ class Flags:
         return found
 
 
-def flag_of(entry: Entry, help: str | None = None) -> Any:
+def flag_of(entry: Entry, help: str | None = None, panel: str | None = None) -> Any:
     """What typer is to know of an option."""
     about, offered = entry.about, (*entry.about.choices, *entry.about.suggest)
     return typer.Option(
@@ -118,7 +121,7 @@ def flag_of(entry: Entry, help: str | None = None) -> Any:
         *([about.short] if about.short else []),
         help=help or about.help,
         metavar=about.metavar,
-        rich_help_panel=about.panel,
+        rich_help_panel=panel or about.panel,
         autocompletion=_COMPLETERS.get(entry.name)
         or (one_of(*offered) if offered and not about.listed else None),
     )

@@ -24,6 +24,7 @@ from stride_cli.commands.options import (
 from stride_cli.commands.prompts import FORMAT, BadInput, Prompt, answered, read_prompts, read_rows
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
+from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer
@@ -59,6 +60,7 @@ def query(
             "--row",
             help="Of a classifier: number or id of a row of its file, or held-out: all.",
             autocompletion=one_of("held-out"),
+            rich_help_panel=MORE,
         ),
     ] = None,
     response: Annotated[
@@ -70,7 +72,8 @@ def query(
         ),
     ] = None,
     span: Annotated[
-        str | None, typer.Option("--span", help="Attribute only this part of the response.")
+        str | None,
+        typer.Option("--span", help="Attribute only this part of the response.", rich_help_panel=MORE),
     ] = None,
     index: IndexPath = None,
     model: ModelPath = None,

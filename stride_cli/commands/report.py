@@ -34,6 +34,7 @@ from stride_cli.commands.prompts import (
 )
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
+from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
@@ -64,6 +65,7 @@ def report(
             "--row",
             help="Of a classifier: number or id of a row of its file, or held-out: all.",
             autocompletion=one_of("held-out"),
+            rich_help_panel=MORE,
         ),
     ] = None,
     answers: Annotated[

@@ -20,7 +20,7 @@ from stride_cli.commands.options import (
 )
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FITS, FLAT, SavingOptions, TrainOptions, fit_of, train_options
-from stride_cli.options import entries
+from stride_cli.options import MORE, entries
 
 EXAMPLE = """\b
 Examples:
@@ -45,10 +45,14 @@ def train(
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
     saving: Annotated[dict[str, Any], Flags(SavingOptions)],
-    asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",))],
+    asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",), nulls={"panel": MORE})],
     no_calibration: Annotated[
         bool,
-        typer.Option("--no-calibration", help="Ask no unrelated prompts: answers will have no verdict."),
+        typer.Option(
+            "--no-calibration",
+            help="Ask no unrelated prompts: answers will have no verdict.",
+            rich_help_panel=MORE,
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stride_cli.corpus.ids import SeenIds
 from stride_cli.errors import CorpusError
-from stride_cli.options import option
+from stride_cli.options import CORPUS, option
 
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
@@ -93,12 +93,14 @@ class Document:
 class Fields:
     """The names that a corpus gives its fields; an empty name switches a field off."""
 
-    id: str = option("id", "Field of the ids.", flag="--id-field")
-    text: str = option("text", "Field of the text; '' switches it off.", flag="--text-field")
-    prompt: str = option("prompt", "Field of the prompt; '' switches it off.", flag="--prompt-field")
-    response: str = option("response", "Field of the answer.", flag="--response-field")
+    id: str = option("id", "Field of the ids.", flag="--id-field", panel=CORPUS)
+    text: str = option("text", "Field of the text; '' switches it off.", flag="--text-field", panel=CORPUS)
+    prompt: str = option(
+        "prompt", "Field of the prompt; '' switches it off.", flag="--prompt-field", panel=CORPUS
+    )
+    response: str = option("response", "Field of the answer.", flag="--response-field", panel=CORPUS)
     messages: str = option(
-        "messages", "Field of a conversation; '' switches it off.", flag="--messages-field"
+        "messages", "Field of a conversation; '' switches it off.", flag="--messages-field", panel=CORPUS
     )
 
     def names(self) -> list[str]:

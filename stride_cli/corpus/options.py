@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
 from stride_cli.errors import UsageError
-from stride_cli.options import Options, option
+from stride_cli.options import MORE, Options, option
 
 DEFAULT_BLOCK_SIZE = 512
 MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
@@ -65,10 +65,12 @@ class BuildOptions(DesignOptions):
         that); 0: after every batch
     """
 
-    seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1)
-    store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text")
+    seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1, panel=MORE)
+    store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text", panel=MORE)
     overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")
-    commit_seconds: float = option(2.0, "How often progress is saved: what a kill can cost.", low=0)
+    commit_seconds: float = option(
+        2.0, "How often progress is saved: what a kill can cost.", low=0, panel=MORE
+    )
 
 
 @dataclass(frozen=True)

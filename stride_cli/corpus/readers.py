@@ -33,7 +33,7 @@ from stride_cli.corpus.streams import (
     unreadable,
 )
 from stride_cli.errors import CorpusError, StrideError
-from stride_cli.options import Options, option, own
+from stride_cli.options import CORPUS, Options, option, own
 
 __all__ = [
     "DEFAULT_MAX_DOCUMENT_BYTES",
@@ -63,15 +63,16 @@ class ReadOptions(Options):
     fields : what the corpus calls its fields
     """
 
-    number_ids: bool = option(False, "Number the documents instead of reading ids.")
+    number_ids: bool = option(False, "Number the documents instead of reading ids.", panel=CORPUS)
     on_bad: str = option(
         "error",
         "A bad record ends the build, or is skipped and told.",
         choices=("error", "skip"),
         listed=True,
+        panel=CORPUS,
     )
     max_document_bytes: int = option(
-        DEFAULT_MAX_DOCUMENT_BYTES, "Longest line, text file or row of a table.", low=1
+        DEFAULT_MAX_DOCUMENT_BYTES, "Longest line, text file or row of a table.", low=1, panel=CORPUS
     )
     fields: Fields = field(default_factory=Fields)
 

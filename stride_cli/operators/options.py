@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection, default_projection
 from stride_cli.errors import UsageError
-from stride_cli.options import Options, entries, option, refuse_foreign
+from stride_cli.options import MORE, PAPER, Options, entries, option, refuse_foreign
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -23,7 +23,7 @@ _CLASSIFIER_DAMPING = 1.0
 class SavingOptions(Options):
     """How an interrupted fit goes on."""
 
-    save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0)
+    save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0, panel=MORE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FitChoice(Options):
         "closed (one pass over the corpus, the default) or sgd (the paper's).",
         choices=("closed", "sgd"),
         setting=True,
+        panel=PAPER,
     )
 
 
@@ -61,15 +62,25 @@ class FitOptions(Options):
         "stride model finetune, residual-matrix where there is no plain MLP; sgd: residual). "
         "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
         setting=True,
+        panel=MORE,
     )
     layer: int | None = option(
-        None, "Steer after this many blocks; default: 2/3 of the depth.", low=0, setting=True, example=1
+        None,
+        "Steer after this many blocks; default: 2/3 of the depth.",
+        low=0,
+        setting=True,
+        example=1,
+        panel=MORE,
     )
-    rank: int | None = option(None, "Rank of the operators.", low=1, high=2**20, setting=True)
+    rank: int | None = option(None, "Rank of the operators.", low=1, high=2**20, setting=True, panel=MORE)
     buckets: int | None = option(
-        None, "Buckets of the vocabulary in the logit spaces: more are more precise.", low=1, high=2**24
+        None,
+        "Buckets of the vocabulary in the logit spaces: more are more precise.",
+        low=1,
+        high=2**24,
+        panel=MORE,
     )
-    stability: float | None = option(None, "λ_stab. [1]", low=0)
+    stability: float | None = option(None, "λ_stab. [1]", low=0, panel=MORE)
     checkpoints: Sequence[str | Path] = option(
         (),
         "Further models that every query is measured with, one or several: checkpoints of the same "
@@ -78,7 +89,9 @@ class FitOptions(Options):
         metavar="PATH...",
         setting=True,
     )
-    seed: int | None = option(None, "Default: the index's seed.", low=0, high=2**64 - 1, setting=True)
+    seed: int | None = option(
+        None, "Default: the index's seed.", low=0, high=2**64 - 1, setting=True, panel=MORE
+    )
 
 
 @dataclass(frozen=True)
@@ -100,11 +113,13 @@ class ClosedOptions(FitOptions):
         above=0,
         setting=True,
         example=0.1,
+        panel=MORE,
     )
     curvature: str | None = option(
         None,
         "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
         choices=("kronecker", "fisher", "exact"),
+        panel=MORE,
     )
     project: int | None = option(
         None,
@@ -117,6 +132,7 @@ class ClosedOptions(FitOptions):
         high=MOST_PROJECTED,
         metavar="BYTES",
         example=512,
+        panel=MORE,
     )
     batch_tokens: int | None = option(None, low=1)
     recipe: ClassVar[None] = None  # that of the paper is of the other fit
@@ -138,18 +154,23 @@ class SgdOptions(FitOptions):
     recipe : "paper" sets every published hyperparameter, at training and at query time
     """
 
-    steps: int | None = option(None, "sgd: training iterations. [10000]", low=1, high=10**9, example=2000)
-    lr: float | None = option(None, "sgd: peak learning rate. [3e-4]", above=0, high=1e6, example=3e-4)
+    steps: int | None = option(
+        None, "sgd: training iterations. [10000]", low=1, high=10**9, example=2000, panel=PAPER
+    )
+    lr: float | None = option(
+        None, "sgd: peak learning rate. [3e-4]", above=0, high=1e6, example=3e-4, panel=PAPER
+    )
     variant: str | None = option(
         None,
         "sgd: kl (truncated, the default), logit or norm.",
         flag="--stability-loss",
         choices=("kl", "logit", "norm"),
+        panel=PAPER,
     )
-    fidelity: float | None = option(None, "sgd: λ_fid. [1]", low=0)
-    linearity: float | None = option(None, "sgd: λ_LDS. [0.1]", low=0)
+    fidelity: float | None = option(None, "sgd: λ_fid. [1]", low=0, panel=PAPER)
+    linearity: float | None = option(None, "sgd: λ_LDS. [0.1]", low=0, panel=PAPER)
     recipe: str | None = option(
-        None, "paper: every published hyperparameter, when querying too.", choices=("paper",)
+        None, "paper: every published hyperparameter, when querying too.", choices=("paper",), panel=PAPER
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stride_cli.errors import UsageError
-from stride_cli.options import Options, option
+from stride_cli.options import MORE, Options, option
 
 SCHEDULES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("muon+adamw", "adamw")
@@ -33,18 +33,19 @@ class LanguageOptions(Options):
     epochs: float | None = option(None, "Passes over the corpus; default fits it.", above=0, high=10**6)
     steps: int | None = option(None, "Optimizer steps, instead of --epochs.", low=1, high=10**9)
     batch_tokens: int | None = option(
-        None, "Most tokens of a batch; default fits the corpus.", low=1, example=2048
+        None, "Most tokens of a batch; default fits the corpus.", low=1, example=2048, panel=MORE
     )
-    lr: float | None = option(None, _LR, above=0, high=_LARGEST_RATE, example=0.01)
-    schedule: str = option("linear", _SCHEDULE, choices=SCHEDULES, listed=True)
-    checkpoints: int = option(0, _CHECKPOINTS, low=0, high=10_000, metavar="N")
-    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED)
+    lr: float | None = option(None, _LR, above=0, high=_LARGEST_RATE, example=0.01, panel=MORE)
+    schedule: str = option("linear", _SCHEDULE, choices=SCHEDULES, listed=True, panel=MORE)
+    checkpoints: int = option(0, _CHECKPOINTS, low=0, high=10_000, metavar="N", panel=MORE)
+    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED, panel=MORE)
     device: str = option("auto", _DEVICE)
     dtype: str = option(
         "auto",
         "Of matrix products; auto: bf16 where it is faster.",
         choices=("auto", "fp32", "bf16"),
         listed=True,
+        panel=MORE,
     )
 
     def __post_init__(self) -> None:
@@ -60,14 +61,16 @@ class TrainOptions(LanguageOptions):
     `lr` is Muon's peak rate, or AdamW's where it does all; beside Muon, AdamW's keeps its ratio to it.
     """
 
-    optimizer: str = option("muon+adamw", _OPTIMIZER, choices=OPTIMIZERS, listed=True)
+    optimizer: str = option("muon+adamw", _OPTIMIZER, choices=OPTIMIZERS, listed=True, panel=MORE)
     layers: int | None = option(None, _LAYERS, low=1, high=1_000)
     width: int | None = option(None, _WIDTH, low=2, high=2**16, example=128)
-    heads: int | None = option(None, "Attention heads; default width / 64.", low=1, high=2**16)
+    heads: int | None = option(None, "Attention heads; default width / 64.", low=1, high=2**16, panel=MORE)
     vocab: int | None = option(
         None, "Tokens of the BPE; default 512 to 8192.", low=260, high=2**20, example=512
     )
-    context: int | None = option(None, "Longest sequence; default 512.", low=2, high=2**20, example=512)
+    context: int | None = option(
+        None, "Longest sequence; default 512.", low=2, high=2**20, example=512, panel=MORE
+    )
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,23 @@ class FinetuneOptions(LanguageOptions):
     """
 
     epochs: float | None = option(None, "Passes over the corpus; default 3.", above=0, high=10**6)
-    batch_tokens: int | None = option(None, "Most tokens of a batch; default 2048.", low=1, example=2048)
+    batch_tokens: int | None = option(
+        None, "Most tokens of a batch; default 2048.", low=1, example=2048, panel=MORE
+    )
     lr: float | None = option(
         None,
         "Peak learning rate; default 3e-5, more with --lora or a small model.",
         above=0,
         high=_LARGEST_RATE,
         example=3e-5,
+        panel=MORE,
     )
-    schedule: str = option("linear", "How the learning rate falls.", choices=SCHEDULES, listed=True)
-    checkpoints: int = option(0, "Models kept along the way, evenly spaced.", low=0, high=10_000, metavar="N")
+    schedule: str = option(
+        "linear", "How the learning rate falls.", choices=SCHEDULES, listed=True, panel=MORE
+    )
+    checkpoints: int = option(
+        0, "Models kept along the way, evenly spaced.", low=0, high=10_000, metavar="N", panel=MORE
+    )
     lora_rank: int = option(
         0, "Train low-rank changes of the blocks only.", flag="--lora", metavar="RANK", low=0, high=2**16
     )
@@ -114,11 +124,13 @@ class ClassifierOptions(Options):
     layers: int | None = option(None, _LAYERS, low=1, high=1_000)
     width: int | None = option(None, _WIDTH, low=1, high=2**16, example=128)
     epochs: int | None = option(None, "Passes over the rows.", low=0, high=10**6, example=20)
-    lr: float | None = option(None, _LR, low=0, high=_LARGEST_RATE, example=0.01)
-    schedule: str | None = option(None, _SCHEDULE, choices=("cosine", "linear", "constant"), listed=True)
-    optimizer: str | None = option(None, _OPTIMIZER, choices=("sgd", "adamw"), listed=True)
-    checkpoints: int | None = option(None, _CHECKPOINTS, low=0, high=10_000, metavar="N")
-    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED)
+    lr: float | None = option(None, _LR, low=0, high=_LARGEST_RATE, example=0.01, panel=MORE)
+    schedule: str | None = option(
+        None, _SCHEDULE, choices=("cosine", "linear", "constant"), listed=True, panel=MORE
+    )
+    optimizer: str | None = option(None, _OPTIMIZER, choices=("sgd", "adamw"), listed=True, panel=MORE)
+    checkpoints: int | None = option(None, _CHECKPOINTS, low=0, high=10_000, metavar="N", panel=MORE)
+    seed: int = option(0, _SEED, low=0, high=_LARGEST_SEED, panel=MORE)
     device: str = option("auto", _DEVICE)
     network: str = option(
         "mlp",
@@ -161,16 +173,21 @@ class EngineOptions(Options):
         "Processes of this machine, or tasks of a Ray cluster.",
         choices=("local", "ray"),
         listed=True,
+        panel=MORE,
     )
-    workers: int | None = option(None, "Trained at the same time; default: one a processor or GPU.", low=1)
+    workers: int | None = option(
+        None, "Trained at the same time; default: one a processor or GPU.", low=1, panel=MORE
+    )
 
 
 @dataclass(frozen=True)
 class RetrainOptions(EngineOptions):
     """What retrains models, and where: see `stride_cli.training.retraining.open_trainer`."""
 
-    recipe: Path | str | None = option(None, "A stride_recipe.json; default: the model's own.")
-    command: str | None = option(None, "Retrain by this program instead; see stride evaluate truth.")
+    recipe: Path | str | None = option(None, "A stride_recipe.json; default: the model's own.", panel=MORE)
+    command: str | None = option(
+        None, "Retrain by this program instead; see stride evaluate truth.", panel=MORE
+    )
 
 
 @dataclass(frozen=True)
