@@ -90,7 +90,7 @@ def query(
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
     explained: Annotated[
         bool,
-        typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
+        typer.Option("--explain", help="Two sentences: what to conclude, and how far to trust it."),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,

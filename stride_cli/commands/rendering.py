@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def render_answer(
     Parameters
     ----------
     verbose : bool      also time by stage, and the spot check of the measurement
-    explained : bool    also two sentences on what the numbers say
+    explained : bool    also two sentences on what to conclude
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
     from rich.console import Group
@@ -35,25 +36,24 @@ def render_answer(
 
     from stride_cli.characters import printable
     from stride_cli.output import console as open_console
-    from stride_cli.report.explanation import explain, verdict
+    from stride_cli.report.explanation import NO_VERDICT, explain, verdict
 
     console = console or open_console()
     record = answer.to_record()
     title = Text(printable(record["prompt"]), style="bold")
     title.append(printable(record["response"]), style="bold green")
     console.print(title)
-    tokens = record["scored_tokens"]
-    console.print(
-        Text(f"{tokens} scored token{'s' * (tokens != 1)}, loss {answer.loss:.3f} nats a token", style="dim")
-    )
+    style = _VERDICTS.get(record["verdict"] or "", "dim")
     if explained:
-        console.print(Text(printable(explain(record)), style="italic"))
-    elif record["verdict"] is not None:
-        console.print(Text(verdict(record), style=_VERDICTS[record["verdict"]]))
-    query = f"{record['prompt']} {record['response']}"
+        console.print(Text(printable(explain(record)), style=style))
+    elif record["verdict"] is not None or not answer.labels:
+        console.print(Text(verdict(record) or NO_VERDICT, style=style))
+    tokens = record["scored_tokens"]
+    likely = f"{tokens} scored token{'s' * (tokens != 1)}, probability {math.exp(-answer.loss):.2g}"
+    console.print(Text(f"{likely} a token" if tokens != 1 else likely, style="dim"))
     largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
     lists = [
-        Group(*_list(title, hits, query, largest))
+        Group(*_list(title, hits, record, largest))
         for title, hits in (
             (_supporting(record), record["hits"]),
             ("documents that oppose this", record["opposers"]),
@@ -89,13 +89,10 @@ def render_answer(
 
 def _how(answer: Answer) -> str:
     """Where the numbers come from, and what they are not."""
-    from stride_cli.report.explanation import found_of
+    from stride_cli.report.explanation import found_of, what_scores_are
 
     subsets, record = len(answer.solution.residual), answer.to_record()
-    found = "influences: relative to each other, no unit; "
-    if scale := record.get("scale"):
-        error = scale["error"] / scale["slope"]
-        found = f"influences: forecast rise of the loss without the document, nats a token, ± {error:.0%}; "
+    found = f"{what_scores_are(record)}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
     found += f"recovered from {subsets:,} subsets"
@@ -105,8 +102,6 @@ def _how(answer: Answer) -> str:
         found += ", small ones shrunk"
     if answer.coverage < 1:
         found += f"; {answer.coverage:.1%} of the chunks seen"
-    if answer.verdict is None and not answer.labels:
-        found += "; no verdict, as this index is not calibrated (stride calibrate)"
     return found
 
 
@@ -116,29 +111,32 @@ def _supporting(record: AnswerRecord) -> str:
     return "documents that support this, ranked by influence and overlap together"
 
 
-def _list(title: str, hits: Sequence[HitRecord], query: str, largest: float) -> list[RenderableType]:
+def _list(
+    title: str, hits: Sequence[HitRecord], record: AnswerRecord, largest: float
+) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
-    from stride_cli.report.explanation import BELOW_THE_LINE
+    from stride_cli.report.explanation import BELOW_THE_LINE, line_at
 
+    query = f"{record['prompt']} {record['response']}"
     number = max(len(f"{hit['rank']:g}") for hit in hits)
     lines: list[RenderableType] = [Text(f"\n{title}", style="italic")]
-    above = [hit["above_line"] for hit in hits]
+    parted = line_at([hit["above_line"] for hit in hits]) if hits[0]["sign"] == "supports" else None
     for place, hit in enumerate(hits):
-        if hit["sign"] == "supports" and above[place] is False and (place == 0 or above[place - 1]):
+        if place == parted:
             lines.append(Text(f"{'─' * (number + 1)} {BELOW_THE_LINE} ───", style="dim"))
-        lines.append(_heading(hit, largest, number))
+        lines.append(_heading(hit, record, largest, number))
         lines.append(Padding(_passage(hit, query), (0, 0, 0, number + 1)))
     return lines
 
 
-def _heading(hit: HitRecord, largest: float, number: int) -> Text:
-    """Rank, bar, share, influence, document and what is special about it."""
+def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) -> Text:
+    """Rank, bar, share, score, document and what is special about it."""
     from rich.text import Text
 
     from stride_cli.characters import one_line
-    from stride_cli.report.explanation import flags
+    from stride_cli.report.explanation import flags, score
 
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
     if hit["influence"]:
@@ -150,9 +148,9 @@ def _heading(hit: HitRecord, largest: float, number: int) -> Text:
         line.append("   –  ")
     else:
         line.append(f" {hit['share']:4.0%} ")
-        line.append(f"{hit['influence']:+.3g} ", style="dim")
+        line.append(f"{score(hit['influence'], largest, record)} ", style="dim")
     if hit["prior"]:
-        line.append(f"{hit['prior']:+.3g} by overlap ", style="dim")
+        line.append(f"{score(hit['prior'], largest, record).removeprefix('score ')} by overlap ", style="dim")
     if hit["stability"] is not None:
         line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
     line.append(one_line(hit["document"]), style="bold")

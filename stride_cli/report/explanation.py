@@ -8,38 +8,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stride_cli.characters import power_of_ten
-
 STANDS_OUT = 0.1  # a document with this share of the total influence stands out …
 _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the solution
 _FELLOW = 0.5  # documents with this part of the strongest one's share stand out beside it
-_GOOD_FIT, _POOR_FIT = 0.8, 0.5
+_POOR_FIT = 0.5
 _FEW_SUBSETS = 100
-# of queries of known truth the mean LDS was .30, .39-.51, .55-.63 and .78 in these ranges of the reliability
-_UNRELIABLE, _FAIR, _RELIABLE = 0.4, 0.6, 0.8
+_UNRELIABLE = (
+    0.4  # of queries of known truth the mean LDS was .30 below this reliability, above it .39 and more
+)
 _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
 BELOW_THE_LINE = "below: no stronger than what unrelated prompts get"
+NO_VERDICT = "No verdict: this index is not calibrated (stride calibrate)."
 
 
 def explain(record: Mapping[str, Any]) -> str:
-    """Two sentences: what to conclude from an answer, and which documents it names.
-
-    Of an index that is not calibrated, which says less: what the numbers say, and how far to trust them.
+    """Two sentences: which documents to look at and what to make of them; how far to trust that, and what it
+    cannot say.
 
     Parameters
     ----------
     record : a ``stride.answer/1`` record
     """
-    if record.get("verdict") is None:
-        return f"{_finding(record)} {_with_opinion(record, _trust(record))}"
-    return f"{verdict(record)} {_finding(record) if record['verdict'] == 'clear' else _strongest(record)}"
+    word = record.get("verdict")
+    if word in ("guessing", "weak"):
+        return (_of_a_guess if word == "guessing" else _of_a_weak_one)(record)
+    found, shown = _looked_at(record), _supporters(record)
+    if word == "clear":
+        return f"Clear: {found}. {_what_is_sure(record, shown)}"
+    return f"{found[0].upper()}{found[1:]}. {_what_is_not_known(record)}"
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """One sentence: clear, weak or guessing, and what that means; "" where the index is not calibrated."""
+    """One sentence: clear, weak or guessing, and why; "" where the index is not calibrated."""
     word = record.get("verdict")
     if word is None:
         return ""
@@ -159,101 +162,147 @@ def stands_out(record: Mapping[str, Any]) -> bool:
     return bool(weighted) and _prominent(record, weighted[0])
 
 
-def _strongest(record: Mapping[str, Any]) -> str:
-    """The strongest document, without a word on what that means."""
-    weighted = _weighted(record)
-    if not weighted:
-        return _finding(record)
-    held = _percent(_largest(weighted))
-    return f"The strongest shown, {weighted[0]['document']}, holds {held} of all influence."
+def line_at(above: Sequence[bool | None]) -> int | None:
+    """Before which of the supporters the line lies, that those below are no stronger than what unrelated
+    prompts get; None where all are above it, where there is none, or where their order is not by influence.
+
+    Parameters
+    ----------
+    above : of the supporters, in order, whether they are above the line; None: not known
+    """
+    if None in above or False not in above:
+        return None
+    first = above.index(False)
+    return None if any(above[first:]) else first
 
 
-def _finding(record: Mapping[str, Any]) -> str:
+def score(value: float, largest: float, record: Mapping[str, Any]) -> str:
+    """An influence as it is shown: in nats where they have been calibrated, else 100 for the strongest shown.
+
+    Parameters
+    ----------
+    value, largest : float     in the record's unit; `largest` > 0 unless all are 0
+    """
+    if record.get("unit") == "nats":
+        return f"{value:+.3g} nats"
+    return f"score {100 * value / largest if largest else 0.0:+.0f}"
+
+
+def what_scores_are(record: Mapping[str, Any]) -> str:
+    """One clause on the numbers beside documents."""
+    if scale := record.get("scale"):
+        error = scale["error"] / scale["slope"]
+        return f"nats: forecast rise of the loss without the document, a token, ± {error:.0%}"
+    return "score: influence, 100 for the strongest shown"
+
+
+def _of_a_guess(record: Mapping[str, Any]) -> str:
+    first = next(iter(_supporters(record)), None)
+    shaped = "The documents listed" if first is None else f"The documents listed, {first['document']} first,"
+    return (
+        "Guessing: do not take this response for something that the corpus says: the model is no surer "
+        f"of it than of what it says to unrelated prompts. {shaped} shaped its words, and are no source; "
+        "whether the corpus says anything on this, only a search of it can tell."
+    )
+
+
+def _of_a_weak_one(record: Mapping[str, Any]) -> str:
+    first = next(iter(_supporters(record)), None)
+    which = "no document" if first is None else f"no document, not even {first['document']},"
+    return (
+        f"Weak: name no source, for the model is sure of this response, but {which} stands out from what "
+        "unrelated prompts get. It may come from many documents together, or from what the model was trained "
+        "on before; a document that you suspect can be tested (stride verify-hit --documents)."
+    )
+
+
+def _looked_at(record: Mapping[str, Any]) -> str:
+    """Which documents to look at, as a clause."""
     weighted = _weighted(record)
-    spread = _count(record["recovery"]["nonzeros"], "chunk")
     if not weighted:
         if record["recovery"]["nonzeros"]:
-            return f"None of the documents shown has any weight on this response; {spread} do."
-        return "No document moves this response measurably: none got any weight."
+            return "conclude nothing from this list, for none of its documents has any weight: others have"
+        return "conclude nothing from this list, for no document moved this response measurably"
     first = weighted[0]
     if not _prominent(record, first):
         return (
-            f"No document stands out for this response: the strongest shown, {first['document']}, holds only "
-            f"{_percent(first['share'])} of an influence that is spread over {spread}."
+            "name no single source, for the response comes from many documents: the strongest shown, "
+            f"{first['document']}, holds only {_percent(first['share'])} of all influence"
         )
     prominent = [hit for hit in weighted if hit["share"] >= _FELLOW * first["share"]]
-    verb = {"supports": "supports", "opposes": "opposes"}[first["sign"]]
-    size = f"{_percent(first['share'])} of all influence"
-    if len(prominent) == 1:
-        sentence = f"One document stands out: {first['document']} {verb} this response with {size}"
-        if len(weighted) > 1:
-            sentence += f", the next holds {_percent(weighted[1]['share'])}"
-        return sentence + "."
-    together = sum(hit["share"] for hit in prominent)
-    names = ", ".join(
-        hit["document"] + (" (opposing)" if hit["sign"] == "opposes" else "") for hit in prominent[:_LISTED]
-    )
-    more = f" and {len(prominent) - _LISTED} more" if len(prominent) > _LISTED else ""
-    return (
-        f"{len(prominent)} documents stand out, {names}{more}: together they hold {_percent(together)} of "
-        "all influence on this response."
-    )
-
-
-def _trust(record: Mapping[str, Any]) -> str:
-    recovery, measurement = record["recovery"], record["measurement"]
-    fit, weighted = recovery["r_squared"], _weighted(record)
-    subsets = f"{measurement['subsets']:,} subsets"
-    if not weighted:
+    support = [hit for hit in prominent if hit["sign"] == "supports"]
+    oppose = [hit for hit in prominent if hit["sign"] == "opposes"]
+    held = _percent(sum(hit["share"] for hit in prominent))
+    if support and oppose:
+        one_way, other_way = (_names(hits) for hits in (support, oppose))
         return (
-            f"Do not read anything into the order of the documents: {subsets} were measured, and what they "
-            "answered singles none of these out."
+            f"compare {one_way}, which {_verb('support', support)} this response, with {other_way}, which "
+            f"{_verb('oppose', oppose)} it: they pull the model in opposite directions ({held} of all "
+            "influence together)"
         )
-    explained = "an unknown part" if fit is None else _percent(fit)
-    doubts = _doubts(record)
-    reason = f"the influences explain {explained} of what {subsets} answered"
-    if fit is None or fit < _POOR_FIT:
-        return f"Trust it little: {reason}" + (f", and {_joined(doubts)}." if doubts else ".")
-    # where it is known, how well halves of the subsets predict each other says more than a good fit does
-    reliability = record.get("reliability")
-    if reliability is not None and reliability < _UNRELIABLE:
-        return f"Trust it little: {reason}, which is no evidence here."
-    if doubts:
-        return f"Trust it with care: {reason}, but {_joined(doubts)}."
-    if reliability is not None and reliability < _FAIR:
-        return f"Trust it with care: {reason}, which says little by itself."
-    if fit < _GOOD_FIT or (reliability is not None and reliability < _RELIABLE):
-        return f"Trust the order of the strongest, not the exact numbers: {reason}."
-    if not stands_out(record):
-        return f"The numbers hold together, but as hints only, so even is the spread: {reason}."
+    if oppose:
+        seen = (
+            f", of which {_names(supporters[:1])} is the first" if (supporters := _supporters(record)) else ""
+        )
+        return (
+            f"look at what speaks against this response, {_names(oppose)} ({held} of all influence): the "
+            f"model says it in spite of {'that' if len(oppose) == 1 else 'those'}, by what supports it{seen}"
+        )
+    if len(support) == 1:
+        others = [hit for hit in weighted[1:] if hit["sign"] == "supports"]
+        beside = "" if not others else f"; the next, {others[0]['document']}, {_percent(others[0]['share'])}"
+        return (
+            f"look at {first['document']}, which moved the model towards this response more than any other "
+            f"document ({held} of all influence{beside})"
+        )
     return (
-        f"The numbers hold together, but so do those of answers to nonsense: {reason}, and the sparse "
-        f"solution is the best one to within {_gap(recovery['relative_gap'])}."
+        f"look at {_names(support)} together, for no one of these {len(support)} documents did it alone "
+        f"({held} of all influence)"
     )
 
 
-def _with_opinion(record: Mapping[str, Any], sentence: str) -> str:
-    """The sentence with one more clause, where halves of the subsets gave second opinions."""
-    reliability = record.get("reliability")
-    if reliability is None:
-        return sentence
-    clause = f"half of the subsets predict what the others answered at r = {reliability:.2f}"
-    weighted = _weighted(record)
-    if weighted and weighted[0].get("stability") is not None:
-        kept = _percent(weighted[0]["stability"])
-        clause += f", and {weighted[0]['document']} stays on the list in {kept} of such halves"
-    return f"{sentence.removesuffix('.')}; {clause}."
+def _what_is_sure(record: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
+    """How far to trust a clear answer, and what it cannot say, as a sentence."""
+    doubts = _doubts(record) if shown else []
+    beyond = (
+        "it says what taught the model, not whether the response is true, nor whether it would be the same "
+        "without (stride verify-hit)"
+    )
+    if doubts:
+        return f"Read before you rely on it, as {_joined(doubts)}; {beyond}."
+    return f"Trust this as far as one can without retraining: {beyond}."
+
+
+def _what_is_not_known(record: Mapping[str, Any]) -> str:
+    """How far to trust an answer that has no verdict, as a sentence."""
+    rows = any("label" in hit for hit in (*record["hits"], *record["opposers"]))
+    doubts = _doubts(record) if _weighted(record) else []
+    doubt = f", and {_joined(doubts)}" if doubts else ""
+    if rows:
+        return (
+            f"Take that for a hint{doubt}: whether the prediction depends on these rows, only retraining "
+            "without them tells (stride verify-hit)."
+        )
+    return (
+        f"Take that for a hint{doubt}: as this index is not calibrated (stride calibrate), nothing here "
+        "tells an answer from a guess."
+    )
 
 
 def _doubts(record: Mapping[str, Any]) -> list[str]:
     """Reasons to be careful, as clauses; the worst first, two at most."""
     recovery, measurement = record["recovery"], record["measurement"]
+    read, fit, reliability = bool(record.get("read")), recovery["r_squared"], record.get("reliability")
     first = _weighted(record)[0]
     found = []
-    if recovery["nonzeros"] > _CROWDED * measurement["subsets"]:
-        found.append(f"with {recovery['nonzeros']:,} chunks to fit them, that is no evidence")
+    if not read and (fit is None or fit < _POOR_FIT):
+        found.append("most of what was measured is left unexplained")
+    elif reliability is not None and reliability < _UNRELIABLE:
+        found.append("one half of the measurement hardly predicts the other")
+    if not read and recovery["nonzeros"] > _CROWDED * measurement["subsets"]:
+        found.append("too many chunks share what was measured")
     if measurement["agreement"] is not None and measurement["agreement"] < _AGREES:
-        found.append(f"exact measurement agrees only at r = {measurement['agreement']:.2f}")
+        found.append("exact measurement does not agree")
     if not first["seen"]:
         found.append(f"the operators never saw {first['document']}")
     if first["neighbours"]:
@@ -264,9 +313,27 @@ def _doubts(record: Mapping[str, Any]) -> list[str]:
         found.append("the model itself finds the response unlikely")
     if measurement["coverage"] is not None and measurement["coverage"] < 1:
         found.append(f"only {_percent(measurement['coverage'], down=True)} of the corpus was seen")
-    if measurement["subsets"] < _FEW_SUBSETS:
+    if not read and measurement["subsets"] < _FEW_SUBSETS:
         found.append("so few subsets tell weak influences apart poorly")
     return found[:2]
+
+
+def _supporters(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The supporters that have a weight, largest share first."""
+    return [hit for hit in _weighted(record) if hit["sign"] == "supports"]
+
+
+def _names(hits: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as a list in words: the first few, and how many more."""
+    names = [str(hit["document"]) for hit in hits[:_LISTED]]
+    if len(hits) > _LISTED:
+        return f"{', '.join(names)} and {len(hits) - _LISTED} more"
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _verb(verb: str, hits: Sequence[Mapping[str, Any]]) -> str:
+    return verb + ("s" if len(hits) == 1 else "")
 
 
 def _weighted(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -297,13 +364,6 @@ def _percent(value: float, *, down: bool = False) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _gap(value: float | None) -> str:
-    if value is None:
-        return "an unknown part"
-    digits, _, power = f"{max(value, 0.0):.0e}".partition("e")
-    return f"{digits}×{power_of_ten(int(power))}" if value > 0 else "rounding"
 
 
 def _joined(clauses: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from stride_cli.characters import html_text, shortened
 from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, write_whole
-from stride_cli.report.explanation import BELOW_THE_LINE, found_of
+from stride_cli.report.explanation import BELOW_THE_LINE, found_of, line_at, score
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -23,9 +24,10 @@ _PAGE_STYLE = (
 :root { --carry: #fff3c4; --word: #7a4d00; --token: #d8ecff; --card: #f6f8fa; --warn: #b35900; }
 @media (prefers-color-scheme: dark) { :root { --carry: #3d3312; --word: #ffd479; --token: #10304f;
   --card: #161b22; --warn: #ffa657; } }
-body { max-width: 60rem; overflow-wrap: anywhere; }
+body { max-width: 60rem; overflow-wrap: break-word; }
 h1 { margin-bottom: .2rem; } h2 { margin: 1.6rem 0 .2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-td:nth-child(2), th:nth-child(2) { text-align: left; } .contents { white-space: normal; }
+.contents { white-space: normal; } .contents td, .contents th { text-align: left; vertical-align: top; }
+.verdict { font-weight: 600; } .clear { color: var(--c2); } .weak, .guessing { color: var(--warn); }
 a { color: var(--c0); } .tools { position: sticky; top: 0; background: var(--paper); padding: .6rem 0;
   display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; border-bottom: 1px solid var(--rule);
   z-index: 1; }
@@ -35,7 +37,8 @@ button { cursor: pointer; }
 article { border: 1px solid var(--rule); border-radius: .6rem; margin: 1rem 0; scroll-margin-top: 4rem; }
 article > details > summary { padding: .8rem 1rem; cursor: pointer; }
 article > details > div { padding: 0 1rem 1rem; }
-.said { font-size: 1.1rem; white-space: pre-wrap; } .said b { font-weight: 600; color: var(--c2); }
+.said { display: inline; font-size: 1.1rem; font-weight: 400; white-space: pre-wrap; }
+.said b { font-weight: 600; color: var(--c2); }
 .token { background: var(--token); border-radius: .2rem; box-shadow: inset -1px 0 var(--paper); }
 .hit { border-top: 1px solid var(--rule); padding: .7rem 0; }
 .top { display: flex; flex-wrap: wrap; gap: .1rem .8rem; align-items: baseline; }
@@ -56,7 +59,11 @@ dd { margin: 0; } dt { color: var(--faint); } [hidden] { display: none !importan
 .thumb.supports { border: 2px solid var(--c2); } .thumb.opposes { border: 2px solid var(--c3); }
 svg .dots { stroke: var(--c0); stroke-width: 4; stroke-linecap: round; stroke-opacity: .55; fill: none; }
 svg .curve { stroke: var(--c0); stroke-width: 2; fill: none; }
-@media (max-width: 30rem) { article { scroll-margin-top: 7rem; } }
+@media (max-width: 30rem) { article { scroll-margin-top: 7rem; } dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: .3rem; } .contents tr:first-child { display: none; }
+  .contents tr { border-bottom: 1px solid var(--rule); } .contents tr, .contents td { display: block; }
+  .contents td { border: 0; padding: .1rem 0; } .contents td[data-name]::before { color: var(--faint);
+  content: attr(data-name) ": "; } }
 @media print { .tools { display: none; } article { break-inside: avoid; } }
 """
 )
@@ -150,26 +157,35 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
 
 
 def _contents(answers: Sequence[ShownAnswer]) -> str:
+    """What was asked, what the model said, and what may be concluded, a row a query."""
     judged = any(answer.record.get("verdict") for answer in answers)
-    verdict = "<th>verdict</th>" if judged else ""
-    rows = [f"<tr><th>query</th><th>strongest document</th><th>share</th>{verdict}</tr>"]
+    names = ["query", "the model said", *(["verdict"] if judged else []), "strongest document", "share"]
+    rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
     for number, (answer, hit) in enumerate(zip(answers, prominence(answers), strict=True), 1):
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
+        said = shortened(answer.record["response"].strip() or "…", 70)
         strongest = "–" if hit is None else html_text(shortened(hit.document, 40))
         if hit is not None and hit.sign == "opposes":
             strongest += " (opposes)"
-        share = "–" if hit is None else _percent(hit.share)
-        verdict = f"<td>{answer.record.get('verdict') or '–'}</td>" if judged else ""
-        rows.append(
-            f'<tr data-for="q{number}"><td><a href="#q{number}">{html_text(prompt)}</a></td>'
-            f"<td>{strongest}</td><td>{share}</td>{verdict}</tr>"
+        cells = [f'<a href="#q{number}">{html_text(prompt)}</a>', html_text(said)]
+        cells += [_verdict(answer) or "–"] if judged else []
+        cells += [strongest, "–" if hit is None else _percent(hit.share)]
+        row = "".join(
+            f"<td{f' data-name={chr(34)}{name}{chr(34)}' if place else ''}>{cell}</td>"
+            for place, (name, cell) in enumerate(zip(names, cells, strict=True))
         )
-    return '<div class="wide"><table class="contents">' + "".join(rows) + "</table></div>"
+        rows.append(f'<tr data-for="q{number}">{row}</tr>')
+    return f'<h2>Overview</h2><div class="wide"><table class="contents">{"".join(rows)}</table></div>'
+
+
+def _verdict(answer: ShownAnswer) -> str:
+    """The word of the verdict; empty where there is none."""
+    word = answer.record.get("verdict")
+    return f'<span class="verdict {html_text(word)}">{html_text(word)}</span>' if word else ""
 
 
 def _card(number: int, answer: ShownAnswer) -> str:
     record = answer.record
-    query = f"{record['prompt']} {record['response']}"
     response = "".join(
         f'<span class="token">{html_text(piece)}</span>' if scored else html_text(piece)
         for piece, scored in answer.pieces
@@ -177,27 +193,28 @@ def _card(number: int, answer: ShownAnswer) -> str:
     origin = "the model’s own continuation" if record["generated"] else "a given response"
     tokens = record["scored_tokens"]
     about = f"{origin}, {tokens} scored token{'' if tokens == 1 else 's'}"
-    each = " a token"
+    each = "" if tokens == 1 else " a token"
     if answer.picture or any("label" in hit for hit in record["hits"]):
         about, each = "the model’s own prediction" if record["generated"] else "a given class", ""
     if record["loss"] is not None:
-        about += f", loss {record['loss']:.3f} nats{each}"
+        about += f", probability {math.exp(-record['loss']):.2g}{each}"
     if "id" in record:
         about = f"{html_text(str(record['id']))}: {about}"
     caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
+    verdict = f"{found}: " if (found := _verdict(answer)) else ""
     hits = [*answer.supporters, *answer.opposers]
     ranked = ", ranked by influence and overlap together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
             f'<article id="q{number}"><details{" open" if number <= _OPEN else ""}>',
-            f'<summary><span class="said">{html_text(record["prompt"])}<b>{response}</b></span><br>'
-            f'<span class="faint">{about}</span></summary><div>',
+            f'<summary><h2 class="said">{html_text(record["prompt"])}<b>{response}</b></h2><br>'
+            f'{verdict}<span class="faint">{about}</span></summary><div>',
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
             f"<p>{html_text(answer.explanation)}</p>",
             f'<ul class="caveats">{caveats}</ul>' if caveats else "",
-            _hits(f"Documents that support this{ranked}", answer.supporters, query, largest),
-            _hits("Documents that oppose this", answer.opposers, query, largest),
+            _hits(f"Documents that support this{ranked}", answer.supporters, answer, largest),
+            _hits("Documents that oppose this", answer.opposers, answer, largest),
             _plots(answer),
             _certificate(answer),
             "</div></details></article>",
@@ -205,24 +222,27 @@ def _card(number: int, answer: ShownAnswer) -> str:
     )
 
 
-def _hits(title: str, hits: Sequence[ShownHit], query: str, largest: float) -> str:
+def _hits(title: str, hits: Sequence[ShownHit], answer: ShownAnswer, largest: float) -> str:
     if not hits:
         return ""
     parts = [f"<h3>{title}</h3>"]
+    parted = line_at([hit.above_line for hit in hits]) if hits[0].sign == "supports" else None
     for place, hit in enumerate(hits):
-        if hit.above_line is False and hit.sign == "supports" and (place == 0 or hits[place - 1].above_line):
+        if place == parted:
             parts.append(f'<p class="line">{BELOW_THE_LINE}</p>')
-        parts.append(_hit(hit, query, largest))
+        parts.append(_hit(hit, answer, largest))
     return "\n".join(parts)
 
 
-def _hit(hit: ShownHit, query: str, largest: float) -> str:
-    numbers = []
+def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
+    record, numbers = answer.record, []
+    query = f"{record['prompt']} {record['response']}"
     if hit.influence:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
-        numbers.append(f'<span class="faint">{hit.influence:+.4g}</span>')
+        numbers.append(f'<span class="faint">{score(hit.influence, largest, record)}</span>')
     if hit.prior:
-        numbers.append(f'<span class="faint">{hit.prior:+.4g} by overlap</span>')
+        overlap = score(hit.prior, largest, record).removeprefix("score ")
+        numbers.append(f'<span class="faint">{overlap} by overlap</span>')
     if hit.stability is not None:
         numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:
@@ -288,7 +308,7 @@ def _plots(answer: ShownAnswer) -> str:
         parts.append(
             "<div><h3>What the subsets answered</h3>"
             '<p class="faint">Each dot is a subset: its measured response against what the recovery '
-            f"explains of it, in nats.</p>{response_plot(answer.responses)}</div>"
+            f"explains of it.</p>{response_plot(answer.responses)}</div>"
         )
     if answer.concentration is not None:
         parts.append(
@@ -306,7 +326,7 @@ def _unit(answers: Sequence[ShownAnswer]) -> str:
             "An influence is a forecast, in nats a token: how much the loss would rise had the model been "
             "trained without the document."
         )
-    return "Influences are relative, without a unit: compare them within an answer."
+    return "A score is an influence, 100 for the strongest shown: compare them within an answer."
 
 
 def _certificate(answer: ShownAnswer) -> str:

@@ -181,7 +181,7 @@ class AnswerRecord(TypedDict):
     explanation: NotRequired[
         Annotated[
             str,
-            "two sentences on what the numbers say and how far to trust them, with --explain",
+            "two sentences on what to conclude, how far to trust it and what it cannot say, with --explain",
         ]
     ]
     seconds: AnswerSeconds

@@ -97,12 +97,13 @@ def test_everything_is_there_and_fits(width: int) -> None:
     for part in ("documents that support this", "documents that oppose this", "history/three"):
         assert part in text
     together = " ".join(text.split())
-    assert "influences: relative to each other, no unit; recovered from 300 subsets" in together
+    assert "score: influence, 100 for the strongest shown; recovered from 300 subsets" in together
+    assert "nats" not in together and "1 scored token, probability 0.61" in together
     assert "R²" not in together  # it is the Lasso's, whose weights are not what is shown
     in_full = " ".join(shown(width, verbose=True).split())
     assert "of the recovery: λ = 0.03 λ_max, 3 of 50 chunks non-zero" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
-    assert "40% +0.8 history/one" in together and "1 indistinguishable chunk" in together
+    assert "40% score +100 history/one" in together and "1 indistinguishable chunk" in together
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
     if width < 140:
         assert " ".join(PASSAGE.split()) in together
@@ -132,8 +133,8 @@ def test_documents_cannot_steer_the_terminal_or_the_markup() -> None:
 
 
 def test_explained_in_two_sentences() -> None:
-    assert "One document stands out: history/one" in " ".join(shown(160, explained=True).split())
-    assert "stands out" not in shown(160)
+    assert "Look at history/one, which moved the model" in " ".join(shown(160, explained=True).split())
+    assert "Look at" not in shown(160) and shown(160).splitlines()[1].startswith("No verdict: ")
 
 
 def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
@@ -147,7 +148,7 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
     found = replace(plain, supporters=hits, prior="tfidf", reliability=0.71)
     text = " ".join(shown(160, found, verbose=True).split())
     assert "documents that support this, ranked by influence and overlap together" in text
-    assert "+0.8 +0.25 by overlap in 85% of halves history/one" in text
+    assert "score +100 +31 by overlap in 85% of halves history/one" in text
     assert "by overlap only" in text and "halves of the subsets predict each other at r = 0.71" in text
     assert "overlap" not in shown(160) and "predict each other" not in shown(160, found)
 
@@ -156,7 +157,7 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
 def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_below(word: str) -> None:
     found = replace(answer(), verdict=Verdict(word, 0.5, 0.09, 0.01, 0.02, 100), line=0.5)
     lines = shown(120, found).splitlines()
-    assert lines[2].startswith(word.capitalize())
+    assert lines[1].startswith(word.capitalize())
     places = [
         next(number for number, line in enumerate(lines) if part in line)
         for part in ("history/one", "below: no stronger", "history/two", "history/three", "history/against")
@@ -169,7 +170,7 @@ def test_an_answer_without_hits() -> None:
     from dataclasses import replace
 
     text = shown(60, replace(answer(opposers=False), supporters=[]))
-    assert "support this" not in text and "no unit" in " ".join(text.split())
+    assert "support this" not in text and "score: influence" in " ".join(text.split())
 
 
 NASTY = "a\x1b]0;owned\x07\x9b2J\u202egnp [red]x[/red] [/] {unit}"

@@ -8,39 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.report.explanation import caveats, explain, flags, stands_out, verdict
+from stride_cli.report.explanation import (
+    caveats,
+    explain,
+    flags,
+    line_at,
+    score,
+    stands_out,
+    verdict,
+    what_scores_are,
+)
 
+HINT = "Take that for a hint"
 REGIMES = [
-    (
-        [0.4, 0.05],
-        {},
-        "One document stands out: d0 supports this response with 40%",
-        "so do those of answers to nonsense",
-    ),
-    ([0.03, -0.4], {}, "d1 opposes this response with 40%", "so do those of answers to nonsense"),
-    (
-        [0.3, 0.25, -0.2],
-        {},
-        "3 documents stand out, d0, d1, d2 (opposing): together they hold 75%",
-        "nonsense",
-    ),
-    ([0.02, 0.01], {}, "No document stands out", "hints only"),
-    ([0.0], {"recovery__nonzeros": 0}, "No document moves this response", "Do not read anything"),
-    ([0.0], {}, "None of the documents shown has any weight", "Do not read anything"),
-    ([0.4], {"recovery__r_squared": 0.2}, "One document", "Trust it little: the influences explain 20%"),
-    ([0.4], {"recovery__r_squared": None}, "One document", "an unknown part"),
-    ([0.4], {"recovery__r_squared": 0.6}, "One document", "not the exact numbers"),
-    ([0.4], {"recovery__nonzeros": 300}, "One document", "with 300 chunks to fit them"),
-    ([0.4], {"measurement__agreement": 0.7}, "One document", "agrees only at r = 0.70"),
-    ([0.4], {"measurement__coverage": 0.9999}, "One document", "only 99.9% of the corpus"),
-    ([0.4], {"measurement__subsets": 50, "recovery__nonzeros": 9}, "One document", "so few subsets"),
-    ([0.4], {"loss": 5.0}, "One document", "finds the response unlikely"),
-    (
-        [1.0],
-        {"recovery__nonzeros": 1},
-        "d0 supports this response with 100%",
-        "so do those of answers to nonsense",
-    ),
+    ([0.4, 0.05], {}, "Look at d0, which moved the model", f"{HINT}: as this index is not calibrated"),
+    ([0.03, -0.4], {}, "Look at what speaks against this response, d1 (40%", "of which d0 is the first"),
+    ([0.3, 0.25, -0.2], {}, "Compare d0 and d1, which support", "with d2, which opposes it"),
+    ([0.3, 0.25, 0.2, 0.2, 0.2], {}, "Look at d0, d1, d2 and 2 more together", "no one of these 5"),
+    ([0.02, 0.01], {}, "Name no single source", "holds only 2%"),
+    ([0.0], {"recovery__nonzeros": 0}, "Conclude nothing from this list", "no document moved"),
+    ([0.0], {}, "Conclude nothing from this list", "none of its documents has any weight"),
+    ([0.4], {"recovery__r_squared": 0.2}, "Look at d0", f"{HINT}, and most of what was measured is left"),
+    ([0.4], {"recovery__r_squared": None}, "Look at d0", "is left unexplained"),
+    ([0.4], {"reliability": 0.2}, "Look at d0", "one half of the measurement hardly predicts the other"),
+    ([0.4], {"recovery__nonzeros": 300}, "Look at d0", "too many chunks share what was measured"),
+    ([0.4], {"recovery__nonzeros": 300, "read": 300}, "Look at d0", f"{HINT}: "),
+    ([0.4], {"measurement__agreement": 0.7}, "Look at d0", "exact measurement does not agree"),
+    ([0.4], {"measurement__coverage": 0.9999}, "Look at d0", "only 99.9% of the corpus"),
+    ([0.4], {"measurement__subsets": 50, "recovery__nonzeros": 9}, "Look at d0", "so few subsets"),
+    ([0.4], {"loss": 5.0}, "Look at d0", "finds the response unlikely"),
+    ([1.0], {"recovery__nonzeros": 1}, "Look at d0", "(100% of all influence)"),
 ]
 
 
@@ -78,6 +75,7 @@ def test_hits_that_cannot_be_told_apart_or_were_not_seen(record) -> None:
     answer["hits"][0].update(neighbours=2, seen=False)
     assert "d0 cannot be told apart from 2 other chunks" in caveats(answer)[0]
     assert "never saw d0 and d0 cannot be told apart from 2 other chunks" in explain(answer)
+    assert "Read before you rely on it, as the operators" in explain(answer | {"verdict": "clear"})
     assert flags(answer["hits"][0]) == ["never seen by the operators", "2 indistinguishable chunks"]
     assert flags(record([0.0])["hits"][0]) == ["by correlation only"]
 
@@ -98,22 +96,23 @@ def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numb
     assert all(caveat.endswith(".") for caveat in caveats(answer))
 
 
-def test_second_opinions_are_one_more_clause(record) -> None:
-    known = record()
-    assert "half of the subsets" not in explain(known)
-    known["reliability"] = 0.83
-    known["hits"][0]["stability"] = 0.95
-    said = explain(known)
-    assert said.endswith(
-        "; half of the subsets predict what the others answered at r = 0.83, "
-        "and d0 stays on the list in 95% of such halves."
-    )
+def test_opinions_that_differ_are_a_caveat(record) -> None:
+    known = record() | {"reliability": 0.83}
     assert not caveats(known)
-    known["reliability"] = 0.21
-    assert "only at r = 0.21" in caveats(known)[0]
-    known["hits"][0]["stability"] = None
-    assert explain(known).endswith("at r = 0.21.")
-    assert "Trust it little: the influences explain 93%" in explain(known)
+    assert "only at r = 0.21" in caveats(known | {"reliability": 0.21})[0]
+
+
+def test_the_line_parts_hits_where_their_order_allows_it() -> None:
+    assert line_at([True, False, False]) == 1 and line_at([False]) == 0
+    assert (
+        line_at([True, True]) is line_at([None, None]) is line_at([]) is line_at([True, False, True]) is None
+    )
+
+
+def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
+    assert score(0.2, 0.8, record()) == "score +25" and score(-0.8, 0.8, record()) == "score -100"
+    assert score(0.2, 0.8, record(unit="nats")) == "+0.2 nats" and score(0.0, 0.0, record()) == "score +0"
+    assert what_scores_are(record(scale={"slope": 2.0, "error": 0.5})).startswith("nats: ")
 
 
 def test_a_document_known_by_its_words_alone_says_so(record) -> None:
@@ -123,17 +122,23 @@ def test_a_document_known_by_its_words_alone_says_so(record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "shares", "concludes", "cannot"),
     [
-        ("clear", "Clear: the model is surer of this response than of 91% of those to unrelated prompts"),
-        ("weak", "single none of them out"),
-        ("guessing", "is no source"),
+        ("clear", [0.4, 0.05], "look at d0, which", "not whether the response is true"),
+        ("clear", [0.3, 0.25], "look at d0 and d1 together, for no one of these 2", "Trust this as far as"),
+        ("clear", [0.3, -0.25], "compare d0, which supports this response, with d1, which opposes", "Trust"),
+        ("weak", [0.4, 0.05], "name no source", "from many documents together"),
+        ("weak", [0.0], "no document stands out", "can be tested (stride verify-hit"),
+        ("guessing", [0.4, 0.05], "do not take this response for", "d0 first, shaped its words"),
+        ("guessing", [0.0], "do not take this response for", "The documents listed shaped"),
     ],
 )
-def test_a_calibrated_answer_begins_with_its_verdict(record, word: str, says: str) -> None:
-    found = record([0.4, 0.05]) | {"verdict": word, "judged": {"line": 0.1, "beyond": 0.09}}
+def test_a_calibrated_answer_says_what_to_conclude(
+    record, word: str, shares: list[float], concludes: str, cannot: str
+) -> None:
+    found = record(shares) | {"verdict": word, "judged": {"line": 0.1, "beyond": 0.09}}
     text = explain(found)
-    assert says in text and text.startswith(word.capitalize())
+    assert text.startswith(f"{word.capitalize()}: ") and concludes in text and cannot in text
     assert len(re.findall(r"\.(?: |$)", text)) == 2, text
-    assert ("stands out: d0" in text) is (word == "clear")
-    assert verdict(record([0.4])) == ""
+    assert not re.search(r"R²|r = |λ|gap|p-value", text)
+    assert verdict(found).startswith(f"{word.capitalize()}: ") and verdict(record([0.4])) == ""

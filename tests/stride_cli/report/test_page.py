@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +24,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[str] = []
+        self.headings: list[int] = []
         self.attributes: list[tuple[str, str]] = []
         self.marked: list[str] = []
         self.text = ""
@@ -32,6 +34,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.append(tag)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
         self.attributes += [(name, value or "") for name, value in attrs]
         if tag == "mark":
             self.marked.append("")
@@ -74,14 +78,30 @@ def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
 
 def test_verdicts_stand_first_and_a_line_parts_the_hits(shown) -> None:
     plain = Page(render_report([shown(), shown()], title="x")).text
-    assert "verdict" not in plain and "no stronger than" not in plain and "nats a token" in plain
+    assert "verdict" not in plain and "no stronger than" not in plain and "probability 0.78 a token" in plain
     judged = shown(verdict="clear", judged={"line": 0.5, "beyond": 0.09})
     hits = [{**hit, "above_line": hit["influence"] > 0.5} for hit in judged.record["hits"]]
     page = Page(render_report([from_record({**judged.record, "hits": hits})] * 2, title="x"))
-    assert page.text.count("clear") == 2 and page.text.count("Clear: ") == 2
+    assert page.text.count("clear") == 4 and page.text.count("Clear: ") == 2  # overview, folded and unfolded
     parts = ("Clear: ", "40% of all influence", "below: no stronger", " 5% of all influence")
     places = [page.text.replace("d1", " ").index(part) for part in parts]
     assert places == sorted(places) and page.text.count("below: no stronger") == 2
+
+
+def test_the_overview_says_what_the_model_said_and_the_verdict(shown) -> None:
+    answers = [shown(verdict=word, response=f" {word} said") for word in ("clear", "weak")]
+    text = render_report(answers, title="x")
+    page = Page(text)
+    overview = page.text.partition("Overview")[2].partition("Documents that support")[0]
+    assert overview.index("clear said") < overview.index("weak said")
+    assert [tag for tag in page.tags if tag == "th"] == ["th"] * 5
+    assert text.index('class="verdict weak"') < text.index("<article")
+    # no level is left out, and every answer has a heading
+    assert page.headings[:2] == [1, 2] and page.headings.count(1) == 1 and page.headings.count(2) == 1 + 2
+    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(page.headings))
+    assert (
+        "anywhere" not in text.partition("body {")[2].partition("}")[0]
+    )  # words break where nothing else fits
 
 
 def test_documents_cannot_write_html(shown) -> None:
@@ -132,14 +152,14 @@ def test_second_opinions_and_a_prior_are_shown(record) -> None:
     known |= {"reliability": 0.8, "prior": "tfidf"}
     known["hits"][0] |= {"prior": 0.125, "stability": 0.9}
     page = render_report([from_record(known)], title="x")
-    assert "ranked by influence and overlap together" in page and "+0.125 by overlap" in page
+    assert "ranked by influence and overlap together" in page and "+16 by overlap" in page
     assert "in 90% of halves" in page
 
 
 def test_an_answer_without_hits_has_a_page(record) -> None:
     empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
     page = Page(render_report([from_record(empty)] * 2, title="x"))
-    assert "No document moves this response" in page.text and "–" in page.text
+    assert "no document moved this response" in page.text and "–" in page.text
 
 
 def test_marks_stay_on_the_paper(shown) -> None:
