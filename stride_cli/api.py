@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from stride_cli.schema.tuning_records import TrialRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
     from stride_cli.selection.select import Selection
+    from stride_cli.serve.options import ServeOptions
+    from stride_cli.serve.running import Server
     from stride_cli.tuning.options import TuneOptions
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "demo_corpus",
     "evaluate",
     "open_model",
+    "open_server",
     "permitted",
     "prepare",
     "prepare_demo",
@@ -430,6 +433,28 @@ def verify_hit(
 
     question = HitQuestion(prompt, response, span, documents)
     return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
+
+
+def open_server(
+    places: Sequence[WorkspacePath], options: ServeOptions | None = None, defaults: QueryOptions | None = None
+) -> Server:
+    """A server that is bound, whose indexes are open; its `run` answers until it is ended.
+
+    Parameters
+    ----------
+    places : of one or more indexes, with their models
+    options : ServeOptions
+    defaults : QueryOptions      of options that requests do not give
+
+    Raises
+    ------
+    MissingExtraError      Starlette or uvicorn is not installed
+    UsageError             the address cannot be listened at; the index is of a classifier
+    and what `Session.open` raises
+    """
+    from stride_cli.serve.running import Server
+
+    return Server(places, options, defaults)
 
 
 def tune(

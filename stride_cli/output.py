@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,6 +111,35 @@ class _Silent:
 
 
 _bars: Progress | None = None  # on the terminal now; a task within a task has its bar below
+_listener: Callable[[str, float, float | None], None] | None = None
+
+
+@contextmanager
+def progress_told_to(listener: Callable[[str, float, float | None], None]) -> Iterator[None]:
+    """Within: in place of a bar, `listener` is told what is going on, how much is done, and of how much."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+class _Told:
+    """Tells `listener`."""
+
+    def __init__(
+        self, listener: Callable[[str, float, float | None], None], description: str, total: float | None
+    ) -> None:
+        self._listener, self._description, self._total, self._done = listener, description, total, 0.0
+        listener(description, 0.0, total)
+
+    def advance(self, amount: float = 1) -> None:
+        self._done += amount
+        self._listener(self._description, self._done, self._total)
+
+    def describe(self, text: str) -> None:
+        self._description = text
 
 
 @contextmanager
@@ -127,6 +156,9 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
         What is counted ("documents", "tokens").
     """
     global _bars
+    if _listener is not None:
+        yield _Told(_listener, description, total)
+        return
     if not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS"):
         yield _Silent()
         return

@@ -24,7 +24,7 @@ def remember(kind: Kind, digest: str, text: str) -> None:
         "corpora" (files that hold what an index does)
     digest : SHA-256 in hex
     """
-    place = _directory(kind)
+    place = state_directory(kind)
     if place is not None and own_directory(place):
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
             replace_file(place / digest, (text + "\n").encode())
@@ -32,7 +32,7 @@ def remember(kind: Kind, digest: str, text: str) -> None:
 
 def recall(kind: Kind, digest: str) -> str | None:
     """What was remembered; None where nothing was."""
-    place = _directory(kind)
+    place = state_directory(kind)
     if place is None or not place.is_dir() or not own_directory(place):
         return None
     try:
@@ -41,9 +41,9 @@ def recall(kind: Kind, digest: str) -> str | None:
         return None
 
 
-def _directory(kind: Kind) -> Path | None:
-    """Where it is kept, if that is made already; None where there is no home."""
+def state_directory(name: str) -> Path | None:
+    """A directory of the user's state, made or not; None where there is no home."""
     import platformdirs
 
     home = Path(platformdirs.user_state_dir("stride", appauthor=False))
-    return home / kind if home.is_absolute() else None  # "~/…" where there is none
+    return home / name if home.is_absolute() else None  # "~/…" where there is none

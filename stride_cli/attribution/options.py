@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from stride_cli.options import MORE, Options, option
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+HALVES = 20  # that judge the stability of single documents, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,23 @@ class QueryOptions(RecoveryOptions):
         choices=("tfidf", "pairs"),
         panel=MORE,
     )
+
+
+def judged(options: QueryOptions, index: Index, *, halves: int | None, stability: bool) -> QueryOptions:
+    """The options with the halves of the subsets that are asked for; where none are, those that tell an
+    answer's reliability at almost no cost.
+
+    Parameters
+    ----------
+    halves : int, optional      how many; None: not given
+    stability : bool            whether the stability of single documents is asked for
+    """
+    from stride_cli.recovery.stability import quick_halves
+
+    stability = stability or bool(halves)
+    if halves is None:
+        halves = HALVES if stability else quick_halves(index)
+    return replace(options, halves=halves, stability=stability)
 
 
 @dataclass(frozen=True)

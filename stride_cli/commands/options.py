@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from index_format.location import Location, local_directory, locate
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import QueryOptions, judged
 from stride_cli.commands.completion import (
     complete_index,
     complete_method,
@@ -30,7 +29,6 @@ from stride_cli.permissions import Permissions, permitted
 if TYPE_CHECKING:
     from index_format.reader import Index
 
-HALVES = 20
 _COMPLETERS = {
     "index": complete_index,
     "method": complete_method,
@@ -197,13 +195,7 @@ def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:
 def with_judges(options: QueryOptions, index: Index, given: Mapping[str, Any]) -> QueryOptions:
     """The options with the halves of the subsets that `--stability` and `--halves` ask for; where neither is
     given, those that tell an answer's reliability at almost no cost."""
-    from stride_cli.recovery.stability import quick_halves
-
-    halves = given.get("halves")
-    stability = given.get("stability", False) or bool(halves)
-    if halves is None:
-        halves = HALVES if stability else quick_halves(index)
-    return replace(options, halves=halves, stability=stability)
+    return judged(options, index, halves=given.get("halves"), stability=bool(given.get("stability", False)))
 
 
 def find_index(given: str | None) -> Location:

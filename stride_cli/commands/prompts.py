@@ -21,9 +21,10 @@ from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, f
 
 if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.attribution.session import Session
     from stride_cli.data.queries import Query
     from stride_cli.schema.input_records import BadInputRecord
+    from stride_cli.serve.client import ServedSession
 
 ARGUMENTS = "arguments"
 FORMAT = (
@@ -98,14 +99,14 @@ class BadInput:
 
 
 def answered(
-    session: Session,
+    session: Session | ServedSession,
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
     *,
     given: Mapping[str, Any],
     together: int | None = None,
-) -> Iterator[tuple[Prompt, Answer]]:
+) -> Iterator[tuple[Prompt, Any]]:
     """Every prompt with its answer, in order, without those that `bad` takes.
 
     Parameters

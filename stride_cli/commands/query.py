@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,9 @@ from stride_cli.models.kinds import require_examples
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
-    from stride_cli.api import Answer
+    from stride_cli import api
+    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.serve.client import ServedSession
 
 EXAMPLE = """\b
 Examples:
@@ -92,6 +95,10 @@ def query(
         bool,
         typer.Option("--explain", help="Two sentences: what to conclude, and how far to trust it."),
     ] = False,
+    no_server: Annotated[
+        bool,
+        typer.Option("--no-server", help="Open the index here, also where a stride serve has it open."),
+    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -100,6 +107,7 @@ def query(
     from stride_cli import api
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import wants_json
 
     if sum(given is not None for given in (text, file, row)) != 1:
@@ -113,11 +121,20 @@ def query(
     if bad.stops and text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
-    session = api.Session.open(
-        find_index(index), model_path=general.model, device=chosen.device, dtype=chosen.dtype
-    )
-    options = with_judges(options, session.index, given)
+    place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
     as_json = wants_json(json)
+    # many prompts of a file are read for together, which takes less time than a server saves
+    served = None if no_server or text is None else _served(place, options, given)
+    together = None if text is None else 1  # who writes to stdin waits for each answer
+    asked = {"response": response, "span": span}
+    if served is not None:
+        answers = answered(served, read_prompts(text, None), options, bad, given=asked, together=together)
+        for prompt, answer in answers:
+            show_answer(prompt, answer, as_json=as_json, verbose=options.check, explained=explained)
+        bad.leave()
+        return
+    session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
+    options = with_judges(options, session.index, given)
     if row is not None:
         require_examples(session.index, 'stride query "some text"')
     if session.model.table is not None and text is None:
@@ -131,7 +148,9 @@ def query(
     bad.leave()
 
 
-def show_answer(prompt: Prompt, answer: Answer, *, as_json: bool, verbose: bool, explained: bool) -> None:
+def show_answer(
+    prompt: Prompt, answer: Answer | ServedAnswer, *, as_json: bool, verbose: bool, explained: bool
+) -> None:
     """One answer on stdout: a record with the prompt's id, or as a person reads it."""
     if not as_json:
         from stride_cli.commands.rendering import render_answer
@@ -147,3 +166,23 @@ def show_answer(prompt: Prompt, answer: Answer, *, as_json: bool, verbose: bool,
 
         found["explanation"] = explain(found)
     emit(found)
+
+
+def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:
+    """What asks a running server that has the index open; None where there is none."""
+    from stride_cli import api
+    from stride_cli.serve.client import ServedSession, find_server
+
+    server = find_server(place)
+    if server is None:
+        return None
+
+    def opened() -> tuple[api.Session, QueryOptions]:
+        session = api.Session.open(
+            place.index, model_path=place.model, device=place.device, dtype=place.dtype
+        )
+        return session, with_judges(options, session.index, given)
+
+    presence, served, n_chunks = server
+    stability = bool(given.get("stability", False))
+    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened)

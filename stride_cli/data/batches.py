@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -100,6 +100,8 @@ class ChunkReader:
         self.lengths = np.diff(self.offsets)
         self.n_chunks = len(self.lengths)
         self._scored: int | None = None
+        # `stride_cli.operators.gradients.KeptGradients` of a process that answers many queries
+        self.kept: Any = None
 
     def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) and loss weights (T,) of one chunk."""

@@ -7,6 +7,7 @@ things that do not depend on the space: what the basis reads, h, and the pull of
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -23,6 +24,8 @@ from stride_cli.operators.steered_model import SteeredModel
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
+
+_STACKED = 16  # kept gradients that are put side by side
 
 
 def gate_gradients(
@@ -235,14 +238,90 @@ def gradient_products(
     rows = np.arange(chunks.n_chunks) if rows is None else np.asarray(rows, np.int64)
     place = np.full(chunks.n_chunks, -1, np.int64)
     place[rows] = np.arange(len(rows))
-    tokens = batch_tokens or steered.tokens_at_once
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
-    groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
-    for batch in map(chunks.batch, groups):
-        gradients, share = gate_gradients(steered, batch)[0], chunks.share(batch)
+    kept: KeptGradients | None = chunks.kept
+    if kept is not None:
+        known = kept.known(steered, rows)
+        for row, products in kept.products(steered, queries, known):
+            found[:, :, place[row]] = products
+        if advance is not None and len(known):
+            advance(len(known))
+        rows = np.setdiff1d(rows, known)
+    for batch, gradients in weighted_gradients(steered, chunks, rows, batch_tokens=batch_tokens):
         for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):
-            products = query @ (gradient.cpu() * share).T
-            found[number][:, place[batch.rows]] = products.numpy()
+            found[number][:, place[batch.rows]] = (query @ gradient.T).numpy()
+        if kept is not None:
+            kept.add(steered, batch.rows, gradients)
         if advance is not None:
             advance(len(batch.rows))
     return found
+
+
+def weighted_gradients(
+    steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, *, batch_tokens: int | None = None
+) -> Iterator[tuple[Batch, list[torch.Tensor]]]:
+    """share_i g_i of chunks, batch by batch: one (B, p) float32 on the CPU a space; parameters as above."""
+    tokens = batch_tokens or steered.tokens_at_once
+    groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
+    for batch in map(chunks.batch, groups):
+        gradients, share = gate_gradients(steered, batch)[0], chunks.share(batch)
+        yield batch, [gradient.cpu() * share for gradient in gradients]
+
+
+class KeptGradients:
+    """Gate gradients of chunks that were read, kept for the next query of a process that answers many.
+
+    A query whose chunks are all here costs its own two passes and products with them. The last digits of
+    these depend on the batch in which a chunk was read first.
+
+    Parameters
+    ----------
+    most : int      bytes; of more, those that were asked for longest ago are let go
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._found: OrderedDict[tuple[int, int], list[torch.Tensor]] = OrderedDict()
+
+    def room_for(self, steered: SteeredModel, count: int) -> bool:
+        """Whether so many chunks more can be kept without letting others go."""
+        return self._bytes + 4 * steered.gate_size * count <= self._most
+
+    def known(self, steered: SteeredModel, rows: np.ndarray) -> np.ndarray:
+        """Those of the chunks that are kept, in their order."""
+        owner = id(steered.operators)
+        return np.array([row for row in rows.tolist() if (owner, row) in self._found], np.int64)
+
+    def add(self, steered: SteeredModel, rows: np.ndarray, gradients: Sequence[torch.Tensor]) -> None:
+        """Keep the gradients of chunks, (B, p) a space."""
+        owner = id(steered.operators)
+        for at, row in enumerate(rows.tolist()):
+            own = [gradient[at].clone() for gradient in gradients]
+            size = sum(part.nbytes for part in own)
+            if size > self._most:
+                return
+            while self._bytes + size > self._most:
+                _, gone = self._found.popitem(last=False)
+                self._bytes -= sum(part.nbytes for part in gone)
+            if (owner, row) not in self._found:
+                self._found[owner, row] = own
+                self._bytes += size
+
+    def products(
+        self, steered: SteeredModel, queries: Sequence[torch.Tensor], rows: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """A few chunks at a time, these and what `gradient_products` has of them: (spaces, Q, …)."""
+        owner, single = id(steered.operators), len(queries[0]) == 1
+        for start in range(0, len(rows), _STACKED):
+            part = rows[start : start + _STACKED]
+            own = [self._found[owner, row] for row in part.tolist()]
+            for row in part.tolist():
+                self._found.move_to_end((owner, row))
+            found = np.empty((len(queries), len(queries[0]), len(part)))
+            for number, query in enumerate(queries):
+                if single:  # nothing is copied
+                    dots = [float(torch.dot(query[0], each[number])) for each in own]
+                    found[number, 0] = dots
+                else:
+                    found[number] = (query @ torch.stack([each[number] for each in own]).T).numpy()
+            yield part, found

@@ -12,6 +12,7 @@ from stride_cli.schema import (
     input_records,
     model_records,
     selection_records,
+    serve_records,
     train_records,
     tuning_records,
     verify_records,
@@ -31,6 +32,7 @@ RECORDS: dict[str, type] = {
         selection_records,
         tuning_records,
         verify_records,
+        serve_records,
     )
     for record in records_of(module)
 }

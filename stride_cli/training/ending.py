@@ -14,7 +14,7 @@ from stride_cli.training.recorded_run import Trained
 _SHOWN, _BEGINNING, _CONTINUATION = 3, 8, 24  # continuations, and tokens of each
 # The share of a corpus's pairs of neighbouring tokens that stand in one chunk only: there, nothing but this
 # chunk can have taught the model what follows, and away from its words the model has nothing to go by. Of the
-# demo's encyclopaedia .98, .88, .68, .47, .24, .38, .35 with the first 2, 5, 10, 20, 60, 100 and 400 documents
+# demo's corpus .98, .88, .68, .47, .24, .38, .35 with the first 2, 5, 10, 20, 60, 100 and 400 documents
 # (vocabularies grow from 100 on). Trained on 5, a model goes on from its documents' beginnings word for word,
 # and from any other prompt with syllables ("The capital of France is" → "the wind and thin bows and  was and
 # was"); trained on 60, with words and facts.
@@ -62,8 +62,8 @@ class Ending:
         if self.recites:
             return (
                 "the corpus is too small to learn to speak from: of its pairs of neighbouring tokens "
-                f"{self.alone:.0%} stand in one passage only, so that the model can repeat it and little else; "
-                "ask it by beginnings as they stand there, give more documents, or fine-tune a model that "
+                f"{self.alone:.0%} stand in one passage only, so that the model can repeat it and little "
+                "else; ask it by beginnings as they stand there, give more documents, or fine-tune a model that "
                 "speaks (stride model finetune)"
             )
         return None

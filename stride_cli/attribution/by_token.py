@@ -1,0 +1,137 @@
+"""Which document for which part of a response: influences on each scored token, which add up to those on all.
+
+A response's loss is the mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
+read of a chunk from its own gradient (`direct_readout.chunk_influences`):
+
+    w_i(response) = (1/S) Σ_t w_i(token t)
+
+with S scored tokens. What the Lasso recovers is not linear in this way, nor are shrunk influences: rows are
+of the chunks' own gradients alone, by the index's own model, whatever the answer was found by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.data.batches import Batch
+
+_FEWEST, _EACH = 24, 3  # chunks to read at least; further ones that each token by itself makes likely
+_VALUES = 1 << 26  # numbers of all tokens and all chunks, beyond which no token has further ones of its own
+
+
+@dataclass(frozen=True)
+class TokenInfluences:
+    """Influences of documents on each scored token of a response.
+
+    Attributes
+    ----------
+    positions : (S,) int64          places of the scored tokens in the query's ids
+    documents : (D,) int64          of the chunks that were read: the answer's hits, then by |influence|
+    values : (S, D) float64         a token's part of the influence on the whole response, summed over the
+                                    document's chunks that were read; the sum over tokens is `whole`
+    whole : (D,) float64            influence on the whole response, read in the same way by itself
+    chunks : (t,) int64             that were read, ascending
+    losses : (S,) float64           of the tokens, nats
+    """
+
+    positions: np.ndarray
+    documents: np.ndarray
+    values: np.ndarray
+    whole: np.ndarray
+    chunks: np.ndarray
+    losses: np.ndarray
+
+
+def token_influences(session: Session, answer: Answer, options: QueryOptions) -> TokenInfluences:
+    """Influences on each scored token of an answer; one pass over a few chunks, as reading them takes.
+
+    Parameters
+    ----------
+    session : Session          that gave the answer
+    answer : Answer
+    options : QueryOptions     the answer's
+
+    Raises
+    ------
+    UsageError      the operators' gates are not what single chunks' gradients add up to (`direct_scale`), or
+                    the index is of a classifier, whose response is one token
+    """
+    from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
+    from stride_cli.operators.linear_response import measure_linear_with_loss
+
+    if session.model.classes:
+        raise UsageError(
+            "a classifier's response is one token: there is nothing to divide", fix="ask a language model"
+        )
+    steered = session.steered[0]
+    direct_scale(steered.operators)  # or an error, before anything is measured
+    batch, positions = _by_token(answer)
+    responses, losses = measure_linear_with_loss(steered, batch)
+    chunks = _chunks(session, answer, batch)
+    found = chunk_influences(
+        [steered],
+        [batch],
+        session.workspace.chunks,
+        chunks,
+        responses,
+        np.atleast_2d(session.designs.row_sizes)[:1],
+        intercept=session.attributor(options).intercept,
+    ).influences
+    rows, whole = found[:-1] / len(positions), found[-1]
+    documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
+    values, total = np.zeros((len(positions), len(documents))), np.zeros(len(documents))
+    for column, document in enumerate(owner.tolist()):
+        values[:, document] += rows[:, column]
+        total[document] += whole[column]
+    shown = [hit.document for hit in (*answer.supporters, *answer.opposers)]
+    others = documents[np.argsort(-np.abs(total), kind="stable")].tolist()
+    order = np.searchsorted(documents, list(dict.fromkeys([*shown, *others])))
+    return TokenInfluences(
+        positions, documents[order], values[:, order], total[order], chunks, losses[:-1].copy()
+    )
+
+
+def _by_token(answer: Answer) -> tuple[Batch, np.ndarray]:
+    """A row for each scored token, which alone is scored in it, and one for them all; the tokens' places."""
+    from stride_cli.data.batches import pad_batch
+
+    query = answer.query
+    positions = np.flatnonzero(query.weights[1:]) + 1
+    weights = np.zeros((len(positions) + 1, len(query.ids)), np.float32)
+    weights[np.arange(len(positions)), positions] = 1.0
+    weights[-1] = query.weights
+    rows = np.arange(len(weights))
+    return pad_batch(rows, [query.ids] * len(weights), list(weights)), positions
+
+
+def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
+    """The chunks to read, ascending: the hits', the strongest others, and the likeliest of each token."""
+    from stride_cli.attribution.defaults import default_reads
+    from stride_cli.attribution.direct_readout import second_estimates
+    from stride_cli.data.query_set import QuerySet
+
+    workspace = session.workspace
+    wanted = list(dict.fromkeys(hit.chunk for hit in (*answer.supporters, *answer.opposers)))
+    most = max(_FEWEST, len(wanted), default_reads(workspace, [session.operators]))
+    strongest = np.argsort(-np.abs(answer.influences.values), kind="stable")[:most]
+    by_answer = answer.influences.indices[strongest].tolist()
+    tokens, by_token = len(batch.ids) - 1, []
+    if tokens * workspace.n_chunks <= _VALUES:
+        ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
+        queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
+        steered = [each for each in session.steered[:1] if each.operators.projections is not None]
+        part = [batch.take(slice(0, tokens))]
+        values = second_estimates(steered, queries, part, workspace).values
+        by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()
+    # half of the room for what the whole answer is about, the other for single tokens, then what is left
+    room = (most - len(wanted)) // 2
+    chosen = list(dict.fromkeys([*wanted, *by_answer[:room], *by_token[: most - room], *by_answer]))[:most]
+    return np.unique(np.array(chosen, np.int64))

@@ -1,0 +1,219 @@
+"""Indexes that stay open: their sessions, the answers that they gave last, their documents."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.errors import UsageError
+from stride_cli.serve.refusals import Refusal
+from stride_cli.startup import keep_imported
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.schema.serve_records import ServedIndexRecord
+
+_KEPT = 64  # answers, for what is asked about them next: their tokens, documents, pages
+_MOST_BYTES = 3 << 29  # of chunks' gradients, of each index
+_AHEAD = 8  # chunks that are read ahead in one go; a request waits for these
+# what changes when an index is fitted, calibrated or extended anew
+_MARKS = ("zarr.json", "manifest.json", "operators/manifest.json", "calibration/manifest.json")
+
+
+@dataclass(frozen=True)
+class _Key:
+    prompt: str
+    response: str | None
+    span: str | None
+    options: QueryOptions
+
+
+class ServedIndex:
+    """An index, open and warm. All but `name` and `place` is for the thread that models run in.
+
+    Parameters
+    ----------
+    name : str                what requests call it
+    place : WorkspacePath     where it and its model are
+    """
+
+    def __init__(self, name: str, place: WorkspacePath) -> None:
+        self.name, self.place = name, place
+        self._session: Session | None = None
+        self._kept: Any = None
+        self._unread: list[int] = []
+        self._mark: Any = None
+        self._answers: OrderedDict[_Key, Answer] = OrderedDict()
+        self._numbers: dict[str, int] | None = None
+        self._lock = threading.Lock()  # of the answers, which are kept from another thread
+
+    def session(self) -> Session:
+        """Open; opened again where the index has changed meanwhile.
+
+        Raises
+        ------
+        what `Session.open` raises
+        UsageError      it is a classifier's
+        """
+        from stride_cli.attribution.session import Session
+        from stride_cli.models.kinds import refuse_classifier
+
+        mark = self._found()
+        if self._session is None or mark != self._mark:
+            place = self.place
+            session = Session.open(
+                place.index, model_path=place.model, device=place.device, dtype=place.dtype
+            )
+            from stride_cli.operators.gradients import KeptGradients
+
+            refuse_classifier(session.index, "stride serve", fix="ask it with stride query --row")
+            with self._lock:
+                self._answers.clear()
+            self._session, self._mark, self._numbers = session, mark, None
+            self._kept, self._unread = KeptGradients(_MOST_BYTES), self._to_read(session)
+            session.workspace.chunks.kept = self._kept
+            keep_imported()
+        return self._session
+
+    @contextmanager
+    def exactly(self, wanted: bool) -> Iterator[None]:
+        """Within, where that is wanted: chunks are read anew, as a process that asks once reads them."""
+        chunks = self.session().workspace.chunks
+        chunks.kept = None if wanted else self._kept
+        try:
+            yield
+        finally:
+            chunks.kept = self._kept
+
+    def warm(self) -> bool:
+        """Read a few chunks ahead of the queries that will want them; whether there are more to read."""
+        if self._session is None or self._kept is None or not self._unread:
+            return False
+        import numpy as np
+
+        from stride_cli.operators.gradients import weighted_gradients
+
+        session = self._session
+        rows, self._unread = np.array(self._unread[:_AHEAD], np.int64), self._unread[_AHEAD:]
+        for steered in session.steered:
+            rest = np.setdiff1d(rows, self._kept.known(steered, rows))
+            if not self._kept.room_for(steered, len(rest)):
+                self._unread = []
+                break
+            for batch, gradients in weighted_gradients(steered, session.workspace.chunks, rest):
+                self._kept.add(steered, batch.rows, gradients)
+        return bool(self._unread)
+
+    @staticmethod
+    def _to_read(session: Session) -> list[int]:
+        """The chunks that are worth reading ahead: all, where queries read some and operators allow it."""
+        readable = all(each.operators.direct_scale is not None for each in session.steered)
+        return list(range(session.index.n_chunks)) if readable and session.attributor().reads else []
+
+    def _found(self) -> Any:
+        """What tells that a local index has changed: files that are replaced when it does."""
+        if not isinstance(self.place.index, Path):
+            return None
+        marks: list[tuple[int, int, int] | None] = []
+        for name in _MARKS:
+            try:
+                found = (self.place.index / name).stat()
+            except OSError:
+                marks.append(None)
+            else:
+                marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
+        return marks
+
+    def reads(self, options: QueryOptions) -> int:
+        """How many chunks a query reads, so that several in one pass are cheaper."""
+        return self._session.attributor(options).reads if self._session is not None else 0
+
+    def keep(self, prompt: Mapping[str, str], options: QueryOptions, answer: Answer) -> None:
+        """Remember an answer for what is asked about it next."""
+        with self._lock:
+            self._answers[_key(prompt, options)] = answer
+            while len(self._answers) > _KEPT:
+                self._answers.popitem(last=False)
+
+    def answer(self, prompt: Mapping[str, str], options: QueryOptions) -> Answer:
+        """The answer that was given last to this, or a new one."""
+        session, key = self.session(), _key(prompt, options)
+        with self._lock:
+            found = self._answers.get(key)
+        if found is None:
+            found = session.query(
+                prompt["prompt"], options, response=prompt.get("response"), span=prompt.get("span")
+            )
+            self.keep(prompt, options, found)
+        return found
+
+    def number(self, document: str) -> int:
+        """The number of a document by its id; a `Refusal` where there is none."""
+        index = self.session().index
+        if self._numbers is None:
+            self._numbers = {index.document_id(number): number for number in range(index.n_documents)}
+        if document not in self._numbers:
+            raise Refusal(
+                404, f"there is no document '{document}' in '{self.name}'", fix="take the ids from hits"
+            )
+        return self._numbers[document]
+
+    def record(self) -> ServedIndexRecord:
+        session = self.session()
+        index, operators = session.index, session.operators
+        return {
+            "name": self.name,
+            "path": str(index.path),
+            "chunks": index.n_chunks,
+            "documents": index.n_documents,
+            "subsets": index.n_subsets,
+            "calibrated": session.calibration is not None,
+            "reads": session.attributor().reads,
+            "by_token": operators.direct_scale is not None,
+            "chat": bool(getattr(session.model.tokenizer, "chat_template", None)),
+        }
+
+
+def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:
+    return _Key(prompt["prompt"], prompt.get("response"), prompt.get("span"), options)
+
+
+class Shelf:
+    """All indexes that are served, by name."""
+
+    def __init__(self, places: Sequence[WorkspacePath]) -> None:
+        names = [_name(place) for place in places]
+        self.indexes: dict[str, ServedIndex] = {}
+        for name, place in zip(names, places, strict=True):
+            own = name if names.count(name) == 1 else str(place.index)
+            if own in self.indexes:
+                raise UsageError(f"index '{place.index}' is given twice", fix="give each index once")
+            self.indexes[own] = ServedIndex(own, place)
+
+    def warm(self) -> bool:
+        """Read ahead in one of the indexes; whether there is more to read."""
+        return any(index.warm() for index in self.indexes.values())
+
+    def find(self, name: str | None) -> ServedIndex:
+        """The index of this name, or the only one; a `Refusal` where there is none."""
+        if name is None and len(self.indexes) == 1:
+            return next(iter(self.indexes.values()))
+        listed = ", ".join(f"'{each}'" for each in self.indexes)
+        if name is None:
+            raise UsageError(
+                f"there are {len(self.indexes)} indexes, and no 'index' is given", fix=f"one of {listed}"
+            )
+        if name not in self.indexes:
+            raise Refusal(404, f"no index '{name}' is served", fix=f"one of {listed}")
+        return self.indexes[name]
+
+
+def _name(place: WorkspacePath) -> str:
+    return place.index.name or str(place.index)

@@ -1,0 +1,212 @@
+"""Requests' bodies: JSON, checked key by key, as the command line checks its options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.attribution.options import QueryOptions, judged
+from stride_cli.characters import one_line, shortened
+from stride_cli.data.query_text import check_text
+from stride_cli.errors import QueryError, StrideError, UsageError, first_line
+from stride_cli.options import Entry, entries
+from stride_cli.serve.options import MOST_PROMPTS
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
+OPTIONS: Mapping[str, Entry] = {name: each for name, each in entries(QueryOptions).items() if each.about.help}
+TEXTS = ("prompt", "response", "span")
+_KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a request asks.
+
+    Attributes
+    ----------
+    index : str or None        name of an index; None: the only one
+    prompts : of "prompt" and perhaps "response" and "span", or the error of one that cannot be asked
+    ids : of each, where it gave one
+    many : bool                 "prompts" was given, so that the answer is JSON Lines
+    options : QueryOptions      without its judges
+    halves, stability : as given
+    alone : bool                not answered in one pass with other requests' prompts
+    explain : bool              two sentences with the record
+    """
+
+    index: str | None
+    prompts: list[Mapping[str, str] | StrideError]
+    ids: list[str | None]
+    many: bool
+    options: QueryOptions
+    halves: int | None
+    stability: bool
+    alone: bool = False
+    explain: bool = False
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+    def options_for(self, index: Index) -> QueryOptions:
+        """The options with the judges that are asked for, or an index's usual ones."""
+        return judged(self.options, index, halves=self.halves, stability=self.stability)
+
+    def single(self) -> Mapping[str, str]:
+        """The only prompt; what cannot be asked of it raises."""
+        if self.many:
+            raise UsageError("'prompts' is for POST /query (expected 'prompt' here)", fix='{"prompt": "…"}')
+        (prompt,) = self.prompts
+        if isinstance(prompt, StrideError):
+            raise prompt
+        return prompt
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object that a body is.
+
+    Raises
+    ------
+    UsageError      it is no JSON, or JSON of something else
+    """
+    try:
+        found = json.loads(body.decode(), parse_constant=_refuse)
+    except UnicodeDecodeError:
+        raise UsageError("the body is not UTF-8", fix="send JSON in UTF-8") from None
+    except RecursionError:
+        raise UsageError("the body is nested too deeply", fix='send {"prompt": "…"}') from None
+    except ValueError as error:
+        why = first_line(error).partition("; use sys.")[0]
+        raise UsageError(f"the body is no JSON: {why}", fix='send {"prompt": "…"}') from None
+    if not isinstance(found, dict):
+        raise UsageError(f"the body is {_kind(found)} (expected an object)", fix='send {"prompt": "…"}')
+    return found
+
+
+def parse_question(
+    body: Mapping[str, Any], defaults: QueryOptions, *, also: Collection[str] = ()
+) -> Question:
+    """A question from a request's object.
+
+    Parameters
+    ----------
+    defaults : QueryOptions      of options that the request does not give
+    also : keys that this request may have beside those of a question; they are in `rest` as they came
+
+    Raises
+    ------
+    UsageError      a key that there is not, or a value that cannot be
+    QueryError      there is no prompt
+    """
+    known = [*TEXTS, "id", "index", "prompts", "alone", "explain", *OPTIONS, *also]
+    for key in body:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise UsageError(
+                f"there is no key {shortened(repr(one_line(key)), 60)}",
+                fix=f"did you mean '{near[0]}'?" if near else "GET /openapi.json lists all that there are",
+            )
+    given = {key: value for key, value in body.items() if value is not None}
+    options = {name: option_value(OPTIONS[name], given[name]) for name in OPTIONS if name in given}
+    halves, stability = options.pop("halves", None), options.pop("stability", False)
+    shared = {name: getattr(defaults, name) for name in entries(QueryOptions)}
+    many = "prompts" in given
+    if many == any(name in given for name in ("prompt", "id")):
+        raise QueryError("give 'prompt', or 'prompts' (one of them)", fix='{"prompt": "…"}')
+    listed = given["prompts"] if many else [{key: given[key] for key in (*TEXTS, "id") if key in given}]
+    if not isinstance(listed, list) or not 0 < len(listed) <= MOST_PROMPTS:
+        raise UsageError(
+            f"'prompts' is {_kind(listed)} (expected a list of 1 to {MOST_PROMPTS:,})",
+            fix='{"prompts": [{"prompt": "…"}]}',
+        )
+    shared_texts = {key: given[key] for key in TEXTS[1:] if key in given} if many else {}
+    read = [_prompt({**shared_texts, **each} if isinstance(each, dict) else each) for each in listed]
+    return Question(
+        index=_value(given, "index", str),
+        prompts=[prompt for prompt, _ in read],
+        ids=[name for _, name in read],
+        many=many,
+        options=QueryOptions(**{**shared, **options}),
+        halves=halves,
+        stability=stability,
+        alone=_value(given, "alone", bool) or False,
+        explain=_value(given, "explain", bool) or False,
+        rest={key: given[key] for key in also if key in given},
+    )
+
+
+def option_value(entry: Entry, value: Any) -> Any:
+    """A value of an option, of a type that it may have."""
+    kinds = [kind for kind in entry.kinds if kind in _KINDS]
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**1000 else value
+    if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(_KINDS[kind] for kind in kinds)
+        raise UsageError(
+            f"'{entry.name}' is {_kind(value)} (expected {wanted})", fix=f"for example {_example(entry)}"
+        )
+    entry.check(value, f"'{entry.name}'", f"for example {_example(entry)}")
+    return value
+
+
+def text_value(body: Mapping[str, Any], key: str) -> str:
+    """A text that a request has to give."""
+    found = _value(body, key, str)
+    if not found:
+        raise UsageError(f"there is no '{key}'", fix=f'{{"{key}": "…"}}')
+    check_text(found, f"'{key}'")
+    return found
+
+
+def _prompt(record: Any) -> tuple[Mapping[str, str] | StrideError, str | None]:
+    """A prompt and its id; the error of one that cannot be asked stands in its place."""
+    name = None
+    try:
+        if isinstance(record, str):
+            record = {"prompt": record}
+        if not isinstance(record, dict):
+            raise QueryError(f"a prompt is {_kind(record)} (expected an object)", fix='{"prompt": "…"}')
+        if isinstance(record.get("id"), int) and not isinstance(record["id"], bool):
+            record = {**record, "id": str(record["id"])}
+        name = _value(record, "id", str)
+        if name is not None:
+            check_text(name, "'id'")
+        found = {key: record[key] for key in TEXTS if record.get(key) is not None}
+        if "prompt" not in found:
+            raise QueryError("there is no 'prompt'", fix='{"prompt": "…"}')
+        for key, value in found.items():
+            if not isinstance(value, str):
+                raise QueryError(f"'{key}' is {_kind(value)} (expected a string)", fix='{"prompt": "…"}')
+            check_text(value, f"'{key}'")
+        return found, name
+    except StrideError as error:
+        return error, name
+
+
+def _value(given: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = given.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"'{key}' is {_kind(value)} (expected {_KINDS[kind]})", fix=f"leave '{key}' out")
+    return value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value):,}"
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def _example(entry: Entry) -> str:
+    return json.dumps({entry.name: entry.example})
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")

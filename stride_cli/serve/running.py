@@ -1,0 +1,138 @@
+"""From places and options to a server that listens, until it is ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stride_cli import __version__
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.errors import UsageError, first_line, require_extra
+from stride_cli.serve.app import Address, Service, build_app
+from stride_cli.serve.indexes import Shelf
+from stride_cli.serve.options import PORT, ServeOptions
+from stride_cli.serve.presence import Presence, ServedPlace
+from stride_cli.serve.worker import Worker
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from stride_cli.data.workspace import WorkspacePath
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,256}")
+_BACKLOG = 128
+
+
+class Server:
+    """A server that is bound, and whose indexes are open: `run` answers, until it is told to end.
+
+    Parameters
+    ----------
+    places : one or more indexes with their models
+    options : ServeOptions
+    defaults : QueryOptions, optional      of options that requests do not give
+
+    Raises
+    ------
+    MissingExtraError       Starlette or uvicorn is not installed
+    UsageError              the address cannot be listened at, or the token is none
+    and what `Session.open` raises
+    """
+
+    def __init__(
+        self,
+        places: Sequence[WorkspacePath],
+        options: ServeOptions | None = None,
+        defaults: QueryOptions | None = None,
+    ) -> None:
+        try:
+            import uvicorn
+        except ImportError:
+            raise require_extra("uvicorn", "serve") from None
+
+        options = options or ServeOptions()
+        if options.token is not None and not _TOKEN.fullmatch(options.token):
+            raise UsageError(
+                "--token is too short, or has other characters than a URL's (expected 16 letters, digits, - "
+                "or _ at least)",
+                fix="leave it out: a random one is made",
+            )
+        shelf = Shelf(places)
+        self._socket = bind(options.host, options.port)
+        try:
+            port = self._socket.getsockname()[1]
+            self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
+            self.service = Service(shelf, defaults or QueryOptions(), Worker(shelf.warm))
+            self._app = build_app(self.service, self.address)
+            for index in shelf.indexes.values():
+                self.service.worker.call(index.session).result()
+        except BaseException:
+            self._socket.close()
+            raise
+        served = [ServedPlace.of(name, index.place) for name, index in shelf.indexes.items()]
+        self.presence = Presence(
+            os.getpid(), options.host, port, self.address.token, __version__, tuple(served)
+        )
+        self.service.on_end = self.presence.forget
+        self._uvicorn: uvicorn.Server = uvicorn.Server(
+            uvicorn.Config(
+                self._app,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                ws="none",
+                lifespan="on",
+                timeout_graceful_shutdown=2,
+                backlog=_BACKLOG,
+            )
+        )
+
+    def run(self, *, started: Callable[[], None] = lambda: None) -> None:
+        """Answer until `stop`, Ctrl-C (which raises KeyboardInterrupt afterwards) or SIGTERM.
+
+        Parameters
+        ----------
+        started : callable      called when requests are about to be answered
+        """
+        self.presence.tell()
+        try:
+            started()
+            self._uvicorn.run(sockets=[self._socket])
+        finally:
+            self.presence.forget()
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Let `run`, in another thread, come to its end."""
+        self._uvicorn.should_exit = True
+
+    @property
+    def app(self) -> Any:
+        """The ASGI application."""
+        return self._app
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A socket that listens at an address; where no port is given, at `PORT` or another that is free.
+
+    Raises
+    ------
+    UsageError      that cannot be
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    error: OSError | None = None
+    for number in (PORT, 0) if port is None else (port,):
+        try:
+            return socket.create_server((host, number), family=family, backlog=_BACKLOG)
+        except OSError as found:
+            error = found
+    assert error is not None
+    where = f"{host}:{port}" if port is not None else host
+    raise UsageError(
+        f"nothing can listen at {where}: {error.strerror or first_line(error)}",
+        fix="leave --host and --port out, or give others",
+    )

@@ -1,0 +1,187 @@
+"""What is shown of an answer beside its record: its tokens, its documents, files of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.characters import cell, printable
+from stride_cli.output import to_json
+from stride_cli.serve.overlaps import verbatim_runs
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.schema.serve_records import (
+        DocumentChunkRecord,
+        DocumentRecord,
+        OverlapRecord,
+        PieceRecord,
+        TokensRecord,
+    )
+    from stride_cli.serve.indexes import ServedIndex
+
+FORMATS = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
+_COLUMNS = (
+    *("prompt", "response", "verdict", "sign", "rank", "document", "influence", "unit", "share"),
+    *("above_line", "chunk", "passage"),
+)
+_METHOD = (
+    "read from the gradients of chunks themselves, by the index's own model: linear, so that rows add up to "
+    "`whole`; the answer's influences may be recovered from subsets or made smaller, and differ from that"
+)
+_SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
+
+
+def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[str, Any]:
+    """The record that `stride query --json` prints."""
+    named = {} if name is None else {"id": name}
+    found: dict[str, Any] = {**named, **answer.to_record()}
+    if explain:
+        from stride_cli.report.explanation import explain as explained
+
+        found["explanation"] = explained(found)
+    return found
+
+
+def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> TokensRecord:
+    """Influences on every scored token of an answer.
+
+    Raises
+    ------
+    UsageError      they cannot be read with these operators
+    """
+    from stride_cli.attribution.by_token import token_influences
+
+    begun = time.perf_counter()
+    answer, session = index.answer(prompt, options), index.session()
+    found = token_influences(session, answer, options)
+    factor = 1.0 if answer.scale is None else answer.scale.slope
+    return {
+        "schema": "stride.tokens/1",
+        "index": index.name,
+        "prompt": answer.query.prompt,
+        "response": answer.query.response,
+        "pieces": _pieces(session, answer, found.positions),
+        "documents": [session.index.document_id(int(number)) for number in found.documents],
+        "influence": (factor * found.values).tolist(),
+        "whole": (factor * found.whole).tolist(),
+        "losses": found.losses.tolist(),
+        "unit": "relative" if answer.scale is None else "nats",
+        "chunks": len(found.chunks),
+        "method": _METHOD,
+        "seconds": time.perf_counter() - begun,
+    }
+
+
+def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
+    """The response in pieces of a token each; as one where the tokenizer does not give it back."""
+    from stride_cli.report.carriers import token_spans
+
+    text, spans = token_spans(session.model.tokenizer, answer.query.ids)
+    response = answer.query.response
+    begin = text.rfind(response)
+    rows = {int(place): row for row, place in enumerate(positions)}
+    if begin < 0 or not response:
+        return [{"text": response, "start": 0, "row": None}]
+    stop = begin + len(response)
+    pieces: list[PieceRecord] = []
+    for place, (start, end) in enumerate(spans):
+        start, end = max(start, begin), min(end, stop)
+        if start < end:
+            piece: PieceRecord = {"text": text[start:end], "start": start - begin, "row": rows.get(place)}
+            pieces.append(piece)
+    return pieces
+
+
+def document_record(
+    index: ServedIndex, document: str, asked: tuple[Mapping[str, str], QueryOptions] | None
+) -> DocumentRecord:
+    """A whole document; of an answer, what of it the response shares, and what moves it.
+
+    Parameters
+    ----------
+    document : its id
+    asked : prompt and options of the answer; None: the document alone
+    """
+    session, number = index.session(), index.number(document)
+    decode = session.model.tokenizer.decode
+    chunks = list(session.index.document_chunks(number))
+    texts = [str(decode(session.index.chunk_tokens(each), skip_special_tokens=True)) for each in chunks]
+    stored = session.index.document_text(number)
+    text = stored if stored is not None else "".join(texts)
+    shown: list[DocumentChunkRecord] = [
+        {"chunk": chunk, "text": each, "influence": None, "carries": None, "held": None}
+        for chunk, each in zip(chunks, texts, strict=True)
+    ]
+    found: DocumentRecord = {
+        "schema": "stride.document/1",
+        "index": index.name,
+        "document": document,
+        "text": text,
+        "stored": stored is not None,
+        "overlaps": [],
+        "chunks": shown,
+    }
+    if asked is not None:
+        answer = index.answer(*asked)
+        query = answer.query
+        found["overlaps"] = _overlaps(text, f"{query.prompt} {query.response}")
+        found["influence"] = _with_influence(session, answer, shown)
+    return found
+
+
+def _overlaps(text: str, asked: str) -> list[OverlapRecord]:
+    return [{"start": start, "stop": stop, "words": n} for start, stop, n in verbatim_runs(text, asked)]
+
+
+def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
+    """Puts influences and carrying sentences to a document's chunks; the influence of all of them."""
+    from stride_cli.report.carriers import carrying_span, token_influence, token_spans
+
+    factor = 1.0 if answer.scale is None else answer.scale.slope
+    solution = answer.influences
+    weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
+    for each in chunks:
+        each["influence"] = factor * weights.get(each["chunk"], 0.0)
+    looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
+    own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
+    for each in looked:
+        batch = session.workspace.chunks.batch(np.array([each["chunk"]]))
+        (values,) = token_influence(session.steered[0], own, batch)
+        text, spans = token_spans(session.model.tokenizer, session.index.chunk_tokens(each["chunk"]))
+        signed = values[: len(spans)] * (-1 if (each["influence"] or 0.0) < 0 else 1)
+        start, stop = carrying_span(text, spans, signed)
+        if stop > start:
+            carrying = np.maximum(signed, 0.0)
+            inside = np.array([begin < stop and start < end for begin, end in spans])
+            each["carries"], each["held"] = [start, stop], float(carrying[inside].sum() / carrying.sum())
+    return sum(each["influence"] or 0.0 for each in chunks)
+
+
+def exported(session: Session, answer: Answer, form: str, *, title: str) -> str:
+    """An answer as a file: "html" (as `stride report` writes it), "csv" (a row a hit) or "json"."""
+    if form == "html":
+        from stride_cli.report.contents import from_answer
+        from stride_cli.report.page import render_report
+
+        return render_report([from_answer(session, answer)], title=title)
+    record: Any = answer.to_record()
+    if form == "json":
+        return to_json(record) + "\n"
+    written = io.StringIO()
+    rows = csv.writer(written)
+    rows.writerow(_COLUMNS)
+    for hit in (*record["hits"], *record["opposers"]):
+        values = {**record, **hit}
+        rows.writerow([_cell(values[name]) for name in _COLUMNS])
+    return written.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return cell(printable(value)) if isinstance(value, str) else value
