@@ -80,12 +80,6 @@ __all__ = [
     "verify_hit",
 ]
 
-# enough to know the facts; at 24 epochs every loss is near zero, and no document's gradient stands out
-_DEMO_EPOCHS = 12.0
-# two know as many of the facts as four, and take three quarters of the time to train; chosen among seven
-# settings by how many of the listed prompts find their document (all ten, as with four)
-_DEMO_LAYERS = 2
-
 
 def build_index(
     sources: Sequence[str],
@@ -714,43 +708,42 @@ def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
     """The embedded corpus file, and its prompts: ``{prompt, answer, documents, listed}``."""
     import json
 
-    folder = Path(__file__).parent / "demo"
-    prompts = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))
-    return folder / "corpus.jsonl", prompts
+    from stride_cli.demo.demo_model import CORPUS, PROMPTS
+
+    return CORPUS, json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
 def prepare_demo(
-    out: str | Path, *, say: Callable[[str], None] = lambda text: None
+    out: str | Path, *, train_anew: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Session, list[dict[str, Any]]]:
     """Model, index and operators of the embedded corpus, under ``out``; what is there already is used again.
 
     Parameters
     ----------
     out : directory      gets ``corpus.jsonl``, ``model/`` and ``demo.stride/``
+    train_anew : train the model, instead of taking the one that comes with STRIDE
     say : called with a line of text before each stage
 
     Returns
     -------
     session : Session, prompts : list of dict, as from `demo_corpus`
     """
-    import shutil
-
-    from stride_cli.training.pretraining import TrainOptions as ModelOptions
-    from stride_cli.training.pretraining import train_model
+    from index_format.durable import replace_file
+    from stride_cli.demo.demo_model import copy_demo_model, train_demo_model
 
     corpus, prompts = demo_corpus()
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     copy, model_path, index_path = out / "corpus.jsonl", out / "model", out / "demo.stride"
     if not copy.exists():
-        shutil.copyfile(corpus, copy)
-    if not model_path.exists():
-        say("1/3 training a small model on 408 short documents")
-        train_model([str(copy)], model_path, ModelOptions(layers=_DEMO_LAYERS, epochs=_DEMO_EPOCHS))
-    session = prepare(
-        [str(copy)], index_path, model_path=str(model_path), say=lambda text: say(f"2/3 {text}")
-    )
-    say("3/3 asking")
+        replace_file(copy, corpus.read_bytes())
+    if not model_path.exists() and train_anew:
+        say("training a small model on 408 short documents")
+        train_demo_model(copy, model_path)
+    elif not model_path.exists():
+        say("taking a small model that was trained on 408 short documents (--train: train it here)")
+        copy_demo_model(model_path)
+    session = prepare([str(copy)], index_path, model_path=str(model_path), say=say)
     return session, prompts
 
 

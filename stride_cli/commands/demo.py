@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -23,18 +24,21 @@ def demo(
     every: Annotated[
         bool, typer.Option("--all", help="Ask every prompt that comes with the corpus, not only ten.")
     ] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train its model here, instead of taking the one that is there.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Train a small model on an embedded encyclopaedia and ask which documents taught it its answers.
+    """Index an embedded encyclopaedia and ask a small model which documents taught it its answers.
 
-    No network and no GPU; under three minutes on two cores. Stopped, it goes on where it was; run again, it
+    No network and no GPU; under a minute on two cores. Stopped, it goes on where it was; run again, it
     answers at once.
     """
     from stride_cli import api
     from stride_cli.output import emit, note, wants_json
 
     as_json = wants_json(json)
-    session, prompts = api.prepare_demo(out, say=note)
+    session, prompts = api.prepare_demo(out, train_anew=train, say=note)
     found = 0
     asked = [prompt for prompt in prompts if prompt["listed"] or every]
     rows: list[tuple[str, str, str, bool]] = []
@@ -54,12 +58,21 @@ def demo(
     if not as_json:
         _render(rows)
     note(f"the document that states the fact is on top for {found} of {len(asked)} prompts")
-    index = session.index.path
     note("\nnext:")
-    note(f'  stride query "The Berlin Wall fell in" --index {index}')
-    note(f'  stride query "The capital of Kenya is" --index {index} --bottom 3 --json | jq .hits[0]')
-    note(f"  stride index info {index}")
-    note("  stride model train your-corpus.jsonl --out model")
+    for command in suggested(str(session.index.path)):
+        note(f"  {command}")
+
+
+def suggested(index: str) -> list[str]:
+    """Commands to try next; the questions are such that the model knows the answer."""
+    index = shlex.quote(index)
+    return [
+        f'stride query "The capital of Kenya is" --index {index}',
+        f'stride query "The Mughal Empire was founded by" --index {index} --explain',
+        f"stride query \"The largest moon of Saturn is\" --index {index} --json | jq '.hits[0]'",
+        f"stride index info {index}",
+        "stride ask your-corpus.jsonl --model your-model 'a question'",
+    ]
 
 
 def _render(rows: list[tuple[str, str, str, bool]]) -> None:

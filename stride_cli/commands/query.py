@@ -148,10 +148,8 @@ def query(
     bad.leave()
 
 
-def show_answer(
-    prompt: Prompt, answer: Answer | ServedAnswer, *, as_json: bool, verbose: bool, explained: bool
-) -> None:
-    """One answer on stdout: a record with the prompt's id, or as a person reads it."""
+def show_answer(prompt: Prompt, answer: Any, *, as_json: bool, verbose: bool, explained: bool) -> None:
+    """One `Answer` (or `ServedAnswer`) on stdout: a record with the prompt's id, or as a person reads it."""
     if not as_json:
         from stride_cli.commands.rendering import render_answer
 

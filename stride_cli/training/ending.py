@@ -63,8 +63,8 @@ class Ending:
             return (
                 "the corpus is too small to learn to speak from: of its pairs of neighbouring tokens "
                 f"{self.alone:.0%} stand in one passage only, so that the model can repeat it and little "
-                "else; ask it by beginnings as they stand there, give more documents, or fine-tune a model that "
-                "speaks (stride model finetune)"
+                "else; ask it by beginnings as they stand there, give more documents, or fine-tune a model "
+                "that speaks (stride model finetune)"
             )
         return None
 
