@@ -1,0 +1,455 @@
+"""Hold README and docs to the records: tables are made from them, figures in prose compared with them.
+
+    python -m tests.benchmarks figures            says what differs; exit code 1 where something does
+    python -m tests.benchmarks figures --write    makes the tables anew
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A figure in prose is followed by a comment
+that names its record: the file, what picks one line of it, and a field for each of the last numbers before it::
+
+    .655 ± .022 (.597)<!-- = suites/wikitext_adamw method=stride:stored=1 | mean se other -->
+
+Of a comparison, loss at α = 0.5 is meant unless it says otherwise, and `mean`, `se`, `same`, `other` and `net` are
+its LDS, the standard error, that of a group of queries, and its correlation net of another method. A field may be
+scaled (`share*100`, `peak_bytes/1e6`), turned round (`1/slope`) or taken over all lines that match (`sum(…)`,
+`min(…)`, `max(…)`, `mean(…)`, `mean(…,WEIGHT)`, `count()`). A figure agrees where the record's value, rounded as it is shown, is it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stride_cli.output import note
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CLAIM = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])[-−+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+MEASURED = re.compile(r"(?<![\w.])[-−+]?\.\d{2,}")
+"""How a measured figure is written, without a zero before its point: each must have a record. (A setting is 0.1.)"""
+Record = dict[str, Any]
+_SHORT = {"mean": "spearman.mean", "se": "spearman.se", "net": "partial.mean"}
+_OVER: dict[str, Callable[[list[float]], float]] = {
+    "sum": sum, "min": min, "max": max, "mean": statistics.fmean, "count": len,
+}  # fmt: skip
+
+
+class Disagreement(ValueError):
+    """A figure that its record does not have, or a comment that picks no record."""
+
+
+def pages() -> list[Path]:
+    """README and the pages of docs/ that are written by hand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@cache
+def records(name: str) -> list[Record]:
+    """The lines of results/NAME.jsonl."""
+    lines = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line]
+
+
+def pick(name: str, **wanted: str) -> list[Record]:
+    """The lines whose fields are shown as these; of comparisons loss and α = 0.5 unless they say otherwise."""
+    found = []
+    for record in records(name):
+        usual = {"response": "loss", "alpha": "0.5"} if _compares(record) else {}
+        if all(_shown(_at(record, key)) == value for key, value in {**usual, **wanted}.items()):
+            found.append(record)
+    return found
+
+
+def value(found: Sequence[Record], field: str) -> float:
+    """A field of the one record that was picked, or of all of them together.
+
+    Raises
+    ------
+    Disagreement    none was picked, or several where one was meant, or the field is no number
+    """
+    over = re.fullmatch(r"(sum|min|max|mean|count)\((.*?)\)(.*)", field)
+    inner, scale = (over[2], over[3]) if over else _unscaled(field)
+    if over and over[1] == "count":
+        return len(found)
+    inner, _, weight = inner.partition(",")
+    numbers = [_number(record, inner.removeprefix("1/")) for record in found]
+    if over is None and len(numbers) != 1:
+        raise Disagreement(f"{len(numbers)} records are picked where one is meant")
+    if weight:
+        weights = [_number(record, weight) for record in found]
+        result = sum(map(operator.mul, numbers, weights)) / sum(weights)
+    else:
+        result = _OVER[over[1]](numbers) if over else numbers[0]
+    if inner.startswith("1/"):
+        result = 1 / result
+    if scale:
+        factor = float(scale[1:])
+        result = result * factor if scale[0] == "*" else result / factor
+    return result
+
+
+def claims(text: str) -> Iterator[tuple[int, list[re.Match[str]], str]]:
+    """Of every comment that names a record: its line, the numbers that it is about, and what it says."""
+    start = 0
+    for claim in CLAIM.finditer(text):
+        before = text[start : claim.start()]
+        paragraph = max(before.rfind("\n\n") + 2, 0) if "\n\n" in before else 0
+        fields = shlex.split(claim[1].rpartition("|")[2])
+        first = start + paragraph
+        numbers = list(NUMBER.finditer(text, first, claim.start()))[-len(fields) :]
+        yield text.count("\n", 0, claim.start()) + 1, numbers, claim[1]
+        start = claim.end()
+
+
+def disagreements(text: str) -> list[str]:
+    """What of a page's figures is not as in the records: one line each, with the line of the page."""
+    told, covered = [], set()
+    for line, numbers, claim in claims(text):
+        where, _, fields = claim.rpartition("|")
+        name, *wanted = shlex.split(where)
+        names = shlex.split(fields)
+        try:
+            found = pick(name, **dict(each.split("=", 1) for each in wanted))
+            if len(numbers) != len(names):
+                raise Disagreement(f"{len(numbers)} numbers before it, {len(names)} fields")
+            for number, field in zip(numbers, names, strict=True):
+                covered.add(number.start())
+                if not rounds_to(actual := value(found, field), number[0]):
+                    raise Disagreement(f"shown {number[0]}, recorded {actual:.6g} ({field})")
+        except (Disagreement, OSError, ValueError) as error:
+            told.append(f"line {line}: {' '.join(claim.split())}: {error}")
+    for number in MEASURED.finditer(_without_code_and_tables(text)):
+        if number.start() not in covered:
+            told.append(f"line {text.count(chr(10), 0, number.start()) + 1}: {number[0]} names no record")
+    return told
+
+
+def rounds_to(actual: float, shown: str) -> bool:
+    """Whether a value, rounded to as many places, is what is shown.
+
+    >>> rounds_to(0.5866, ".587"), rounds_to(0.5866, ".586")
+    (True, False)
+    """
+    plain = shown.replace(",", "").replace("−", "-")
+    places = len(plain.partition(".")[2])
+    return abs(float(plain) - actual) <= 0.5 * 10.0**-places * (1 + 1e-9)
+
+
+def _without_code_and_tables(text: str) -> str:
+    """The text with what is no prose blanked, every character at its place."""
+    for pattern in (TABLE.pattern, r"^```.*?^```", r"`[^`\n]*`", r"<!--.*?-->", r"\]\([^)\n]*\)"):
+        text = re.sub(
+            pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL | re.MULTILINE
+        )
+    return text
+
+
+def _compares(record: Record) -> bool:
+    return record.get("schema") == "stride.comparison/1"
+
+
+def _at(record: Record, field: str) -> Any:
+    if _compares(record):
+        if field in ("same", "other"):
+            return next((each["mean"] for each in record["groups"] if each["group"] == field), None)
+        field = _SHORT.get(field, field)
+    found: Any = record
+    for part in field.split("."):
+        if isinstance(found, list):
+            found = found[int(part)]
+        elif isinstance(found, dict):
+            found = found.get(part)
+        else:
+            return None
+    return found
+
+
+def _number(record: Record, field: str) -> float:
+    found = _at(record, field)
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        raise Disagreement(f"{field} is {found!r} in the record")
+    return float(found)
+
+
+def _unscaled(field: str) -> tuple[str, str]:
+    scaled = re.fullmatch(r"(.+?)([*/][\d.e]+)", field)
+    return (scaled[1], scaled[2]) if scaled else (field, "")
+
+
+def _shown(found: Any) -> str:
+    return str(found).lower() if isinstance(found, bool) else str(found)
+
+
+def figure(number: float, places: int = 3) -> str:
+    """As figures are written here: .587, −.008, 1.03."""
+    text = f"{number:.{places}f}"
+    if text.lstrip("-").startswith("0."):
+        text = text.replace("0.", ".", 1)
+    return text.replace("-", "−")
+
+
+# tables -------------------------------------------------------------------------------------------------------
+
+MORE = {"wikitext": (("wikitext_earlier", " †"),), "instructions": (), "factbook": (("factbook_refined", " ‡"),)}
+"""Where to look for a method that a suite's own file does not have, and how that is marked."""
+STRIDE = ("stride:stored=1", "stride")
+FOUR = "MODEL|MODEL/checkpoints/step-000064|MODEL/checkpoints/step-000128|MODEL/checkpoints/step-000191"
+SEEDS = ("MODEL|seed-1|seed-2|seed-3|seed-4", "seed-0|seed-1|seed-2|seed-3|seed-4")
+_RUN = (
+    FOUR,
+    FOUR.replace("|MODEL/checkpoints/", "|").replace("|step", "|MODEL/checkpoints/step", 1),
+    "MODEL|MODEL/checkpoints/step-000092|step-000184|step-000276",
+    "MODEL|MODEL/checkpoints/step-000073|MODEL/checkpoints/step-000146|MODEL/checkpoints/step-000219",
+)
+_SMALLER = "space=mlp-matrix+logit+token-logit"
+
+
+def _spec(extra: str = "", checkpoints: Sequence[str] = (), base: Sequence[str] = STRIDE) -> tuple[str, ...]:
+    """Names that a method of ours has in the records, with these models and options."""
+    found = []
+    for name in base:
+        for models in checkpoints or ("",):
+            options = ",".join(each for each in (models and f"checkpoints={models}", extra) if each)
+            found.append(name + ("," if ":" in name else ":" if options else "") * bool(options) + options)
+    return tuple(found)
+
+
+Column = tuple[str, str, str]
+"""Heading, suite, and '' or the group of queries."""
+SUITES: tuple[Column, ...] = (
+    ("MNIST", "mnist", ""), ("Parkinson's voices", "parkinsons", ""), ("digits, ResNet-9", "digits", ""),
+    ("WikiText", "wikitext", ""), ("… other articles", "wikitext", "other"),
+    ("Factbook", "factbook", ""), ("… other sections", "factbook", "other"), ("instructions", "instructions", ""),
+)  # fmt: skip
+METHODS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("stride", STRIDE),
+    ("stride, `--read 100`", ("stride:stored=1,refine=100",)),
+    ("stride, four checkpoints of the run", (
+        *_spec(checkpoints=_RUN), *_spec(checkpoints=_RUN, base=(f"stride:{_SMALLER}",)),
+    )),
+    ("stride, five models of other seeds", _spec(checkpoints=SEEDS)),
+    ("stride, `--space mlp-matrix+logit+token-logit`", (f"stride:{_SMALLER}",)),
+    ("stride, `--prior tfidf`", _spec("prior=tfidf")),
+    ("stride, `--prior pairs`", _spec("prior=pairs", base=STRIDE[:1])),
+    ("stride, `--prior pairs --read 100`", _spec("prior=pairs,refine=100", base=STRIDE[:1])),
+    ("direct readout", ("direct",)),
+    ("direct readout, four checkpoints", tuple(f"direct:checkpoints={models}" for models in _RUN)),
+    ("stride, published recipe", ("stride:recipe=paper",)),
+    ("EK-FAC of the MLPs (classifiers: of all layers)", ("ekfac",)),
+    ("EK-FAC of all layers", ("ekfac:layers=all",)),
+    ("GradDot", ("graddot",)), ("TracIn", ("tracin",)), ("TrackStar", ("trackstar",)), ("TRAK", ("trak",)),
+    ("TRAK, dim 512, damping 1", ("trak:dim=512,damping=1",)),
+    ("last layer's influence", ("lastlayer",)), ("… damping 1", ("lastlayer:damping=1",)),
+    ("LESS", ("less",)), ("LoGRA", ("logra",)),
+    ("datamodels, from half of the retrained subsets", ("datamodels",)),
+    ("AirRep, projector trained on half of the subsets", ("airrep:train=truth,tune=projector",)),
+    ("shared pairs of tokens (`pairs`)", ("pairs",)),
+    ("TF-IDF", ("tfidf",)), ("BM25", ("bm25",)), ("MiniLM embeddings", ("embeddings",)),
+    ("FeatSim", ("featsim",)), ("RDS", ("rds",)), ("DSIR", ("dsir",)), ("chance", ("chance",)),
+)  # fmt: skip
+REFINED: tuple[Column, ...] = (
+    ("WikiText", "wikitext", ""), ("… other articles", "wikitext", "other"),
+    ("Factbook", "factbook_refined", ""), ("… other sections", "factbook_refined", "other"),
+    ("instructions", "instructions_refined", ""),
+)  # fmt: skip
+_FIVE = (*SEEDS, _RUN[1])
+SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("stride, the Lasso's weights (`shrink=0`)", _spec("shrink=0", base=STRIDE[:1])),
+    ("stride, recovered alone (`--read 0`)", STRIDE[:1]),
+    ("stride, `--read 100`", _spec("refine=100", base=STRIDE[:1])),
+    ("stride, `--read 200`", _spec("refine=200", base=STRIDE[:1])),
+    ("stride, `--prior pairs`", _spec("prior=pairs", base=STRIDE[:1])),
+    ("stride, `--prior pairs --read 100`", _spec("prior=pairs,refine=100", base=STRIDE[:1])),
+    ("stride, `--prior pairs --read 200`", _spec("prior=pairs,refine=200", base=STRIDE[:1])),
+    ("stride, `--prior tfidf`", _spec("prior=tfidf", base=STRIDE[:1])),
+    ("stride without the space pair-logit", (f"stride:{_SMALLER}", "stride:space=linear-matrix+logit+token-logit")),
+    ("direct readout", ("direct",)),
+    ("stride, five models (instructions: four checkpoints)", _spec(checkpoints=_FIVE, base=STRIDE[:1])),
+    ("… `--read 200`", _spec("refine=200", _FIVE, STRIDE[:1])),
+    ("… `--prior pairs`", _spec("prior=pairs", _FIVE, STRIDE[:1])),
+    ("… `--prior pairs --read 200`", _spec("prior=pairs,refine=200", _FIVE, STRIDE[:1])),
+    ("EK-FAC of all layers", ("ekfac:layers=all",)), ("… `shrink=true`", ("ekfac:layers=all,shrink=true",)),
+    ("shared pairs (`pairs`)", ("pairs",)), ("… `shrink=true`", ("pairs:shrink=true",)),
+    ("TF-IDF of words", ("tfidf",)), ("TF-IDF of tokens", ("tfidf:units=tokens",)),
+)  # fmt: skip
+BRIEF: tuple[Column, ...] = (
+    ("WikiText, trained from scratch", "wikitext", ""), ("instructions, fine-tuned", "instructions", ""),
+    ("SmolLM2-135M, fine-tuned", "instructions_135m", ""),
+)  # fmt: skip
+FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("STRIDE", STRIDE), ("shared pairs of tokens (`pairs`)", ("pairs",)),
+    ("EK-FAC of all layers", ("ekfac:layers=all",)), ("LoGRA", ("logra",)), ("TF-IDF", ("tfidf",)),
+)  # fmt: skip
+
+
+def methods_table(
+    rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence[Column], more: dict[str, Any] | None = None
+) -> str:
+    """LDS ± standard error of each method on each suite; in bold the best of a column, by its own truth."""
+    body: list[list[tuple[float, str, bool] | None]] = []
+    for _, names in rows:
+        body.append([_cell(names, suite, group, more or {}) for _, suite, group in columns])
+    best = [max((each[0] for each in column if each and each[2]), default=None) for column in zip(*body, strict=True)]
+    lines = [[""] + [heading for heading, _, _ in columns]]
+    for (label, _), row in zip(rows, body, strict=True):
+        if any(row):
+            cells = [
+                "" if cell is None else f"**{cell[1]}**" if cell[0] == top and cell[2] else cell[1]
+                for cell, top in zip(row, best, strict=True)
+            ]
+            lines.append([label, *cells])
+    return markdown(lines)
+
+
+def _cell(names: Sequence[str], suite: str, group: str, more: dict[str, Any]) -> tuple[float, str, bool] | None:
+    """The value, how it is shown, and whether it is of the column's own truth."""
+    for where, mark in ((suite, ""), *more.get(suite, ())):
+        for name in names:
+            for found in pick(where, method=name):
+                mean = _at(found, group or "mean")
+                if mean is not None:
+                    error = "" if group else f" ± {figure(found['spearman']['se'])}"
+                    return mean, figure(mean) + error + mark, not mark
+    return None
+
+
+def suite_facts() -> str:
+    """Of each suite: chunks, retrained subsets, queries, noise ceiling."""
+    lines = [["suite", "chunks", "retrained subsets × seeds", "queries", "noise ceiling"]]
+    for path in sorted((RESULTS / "suites").glob("*.jsonl")):
+        name = f"suites/{path.stem}"
+        found = [each for each in records(name) if _compares(each)]
+        if found:
+            about, most = records(name)[0], max(found, key=lambda each: each["subsets"])
+            ceiling = figure(most["ceiling"], 2) if most.get("ceiling") else ""
+            shown = f"{most['subsets']} × {most['seeds']}"
+            lines.append([f"`{path.stem}`", f"{about['n']:,}", shown, str(most["queries"]), ceiling])
+    return markdown(lines)
+
+
+def subsets_table(training: str, field: str) -> str:
+    """LDS by n/K: recovered alone, and with 100 or 400 chunks read, by what chose them."""
+    mine = [each for each in records("frontier") if each["training"] == training]
+    counts = sorted({each["subsets"] for each in mine if "subsets" in each})
+    rows = [("recovered alone", {"what": "subsets", "design": "random"})]
+    for by, bits in (("recovery", 0), ("pairs", 0), ("sketches", 768), ("pairs and sketches", 768)):
+        for read in (100, 400):
+            rows.append((f"{read} read, chosen by {by}", {"what": "read", "by": by, "bits": bits, "read": read}))
+    ratio = {each["subsets"]: each["chunks_per_subset"] for each in mine if "chunks_per_subset" in each}
+    lines = [["n / K", *(f"{ratio[count]:.2g}" for count in counts)]]
+    for label, wanted in rows:
+        cells = []
+        for count in counts:
+            found = [
+                r for r in mine if r.get("subsets") == count and all(r.get(k) == v for k, v in wanted.items())
+            ]
+            cells.append(figure(found[0][field], 2) if found else "")
+        lines.append([label, *cells])
+    size = {each["subsets"]: each["bytes_per_chunk"] for each in mine if each["what"] == "subsets"}
+    lines.append(["bytes a chunk", *(f"{size[count]:,.0f}" if count in size else "" for count in counts)])
+    return markdown(lines)
+
+
+def projections_table() -> str:
+    """Of the 10 and 50 strongest chunks by direct readout, how many are among the 100 ranked highest."""
+    mine = [each for each in records("projections") if each["what"] == "found" and each["by"] != "direct"]
+    sizes = sorted({each["bytes"] for each in mine})
+    lines = [["bytes a chunk", *(f"{size:,}" for size in sizes)]]
+    for by in dict.fromkeys(each["by"] for each in mine):
+        found = {each["bytes"]: each for each in mine if each["by"] == by}
+        shown = {s: f"{figure(r['recall10'], 2)}; {figure(r['recall50'], 2)}" for s, r in found.items()}
+        lines.append([{"int8": "as many numbers in int8"}.get(by, by), *(shown.get(size, "") for size in sizes)])
+    return markdown(lines)
+
+
+def solvers_table() -> str:
+    """Processor time of other solvers in STRIDE's, at the same duality gap."""
+    mine = [each for each in records("solvers") if "cpu_seconds_over_stride" in each]
+    ratios = sorted({each["lambda_ratio"] for each in mine}, reverse=True)
+    sizes = sorted({each["n"] for each in mine})
+    lines = [["", *(f"n = {n:,}, λ = {ratio:g} λ_max" for n in sizes for ratio in ratios)]]
+    for solver in dict.fromkeys(each["solver"] for each in mine):
+        cells = {(r["n"], r["lambda_ratio"]): r for r in mine if r["solver"] == solver}
+        shown = [cells.get((n, ratio)) for n in sizes for ratio in ratios]
+        lines.append([solver, *("" if r is None else f"{r['cpu_seconds_over_stride']:.3g}" for r in shown)])
+    return markdown(lines)
+
+
+def everything(suite: str) -> str:
+    """Every comparison that a suite's file has, best first."""
+    found = [each for each in records(f"suites/{suite}") if _compares(each)]
+    found.sort(key=lambda each: (each["response"], -each["alpha"], -each["spearman"]["mean"]))
+    lines = [["method", "by", "α", "LDS", "other documents", "net of", "bytes a chunk"]]
+    for r in found:
+        net, other = r.get("partial"), _at(r, "other")
+        lines.append([
+            f"`{r['method']}`".replace("|", "\\|"), r["response"], f"{r['alpha']:g}",
+            f"{figure(r['spearman']['mean'])} ± {figure(r['spearman']['se'])}",
+            "" if other is None else figure(other),
+            f"{net['given']}: {figure(net['mean'])}" if net and net.get("mean") is not None else "",
+            f"{r['bytes_per_chunk']:,.0f}" if r.get("bytes_per_chunk") else "",
+        ])  # fmt: skip
+    return markdown(lines)
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table, its first line the heading."""
+    heading, *rows = lines
+    shown = ["| " + " | ".join(heading) + " |", "|---" * len(heading) + "|"]
+    return "\n".join(shown + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def _suites(columns: Sequence[Column]) -> list[Column]:
+    return [(heading, f"suites/{suite}", group) for heading, suite, group in columns]
+
+
+_MORE = {
+    f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more) for suite, more in MORE.items()
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "five": lambda: methods_table(FIVE, _suites(BRIEF), {
+        "suites/wikitext": (("suites/wikitext_earlier", " †"),),
+        "suites/instructions": (("suites/instructions_refined", " †"),),
+    }),
+    "methods": lambda: methods_table(METHODS, _suites(SUITES), _MORE),
+    "shrunk": lambda: methods_table(SHRUNK, _suites(REFINED)),
+    "suites": suite_facts,
+    "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
+    "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
+    "projections": projections_table,
+    "solvers": solvers_table,
+}
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables as the records have them."""
+    return TABLE.sub(lambda match: match[1] + TABLES[match[2]]() + match[4], text)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks figures", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="make the tables anew")
+    given = parser.parse_args(arguments)
+    failed = False
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        made = with_tables(text)
+        if made != text and given.write:
+            page.write_text(made, encoding="utf-8")
+            note(f"wrote {page.relative_to(ROOT)}")
+        elif made != text:
+            failed = True
+            note(f"{page.relative_to(ROOT)}: a table is not as recorded; run it with --write")
+        for line in disagreements(made):
+            failed = True
+            note(f"{page.relative_to(ROOT)}: {line}")
+    return int(failed)
