@@ -297,20 +297,20 @@ def methods_table(
     """LDS ± standard error of each method on each suite; in bold the best of a column, by its own truth."""
     body: list[list[tuple[float, str, bool] | None]] = []
     for _, names in rows:
-        body.append([_cell(names, suite, group, more or {}) for _, suite, group in columns])
+        body.append([cell(names, suite, group, more or {}) for _, suite, group in columns])
     best = [max((each[0] for each in column if each and each[2]), default=None) for column in zip(*body, strict=True)]
     lines = [[""] + [heading for heading, _, _ in columns]]
     for (label, _), row in zip(rows, body, strict=True):
         if any(row):
             cells = [
-                "" if cell is None else f"**{cell[1]}**" if cell[0] == top and cell[2] else cell[1]
-                for cell, top in zip(row, best, strict=True)
+                "" if each is None else f"**{each[1]}**" if each[0] == top and each[2] else each[1]
+                for each, top in zip(row, best, strict=True)
             ]
             lines.append([label, *cells])
     return markdown(lines)
 
 
-def _cell(names: Sequence[str], suite: str, group: str, more: dict[str, Any]) -> tuple[float, str, bool] | None:
+def cell(names: Sequence[str], suite: str, group: str, more: dict[str, Any]) -> tuple[float, str, bool] | None:
     """The value, how it is shown, and whether it is of the column's own truth."""
     for where, mark in ((suite, ""), *more.get(suite, ())):
         for name in names:
@@ -408,20 +408,22 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(shown + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-def _suites(columns: Sequence[Column]) -> list[Column]:
+def suites(columns: Sequence[Column]) -> list[Column]:
+    """Columns, with the file of each suite's records."""
     return [(heading, f"suites/{suite}", group) for heading, suite, group in columns]
 
 
 _MORE = {
     f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more) for suite, more in MORE.items()
 }
+FIVE_MORE = {
+    "suites/wikitext": (("suites/wikitext_earlier", " †"),),
+    "suites/instructions": (("suites/instructions_refined", " †"),),
+}
 TABLES: dict[str, Callable[[], str]] = {
-    "five": lambda: methods_table(FIVE, _suites(BRIEF), {
-        "suites/wikitext": (("suites/wikitext_earlier", " †"),),
-        "suites/instructions": (("suites/instructions_refined", " †"),),
-    }),
-    "methods": lambda: methods_table(METHODS, _suites(SUITES), _MORE),
-    "shrunk": lambda: methods_table(SHRUNK, _suites(REFINED)),
+    "five": lambda: methods_table(FIVE, suites(BRIEF), FIVE_MORE),
+    "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
+    "shrunk": lambda: methods_table(SHRUNK, suites(REFINED)),
     "suites": suite_facts,
     "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),

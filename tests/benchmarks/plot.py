@@ -1,6 +1,7 @@
-"""Draw what the benchmarks `recovery` and `solvers` recorded: one SVG for the README.
+"""Draw what the benchmarks recorded, as SVG: `recovery` and `solvers`, kept beside the records, and for the pages
+of docs/ also the quality of methods on three suites and what projections find.
 
-Three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of a pass over
+Of recovery three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of a pass over
 the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time throughout.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from stride_cli.output import note
 from stride_cli.report.drawing import Scale, label
+from tests.benchmarks import figures
 
 RESULTS = Path(__file__).parent / "results"
 LAMBDAS = (0.8, 0.1, 0.01)
@@ -51,13 +53,41 @@ def drawing(recovery: Sequence[Record], solvers: Sequence[Record]) -> str:
     panels = [panel for panel in (_solves(recovery), _growth(recovery), _peers(solvers)) if panel]
     if not panels:
         raise ValueError("no records to draw: run `python -m tests.benchmarks recovery` first")
+    return _stacked("Cost of recovery", panels)
+
+
+def quality() -> str:
+    """LDS of the README's five methods, a panel for each of its three suites."""
+    panels = []
+    for heading, suite, group in figures.suites(figures.BRIEF):
+        bars: list[Bar] = []
+        for name, specs in figures.FIVE:
+            if found := figures.cell(specs, suite, group, figures.FIVE_MORE):
+                bars.append((name.replace("`", ""), max(found[0], 0.0), found[1], "c1" if bars else "c0"))
+        panels.append(_bars(f"{heading}: LDS", bars, logarithmic=False))
+    return _stacked("Quality of five methods", panels)
+
+
+def projections(records: Sequence[Record]) -> str:
+    """Of the ten strongest chunks, how many are among the hundred that an estimate ranks highest."""
+    bars: list[Bar] = []
+    for record in records:
+        if record["what"] == "found" and record["by"] in ("pairs", "projections", "pairs and projections"):
+            size = f", {record['bytes']:,} B a chunk" if record["bytes"] else ""
+            colour = "c0" if record["by"] == "projections" else "c1"
+            bars.append((record["by"] + size, record["recall10"], figures.figure(record["recall10"], 2), colour))
+    title = "Of the 10 strongest chunks, the share among the 100 ranked highest"
+    return _stacked("What projections find", [_bars(title, sorted(bars), logarithmic=False)])
+
+
+def _stacked(what: str, panels: Sequence[tuple[float, list[str]]]) -> str:
     marks, top = [], 0.0
     for height, inside in panels:
         marks.append(f'<g transform="translate(0 {top:g})">' + "".join(inside) + "</g>")
         top += height
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top:g}" role="img" '
-        f'aria-label="Cost of recovery"><style>{_STYLE}</style>'
+        f'aria-label="{what}"><style>{_STYLE}</style>'
         f'<rect class="paper" width="{_WIDTH}" height="{top:g}"/>' + "".join(marks) + "</svg>\n"
     )
 
