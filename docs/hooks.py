@@ -1,8 +1,8 @@
-"""What MkDocs is to make beside the pages of this folder: pages of the command line and of the records, the files
-of the repository that are pages too, plots, and the files that pages link to.
+"""What MkDocs is to make beside the pages of this folder: pages of the command line and of the records, the
+files of the repository that are pages too, plots, and the files that pages link to.
 
-Links of pages lead to files as they lie in the repository, so that they work there as well; here they are turned
-to the page of that file, or to a copy of it under ``files/``.
+Links of pages lead to files as they lie in the repository, so that they work there as well; here they are
+turned to the page of that file, or to a copy of it under ``files/``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _linked(files: Any, made: dict[str, str]) -> set[str]:
     """Files of the repository outside docs/ that pages link to, and that are no page."""
     texts = {f"docs/{each.src_uri}": each.content_string for each in files.documentation_pages()
              if each.src_uri not in made}  # fmt: skip
-    texts |= {source: (ROOT / source).read_text(encoding="utf-8") for source in PAGES if (ROOT / source).is_file()}
+    texts |= {
+        source: (ROOT / source).read_text(encoding="utf-8") for source in PAGES if (ROOT / source).is_file()
+    }
     found = {name for name, text in texts.items() if name != "README.md"}
     leads = {_within(name, urldefrag(link[2])[0]) for name in found for link in LINK.finditer(texts[name])}
     leads |= {f"tests/benchmarks/results/{path}" for path in _record_files()}
@@ -137,15 +139,19 @@ def _records() -> str:
     from tests.benchmarks import figures
 
     parts = [
-        "# Records\n\nEvery benchmark leaves one JSON line a measurement, with the machine and versions it ran on. "
+        "# Records\n\nEvery benchmark leaves one JSON line a measurement, with the machine and versions. "
         "These are all of them; the [benchmarks](benchmarks.md) say what they mean.\n\n## Files\n"
     ]
     parts += [f"- [{name}](files/tests/benchmarks/results/{name})" for name in _record_files()]
     for name in _record_files():
         suite = name.removeprefix("suites/").removesuffix(".jsonl")
-        if name.startswith("suites/") and any("spearman" in each for each in figures.records(f"suites/{suite}")):
+        if name.startswith("suites/") and any(
+            "spearman" in each for each in figures.records(f"suites/{suite}")
+        ):
             about = figures.records(f"suites/{suite}")[0]
-            parts.append(f"\n## Suite {suite}\n\n`{about['command']}`, n = {about['n']:,}. {about.get('note', '')}\n")
+            parts.append(
+                f"\n## Suite {suite}\n\n`{about['command']}`, n = {about['n']:,}. {about.get('note', '')}\n"
+            )
             parts.append(figures.everything(suite))
     return "\n".join(parts)
 

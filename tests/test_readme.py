@@ -1,4 +1,5 @@
-"""Every command block of the README, run as written from an empty directory."""
+"""Every command block of README and docs, run as written from an empty directory; figures and tables there,
+compared with the records."""
 
 from __future__ import annotations
 
@@ -14,13 +15,40 @@ import jsonschema
 import pytest
 
 from stride_cli.schema import json_schema
+from tests.benchmarks import figures
 from tests.kept import kept
 from tests.prepared import Prepared
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-INSTALL, TESTS, WALK, CHECKPOINTS, EVALUATE = BLOCKS
+
+
+def blocks(page: str) -> list[str]:
+    """The command blocks of a page of the repository."""
+    return re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
+_, EXPLAINED, UNKNOWN, LOOKED_AT = blocks("docs/tutorial.md")
+_, CHECKPOINTS = blocks("docs/howto/model.md")
+_, REPORT = blocks("docs/howto/prove.md")
+(SELECT,) = blocks("docs/howto/select.md")
+(EVALUATE,) = blocks("docs/howto/methods.md")
+RUN = {
+    INSTALL,
+    TESTS,
+    WALK,
+    MODEL,
+    LEAKED,
+    PROVE,
+    EXPLAINED,
+    UNKNOWN,
+    LOOKED_AT,
+    CHECKPOINTS,
+    REPORT,
+    SELECT,
+    EVALUATE,
+}
 
 
 @pytest.fixture
@@ -77,6 +105,16 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
     found = [answer["hits"][0]["document"] in answer["expected"] for answer in answers]
     assert sum(found) >= 8
+    # what README shows is what the first prompt gets
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    assert answers[0]["prompt"] in shown and answers[0]["response"].split(",")[0] in shown
+    assert f" {answers[0]['hits'][0]['document']}\n" in shown
+    # the tutorial's questions
+    (known,) = _values(shell(EXPLAINED, demonstrated))
+    assert known["verdict"] == "clear" and known["hits"][0]["document"] == "history/french-revolution"
+    (unknown,) = _values(shell(UNKNOWN, demonstrated))
+    assert unknown["verdict"] == "guessing"
+    assert [each["schema"] for each in _values(shell(LOOKED_AT, demonstrated))]
     # everything is there: it only asks
     facts = [json.loads(line) for line in shell(f"{command} --all", demonstrated).splitlines()]
     prompts = {answer["prompt"] for answer in answers}
@@ -119,6 +157,25 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     )
     documents = [hit["document"] for hit in answer["hits"]]
     assert len(documents) == 10 and "history/french-revolution" in documents
+    # a benchmark of which half is in the corpus, and a hit that is to be proved: fewer models than by default
+    items = [{"id": q["id"], "text": q["text"][:80]} for q in history[:4] + history[-4:]]
+    (shell.directory / "benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    shell(LEAKED)
+    assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")
+    (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1"))
+    assert proved["schema"].startswith("stride.verify_hit/") and len(proved["documents"]) == 3
+    (shell.directory / "task.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items[:2]))
+    shell(SELECT)
+    chosen_for_task = (shell.directory / "selection/chosen.jsonl").read_text(encoding="utf-8")
+    assert len(chosen_for_task.splitlines()) == 5
+    (shell.directory / "prompts.jsonl").write_text(
+        '{"id": "one", "prompt": "The French Revolution began in"}\n'
+    )
+    shell(REPORT)
+    assert "history/french-revolution" in (shell.directory / "report.html").read_text(encoding="utf-8")
+    (shell.directory / "my-model").symlink_to(shell.directory / "model")
+    about, built = _values(shell(MODEL))
+    assert about["parameters"] > 0 and built["documents"] == 30
     (fitted,) = _values(shell(CHECKPOINTS))
     assert len(fitted["checkpoints"]) >= 2
     # the same index, evaluated: fewer subsets than the block asks for, everything else as written
@@ -141,38 +198,57 @@ def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:
     )
 
 
-def test_figures_of_recall_are_those_of_the_record() -> None:
-    """What README says of stated recall, at the default's bytes a chunk."""
-    path = ROOT / "tests/benchmarks/results/recall.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == 40 and all(row["held"] >= 0.95 for row in rows)  # whatever is kept and read
-    found = {(row["subsets"], row["read"]): row for row in rows if row["bytes"] == 2048}
-    many, few = found[1000, 60], found[64, 100]
-    text = " ".join(README.split())
-    assert (many["held"], many["queries"], many["chunks"]) == (1.0, 160, 2000)
-    assert f"with 60 chunks read (3 %) the median answer states {many['stated']:g} of 10, and all" in text
-    figures = f"it states {few['stated']:g}, {few['found']:.1f} are found in the mean, and {few['held']:.2f}"
-    assert figures.replace("0.", ".") in text
+def test_every_block_is_run() -> None:
+    for page in figures.pages():
+        for block in blocks(str(page.relative_to(ROOT))):
+            assert block in RUN, f"{page}: no test runs\n{block}"
 
 
-def test_figures_in_nats_are_those_of_the_record() -> None:
-    path = ROOT / "tests/benchmarks/results/nats.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    own, everything = (
-        next(row for row in rows if row["what"] == what and row["chunks"] == 2000) for what in ("own", "all")
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_figures_and_tables_are_those_of_the_records(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert figures.with_tables(text) == text, "run `python -m tests.benchmarks figures --write`"
+    assert figures.disagreements(text) == []
+
+
+def test_a_figure_that_is_not_as_recorded_is_seen() -> None:
+    right = "stride .587 ± .023<!-- = suites/wikitext method=stride:stored=1 | mean se -->"
+    assert figures.disagreements(right) == []
+    for wrong, told in (
+        (right.replace(".587", ".588"), "shown .588, recorded 0.586557 (mean)"),
+        (right.replace("stored=1", "stored=2"), "0 records are picked where one is meant"),
+        (right.replace("mean se", "mean"), ".587 names no record"),
+        (right.replace("| mean", "| kendall mean"), "2 numbers before it, 3 fields"),
+        (right.partition("<!--")[0], ".023 names no record"),
+        ("a <!-- = nothing what=ever | count() -->", "No such file"),
+    ):
+        assert any(told in line for line in figures.disagreements(wrong)), (
+            wrong,
+            figures.disagreements(wrong),
+        )
+    assert figures.disagreements("Set it to 0.1, as `--lambda-ratio .25` and [this](.55.md) say.") == []
+    pairs = (
+        "1,920<!-- = nats what=all chunks=2000 | pairs -->, 2.6<!-- = nats what=own chunks=408 | 1/slope -->"
     )
-    assert own["pairs"] == own["models"] == 12 and own["removed"] == 10 and everything["pairs"] == 1920
+    assert figures.disagreements(pairs) == []
+    table = "<!-- table: five -->\n| |\n<!-- end -->\n"
+    assert ".587 ± .023" in figures.with_tables(table)
 
-    def shown(row: dict) -> str:
-        return f"{row['slope']:.2f} ± {row['error']:.2f}".replace("0.", ".")
 
-    text = " ".join(README.split())
-    assert f"a slope of {shown(own)}" in text and f"{shown(everything)}, r = " in text
-    for value in (own["mean_predicted"], own["mean_measured"]):
-        assert f"{value:.3f}".replace("0.", ".") in text
-    (scratch,) = (row for row in rows if row["what"] == "own" and row["chunks"] != 2000)
-    assert f"(slope {shown(scratch)})" in text and f"{1 / scratch['slope']:.1f} times" in text
-    assert f"r = {everything['correlation']:.2f}".replace("0.", ".") in text
+def test_recall_holds_whatever_is_kept_and_read() -> None:
+    rows = figures.records("recall")
+    assert len(rows) == 40 and all(row["held"] >= 0.95 for row in rows)
+
+
+def test_links_of_pages_lead_to_files() -> None:
+    for page in [*figures.pages(), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            made = {"assets", "records.md"} & set(Path(link).parts)  # docs/hooks.py makes these
+            assert link.startswith("https://") or made or (page.parent / link).exists(), f"{page}: {link}"
 
 
 def test_every_command_is_mentioned() -> None:
@@ -180,8 +256,9 @@ def test_every_command_is_mentioned() -> None:
 
     names = [command.name or command.callback.__name__ for command in app.registered_commands]
     names += [group.name for group in app.registered_groups]
+    pages = README + (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     for name in names:
-        assert f"stride {name}" in README, name
+        assert f"stride {name}" in pages, name
 
 
 def _values(text: str) -> list:

@@ -3,15 +3,17 @@
     python -m tests.benchmarks figures            says what differs; exit code 1 where something does
     python -m tests.benchmarks figures --write    makes the tables anew
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A figure in prose is followed by a comment
-that names its record: the file, what picks one line of it, and a field for each of the last numbers before it::
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A figure in prose is followed by a
+comment that names its record: the file, what picks one line of it, and a field for each of the last numbers
+before it::
 
     .655 ± .022 (.597)<!-- = suites/wikitext_adamw method=stride:stored=1 | mean se other -->
 
-Of a comparison, loss at α = 0.5 is meant unless it says otherwise, and `mean`, `se`, `same`, `other` and `net` are
-its LDS, the standard error, that of a group of queries, and its correlation net of another method. A field may be
-scaled (`share*100`, `peak_bytes/1e6`), turned round (`1/slope`) or taken over all lines that match (`sum(…)`,
-`min(…)`, `max(…)`, `mean(…)`, `mean(…,WEIGHT)`, `count()`). A figure agrees where the record's value, rounded as it is shown, is it.
+Of a comparison, loss at α = 0.5 is meant unless it says otherwise, and `mean`, `se`, `same`, `other`, `net`
+are its LDS, the standard error, that of a group of queries, and what is left net of another method. A field
+may be scaled (`share*100`, `peak_bytes/1e6`), turned round (`1/slope`) or taken over all that match
+(`sum(…)`, `min(…)`, `max(…)`, `mean(…)`, `mean(…,WEIGHT)`, `count()`). A figure agrees where the record's
+value, rounded as it is shown, is it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CLAIM = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])[-−+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 MEASURED = re.compile(r"(?<![\w.])[-−+]?\.\d{2,}")
-"""How a measured figure is written, without a zero before its point: each must have a record. (A setting is 0.1.)"""
+"""How a measured figure is written: each must have a record. (A setting is 0.1, with a zero.)"""
 Record = dict[str, Any]
 _SHORT = {"mean": "spearman.mean", "se": "spearman.se", "net": "partial.mean"}
 _OVER: dict[str, Callable[[list[float]], float]] = {
@@ -60,7 +62,7 @@ def records(name: str) -> list[Record]:
 
 
 def pick(name: str, **wanted: str) -> list[Record]:
-    """The lines whose fields are shown as these; of comparisons loss and α = 0.5 unless they say otherwise."""
+    """The lines that have these fields; of comparisons loss and α = 0.5 unless they say otherwise."""
     found = []
     for record in records(name):
         usual = {"response": "loss", "alpha": "0.5"} if _compares(record) else {}
@@ -117,12 +119,12 @@ def disagreements(text: str) -> list[str]:
         where, _, fields = claim.rpartition("|")
         name, *wanted = shlex.split(where)
         names = shlex.split(fields)
+        covered |= {number.start() for number in numbers}
         try:
             found = pick(name, **dict(each.split("=", 1) for each in wanted))
             if len(numbers) != len(names):
                 raise Disagreement(f"{len(numbers)} numbers before it, {len(names)} fields")
             for number, field in zip(numbers, names, strict=True):
-                covered.add(number.start())
                 if not rounds_to(actual := value(found, field), number[0]):
                     raise Disagreement(f"shown {number[0]}, recorded {actual:.6g} ({field})")
         except (Disagreement, OSError, ValueError) as error:
@@ -197,9 +199,11 @@ def figure(number: float, places: int = 3) -> str:
     return text.replace("-", "−")
 
 
-# tables -------------------------------------------------------------------------------------------------------
-
-MORE = {"wikitext": (("wikitext_earlier", " †"),), "instructions": (), "factbook": (("factbook_refined", " ‡"),)}
+MORE = {
+    "wikitext": (("wikitext_earlier", " †"),),
+    "instructions": (),
+    "factbook": (("factbook_refined", " ‡"),),
+}
 """Where to look for a method that a suite's own file does not have, and how that is marked."""
 STRIDE = ("stride:stored=1", "stride")
 FOUR = "MODEL|MODEL/checkpoints/step-000064|MODEL/checkpoints/step-000128|MODEL/checkpoints/step-000191"
@@ -228,7 +232,8 @@ Column = tuple[str, str, str]
 SUITES: tuple[Column, ...] = (
     ("MNIST", "mnist", ""), ("Parkinson's voices", "parkinsons", ""), ("digits, ResNet-9", "digits", ""),
     ("WikiText", "wikitext", ""), ("… other articles", "wikitext", "other"),
-    ("Factbook", "factbook", ""), ("… other sections", "factbook", "other"), ("instructions", "instructions", ""),
+    ("Factbook", "factbook", ""), ("… other sections", "factbook", "other"),
+    ("instructions", "instructions", ""),
 )  # fmt: skip
 METHODS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride", STRIDE),
@@ -271,7 +276,9 @@ SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride, `--prior pairs --read 100`", _spec("prior=pairs,refine=100", base=STRIDE[:1])),
     ("stride, `--prior pairs --read 200`", _spec("prior=pairs,refine=200", base=STRIDE[:1])),
     ("stride, `--prior tfidf`", _spec("prior=tfidf", base=STRIDE[:1])),
-    ("stride without the space pair-logit", (f"stride:{_SMALLER}", "stride:space=linear-matrix+logit+token-logit")),
+    ("stride without the space pair-logit", (
+        f"stride:{_SMALLER}", "stride:space=linear-matrix+logit+token-logit",
+    )),
     ("direct readout", ("direct",)),
     ("stride, five models (instructions: four checkpoints)", _spec(checkpoints=_FIVE, base=STRIDE[:1])),
     ("… `--read 200`", _spec("refine=200", _FIVE, STRIDE[:1])),
@@ -298,7 +305,10 @@ def methods_table(
     body: list[list[tuple[float, str, bool] | None]] = []
     for _, names in rows:
         body.append([cell(names, suite, group, more or {}) for _, suite, group in columns])
-    best = [max((each[0] for each in column if each and each[2]), default=None) for column in zip(*body, strict=True)]
+    best = [
+        max((each[0] for each in column if each and each[2]), default=None)
+        for column in zip(*body, strict=True)
+    ]
     lines = [[""] + [heading for heading, _, _ in columns]]
     for (label, _), row in zip(rows, body, strict=True):
         if any(row):
@@ -310,7 +320,9 @@ def methods_table(
     return markdown(lines)
 
 
-def cell(names: Sequence[str], suite: str, group: str, more: dict[str, Any]) -> tuple[float, str, bool] | None:
+def cell(
+    names: Sequence[str], suite: str, group: str, more: dict[str, Any]
+) -> tuple[float, str, bool] | None:
     """The value, how it is shown, and whether it is of the column's own truth."""
     for where, mark in ((suite, ""), *more.get(suite, ())):
         for name in names:
@@ -343,7 +355,9 @@ def subsets_table(training: str, field: str) -> str:
     rows = [("recovered alone", {"what": "subsets", "design": "random"})]
     for by, bits in (("recovery", 0), ("pairs", 0), ("sketches", 768), ("pairs and sketches", 768)):
         for read in (100, 400):
-            rows.append((f"{read} read, chosen by {by}", {"what": "read", "by": by, "bits": bits, "read": read}))
+            rows.append(
+                (f"{read} read, chosen by {by}", {"what": "read", "by": by, "bits": bits, "read": read})
+            )
     ratio = {each["subsets"]: each["chunks_per_subset"] for each in mine if "chunks_per_subset" in each}
     lines = [["n / K", *(f"{ratio[count]:.2g}" for count in counts)]]
     for label, wanted in rows:
@@ -367,7 +381,9 @@ def projections_table() -> str:
     for by in dict.fromkeys(each["by"] for each in mine):
         found = {each["bytes"]: each for each in mine if each["by"] == by}
         shown = {s: f"{figure(r['recall10'], 2)}; {figure(r['recall50'], 2)}" for s, r in found.items()}
-        lines.append([{"int8": "as many numbers in int8"}.get(by, by), *(shown.get(size, "") for size in sizes)])
+        lines.append(
+            [{"int8": "as many numbers in int8"}.get(by, by), *(shown.get(size, "") for size in sizes)]
+        )
     return markdown(lines)
 
 
@@ -414,7 +430,8 @@ def suites(columns: Sequence[Column]) -> list[Column]:
 
 
 _MORE = {
-    f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more) for suite, more in MORE.items()
+    f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
+    for suite, more in MORE.items()
 }
 FIVE_MORE = {
     "suites/wikitext": (("suites/wikitext_earlier", " †"),),

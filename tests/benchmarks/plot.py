@@ -1,8 +1,9 @@
-"""Draw what the benchmarks recorded, as SVG: `recovery` and `solvers`, kept beside the records, and for the pages
-of docs/ also the quality of methods on three suites and what projections find.
+"""Draw what the benchmarks recorded, as SVG: `recovery` and `solvers`, kept beside the records, and for the
+pages of docs/ also the quality of methods on three suites and what projections find.
 
-Of recovery three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of a pass over
-the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time throughout.
+Of recovery three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of
+a pass over the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time
+throughout.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def projections(records: Sequence[Record]) -> str:
         if record["what"] == "found" and record["by"] in ("pairs", "projections", "pairs and projections"):
             size = f", {record['bytes']:,} B a chunk" if record["bytes"] else ""
             colour = "c0" if record["by"] == "projections" else "c1"
-            bars.append((record["by"] + size, record["recall10"], figures.figure(record["recall10"], 2), colour))
+            bars.append(
+                (record["by"] + size, record["recall10"], figures.figure(record["recall10"], 2), colour)
+            )
     title = "Of the 10 strongest chunks, the share among the 100 ranked highest"
     return _stacked("What projections find", [_bars(title, sorted(bars), logarithmic=False)])
 
