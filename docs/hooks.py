@@ -7,6 +7,7 @@ turned to the page of that file, or to a copy of it under ``files/``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",
     "tests/benchmarks/results": "records.md",
+    "examples/attribution.ipynb": "reference/notebook.md",
 }
 """Files of the repository, and the page that each one is."""
 LINK = re.compile(r"(?<!`)(\]\()([^)\s]+)(\))")
@@ -49,7 +51,7 @@ def on_files(files: Any, config: Any) -> Any:
     for source, page in PAGES.items():
         path = ROOT / source
         if path.is_file() and page != "index.md":
-            made[page] = relinked(path.read_text(encoding="utf-8"), source, page)
+            made[page] = relinked(_page_of(path), source, page)
     made["reference/cli.md"] = _command_page(_root(), "stride", deep=False)
     for name, command in _root().commands.items():
         made[f"reference/cli-{name}.md"] = _command_page(command, f"stride {name}")
@@ -67,6 +69,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.generated_by:
         return markdown
     return relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+
+
+def _page_of(path: Path) -> str:
+    """A file as Markdown: of a notebook its cells, each with what it gave when it was stored."""
+    if path.suffix != ".ipynb":
+        return path.read_text(encoding="utf-8")
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            if html := "".join(output.get("data", {}).get("text/html", [])):
+                parts.append(" ".join(html.split("\n")))
+            if text := "".join(output.get("text", [])):
+                parts.append(f"```text\n{text}```")
+    return "\n\n".join(parts) + "\n"
 
 
 def relinked(text: str, source: str, page: str) -> str:

@@ -387,6 +387,27 @@ def projections_table() -> str:
     return markdown(lines)
 
 
+def recovery_table() -> str:
+    """Passes over the columns that a query costs: alone, among 64, and where real operators answered."""
+    heads = (
+        "λ",
+        "one query, synthetic y",
+        "each of 64 at once",
+        "one query, real operators' y over 10⁶ chunks",
+    )
+    lines: list[list[str]] = [list(heads)]
+    for ratio in ("0.8", "0.1", "0.01"):
+        alone, batch, real = (
+            value(pick("recovery", what=f"{what} at {ratio} λ_max"), field)
+            for what, field in (
+                ("solve", "cpu_bare_passes"), ("batch of 64", "cpu_bare_passes_each"),
+                ("operators' y over 1000000 columns", "cpu_bare_passes_each"),
+            )
+        )  # fmt: skip
+        lines.append([f"{ratio} λ_max", f"{alone:.1f}", f"{batch:.2f}", f"{real:.1f}"])
+    return markdown(lines)
+
+
 def solvers_table() -> str:
     """Processor time of other solvers in STRIDE's, at the same duality gap."""
     mine = [each for each in records("solvers") if "cpu_seconds_over_stride" in each]
@@ -445,6 +466,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
     "projections": projections_table,
+    "recovery": recovery_table,
     "solvers": solvers_table,
 }
 

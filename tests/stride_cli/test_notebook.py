@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "attribution.ipynb"
-
-
-def read() -> list[dict[str, Any]]:
-    """The cells, each with its source as one string."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert notebook["nbformat"] == 4
-    return [{**cell, "source": "".join(cell["source"])} for cell in notebook["cells"]]
-
-
-def execute(source: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """What a cell prints, and the value of its last expression, as a notebook shows them."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(tree, str(NOTEBOOK), "exec"), names)
-        value = (
-            None if last is None else eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
-        )
-    return printed.getvalue(), value
+from tests.notebook import NOTEBOOK, execute, read
 
 
 def test_it_is_small_and_complete() -> None:
