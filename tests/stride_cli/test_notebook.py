@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,5 +35,12 @@ def test_its_cells_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert len(printed.splitlines()) == len(kept.splitlines())
         assert (value is not None) == any("data" in output for output in cell["outputs"])
     answer, scores = names["answer"], names["scores"]
+    # what is stored is what it gives today, rounding aside; else: `python -m tests.notebook`
+    outputs = [output for cell in read() for output in cell.get("outputs", [])]
+    stored = "".join(text for output in outputs for text in output.get("text", []))
+    best = answer.supporters[0]
+    shown = re.search(r"^\+([\d.]+) .* (\S+)$", stored, re.MULTILINE)
+    assert shown is not None and shown[2] == answer.document_ids[best.document]
+    assert float(shown[1]) == pytest.approx(best.influence, rel=0.1)
     assert answer.supporters and "history/french-revolution" in answer.document_ids.values()
     assert [score["method"] for score in scores] == ["stride", "chance"]
