@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
 from stride_cli.schema import json_schema
-from tests.benchmarks import figures
+from tests.benchmarks import figures, plot
 from tests.kept import kept
 from tests.prepared import Prepared
 
@@ -157,12 +159,16 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     )
     documents = [hit["document"] for hit in answer["hits"]]
     assert len(documents) == 10 and "history/french-revolution" in documents
-    # a benchmark of which half is in the corpus, and a hit that is to be proved: fewer models than by default
+    # a benchmark of which half is in the corpus, and a hit to be proved: fewer models than by default,
+    # and each of a tenth of the steps
     items = [{"id": q["id"], "text": q["text"][:80]} for q in history[:4] + history[-4:]]
     (shell.directory / "benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     shell(LEAKED)
     assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")
-    (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1"))
+    recipe = json.loads((shell.directory / "model/stride_recipe.json").read_text(encoding="utf-8"))
+    short = {**recipe, "epochs": recipe["epochs"] / 10, "steps": recipe["steps"] // 10}
+    (shell.directory / "short.json").write_text(json.dumps(short), encoding="utf-8")
+    (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1 --recipe short.json"))
     assert proved["schema"].startswith("stride.verify_hit/") and len(proved["documents"]) == 3
     (shell.directory / "task.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items[:2]))
     shell(SELECT)
@@ -178,13 +184,12 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert about["parameters"] > 0 and built["documents"] == 30
     (fitted,) = _values(shell(CHECKPOINTS))
     assert len(fitted["checkpoints"]) >= 2
-    # the same index, evaluated: fewer subsets than the block asks for, everything else as written
+    # the same index, evaluated: fewer subsets and steps than the block asks for, everything else as written
     lines = [json.dumps({"id": q["id"], "text": q["text"][-50:]}) for q in chosen[1:7]]
     (shell.directory / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert "--subsets 64 " in EVALUATE
-    records = [
-        json.loads(line) for line in shell(EVALUATE.replace("--subsets 64 ", "--subsets 4 ")).splitlines()
-    ]
+    evaluated = EVALUATE.replace("--subsets 64 ", "--subsets 4 --recipe short.json ")
+    records = [json.loads(line) for line in shell(evaluated).splitlines()]
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
     assert (shell.directory / "comparison.html").stat().st_size > 10_000
@@ -242,6 +247,31 @@ def test_a_figure_that_is_not_as_recorded_is_seen() -> None:
 def test_recall_holds_whatever_is_kept_and_read() -> None:
     rows = figures.records("recall")
     assert len(rows) == 40 and all(row["held"] >= 0.95 for row in rows)
+
+
+def test_plots_show_what_is_recorded() -> None:
+    quality, found = plot.quality(), plot.projections(plot.read(plot.RESULTS / "projections.jsonl"))
+    for drawing in (quality, found):
+        ElementTree.fromstring(drawing)
+    assert ">.794 ± .019<" in quality and ">.528 ± .052<" in quality
+    assert "2,048 B a chunk" in found and ">.94<" in found and "int8" not in found
+
+
+def test_the_site_has_what_its_pages_link_to() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    turned = hooks["relinked"]
+    assert turned("[a](../SECURITY.md#b)", "docs/security.md", "security.md") == "[a](security-policy.md#b)"
+    assert turned("[a](answers.md)", "docs/concepts.md", "concepts.md") == "[a](answers.md)"
+    assert turned("[a](SECURITY.md)", "CONTRIBUTING.md", "contributing.md") == "[a](security-policy.md)"
+    copied = turned("[a](../../.pre-commit-hooks.yaml)", "docs/howto/leaks.md", "howto/leaks.md")
+    assert copied == "[a](../files/pre-commit-hooks.yaml)"
+    assert turned("[a](https://b)", "docs/a.md", "a.md") == "[a](https://b)"
+    page = hooks["_command_page"](hooks["_root"]().commands["index"], "stride index")
+    assert "## stride index verify" in page and "--deep" in page
+    assert all(
+        name in hooks["_records"]() for name in ("suites/wikitext.jsonl", "## Suite instructions_135m")
+    )
 
 
 def test_links_of_pages_lead_to_files() -> None:
