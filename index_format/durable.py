@@ -80,6 +80,27 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what shall be at `path`: PATH.new, which takes its place, durably, once all is well.
+
+    Nothing is there at first, so that it can be opened as a new file; where an error comes it is removed.
+    """
+    fresh = path.with_name(path.name + ".new")
+    with storage(path, 0):
+        fresh.unlink(missing_ok=True)
+    try:
+        yield fresh
+        with storage(path, 0), fresh.open("rb") as written:
+            os.fsync(written.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
 def make_directory(path: Path) -> None:
     """Create `path` and its parents where missing."""
     with storage(path, 0):

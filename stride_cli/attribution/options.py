@@ -150,6 +150,30 @@ class InputOptions(Options):
     )
 
 
+FORMATS = ("json", "jsonl", "csv", "parquet")
+
+
+@dataclass(frozen=True)
+class FormatOptions(Options):
+    """How answers are written, and where.
+
+    Attributes
+    ----------
+    format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv" and "parquet", one row a
+        hit (``stride.hit_row/1``). None: as the file's name says, else lines of JSON, or text on a terminal
+    out : file that is written whole or not at all; None: stdout
+    """
+
+    format: str | None = option(
+        None,
+        "jsonl: a record a line, as --json; json: one array; csv, parquet: one row a hit. Default: as FILE "
+        "ends.",
+        choices=FORMATS,
+        listed=True,
+    )
+    out: str | None = option(None, "Write to FILE, whole or not at all, not to stdout.", metavar="FILE")
+
+
 @dataclass(frozen=True)
 class CalibrationOptions(Options):
     """What answers are held against.

@@ -15,6 +15,8 @@ from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor, Measured
@@ -158,6 +160,26 @@ class Answer:
             },
             "seconds": cast("AnswerSeconds", self.seconds),
         }
+
+    def to_frame(self) -> DataFrame:
+        """The documents as a pandas DataFrame: one row a hit, opposers last.
+
+        Columns as of ``stride query --format parquet``; ``stride schema stride.hit_row/1`` says what they
+        mean, and ``list`` which of the answer's lists a document is on.
+
+        Raises
+        ------
+        MissingExtraError       pandas is not installed (extra "frames")
+        """
+        from stride_cli.formats.frames import frame
+
+        return frame(self.to_record())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the response and its documents."""
+        from stride_cli.formats.frames import html_table
+
+        return html_table(self.to_record())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import FormatOptions, QueryOptions
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -102,11 +102,12 @@ def ask(
     command goes on where it was. From then on it answers at once, without --model too. Documents added at the
     end of the corpus are added to the index.
     """
-    from stride_cli.output import note, progress, wants_json
+    from stride_cli.output import note, progress
 
     with progress("starting"):
         from stride_cli import api
-        from stride_cli.commands.query import show_answer
+        from stride_cli.commands.answer_output import AnswerOutput
+        from stride_cli.commands.query import show_answers
         from stride_cli.config import resolve
 
     asked = _prompts(corpus, prompts or [], file)
@@ -114,8 +115,9 @@ def ask(
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
     read = ReadOptions.of(reading)
+    out = AnswerOutput(FormatOptions(), json)
     # a bad record of the corpus and a bad prompt are told alike
-    bad = BadInput(read.on_bad, as_json=wants_json(json))
+    bad = BadInput(read.on_bad, as_json=out.as_json)
     if bad.stops and any(not prompt.strip() for prompt in prompts or []):
         raise QueryError("a prompt is empty (expected some text)", fix='stride ask CORPUS "some text"')
     where = index or _beside(corpus, ".stride")
@@ -138,11 +140,9 @@ def ask(
     options = with_judges(options, session.index, given)
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
-    for prompt, answer in answered(
-        session, asked, options, bad, given={"response": response, "span": span}, together=together
-    ):
-        show_answer(prompt, answer, as_json=wants_json(json), verbose=options.check, explained=explained)
-    bad.leave()
+    given = {"response": response, "span": span}
+    found = answered(session, asked, options, bad, given=given, together=together)
+    show_answers(found, out, bad, verbose=options.check, explained=explained)
 
 
 def _prompts(corpus: str, prompts: list[str], file: Path | None) -> Iterator[Prompt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +64,13 @@ class BadInput:
     Attributes
     ----------
     count : int      that were left out
+    emit : callable  what records go to; stdout by default
     """
 
     def __init__(self, on_bad: str, *, as_json: bool, what: str = "prompt") -> None:
         self.stops = on_bad == "error"
         self.count = 0
+        self.emit: Callable[[Mapping[str, Any]], None] = output.emit
         self._records, self._what = on_bad == "record" and as_json, what
 
     def take(self, error: StrideError, source: str, line: int | None = None, id: str | None = None) -> None:
@@ -86,7 +88,7 @@ class BadInput:
             }
             if id is not None:
                 record["id"] = id
-            output.emit(record)
+            self.emit(record)
         elif self.count <= SKIPS_TOLD:
             output.note(f"skipped {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import InputOptions, QueryOptions
+from stride_cli.attribution.options import FormatOptions, InputOptions, QueryOptions
 from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
@@ -29,6 +29,7 @@ from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli import api
+    from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.serve.client import ServedSession
 
@@ -41,6 +42,7 @@ Examples:
   stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --file prompts.jsonl --on-bad record --json > answers.jsonl
+  stride query --file prompts.jsonl --out hits.csv
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -91,6 +93,7 @@ def query(
         ),
     ],
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
+    written: Annotated[dict[str, Any], Flags(FormatOptions)],
     explained: Annotated[
         bool,
         typer.Option("--explain", help="Two sentences: what to conclude, and how far to trust it."),
@@ -105,10 +108,10 @@ def query(
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     from stride_cli import api
+    from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
     from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.output import wants_json
 
     if sum(given is not None for given in (text, file, row)) != 1:
         raise UsageError(
@@ -117,21 +120,25 @@ def query(
         )
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
-    bad = BadInput(InputOptions(**reading).on_bad, as_json=wants_json(json))
+    out = AnswerOutput(FormatOptions(**written), json)
+    on_bad = InputOptions(**reading).on_bad
+    if on_bad == "record" and out.format in ("csv", "parquet"):
+        raise UsageError(
+            f"--on-bad record writes JSON, and the format is {out.format}",
+            fix="give --on-bad skip, or --format jsonl",
+        )
+    bad = BadInput(on_bad, as_json=out.as_json)
     if bad.stops and text is not None and text != "-" and not text.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
-    as_json = wants_json(json)
     # many prompts of a file are read for together, which takes less time than a server saves
     served = None if no_server or text is None else _served(place, options, given)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span}
     if served is not None:
-        answers = answered(served, read_prompts(text, None), options, bad, given=asked, together=together)
-        for prompt, answer in answers:
-            show_answer(prompt, answer, as_json=as_json, verbose=options.check, explained=explained)
-        bad.leave()
+        found = answered(served, read_prompts(text, None), options, bad, given=asked, together=together)
+        show_answers(found, out, bad, verbose=options.check, explained=explained)
         return
     session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
     options = with_judges(options, session.index, given)
@@ -141,29 +148,37 @@ def query(
         prompts = read_rows(classifier_queries(session, row, file, response), file)
     else:
         prompts = read_prompts(text, file)
-    together = None if text is None else 1  # who writes to stdin waits for each answer
-    asked = {"response": response, "span": span}
-    for prompt, answer in answered(session, prompts, options, bad, given=asked, together=together):
-        show_answer(prompt, answer, as_json=as_json, verbose=options.check, explained=explained)
+    found = answered(session, prompts, options, bad, given=asked, together=together)
+    show_answers(found, out, bad, verbose=options.check, explained=explained)
+
+
+def show_answers(
+    found: Iterable[tuple[Prompt, Any]], out: AnswerOutput, bad: BadInput, *, verbose: bool, explained: bool
+) -> None:
+    """Every answer (an `Answer`, or a `ServedAnswer`) as it comes, where and how `out` says; then leaves with
+    the exit code that `bad` has come to."""
+    if out.format == "text":
+        from stride_cli.commands.rendering import render_answer
+
+        for _, answer in found:
+            render_answer(answer, verbose=verbose, explained=explained)
+    else:
+        with out.opened() as take:
+            bad.emit = take
+            for prompt, answer in found:
+                take(_record(prompt, answer, explained))
     bad.leave()
 
 
-def show_answer(prompt: Prompt, answer: Any, *, as_json: bool, verbose: bool, explained: bool) -> None:
-    """One `Answer` (or `ServedAnswer`) on stdout: a record with the prompt's id, or as a person reads it."""
-    if not as_json:
-        from stride_cli.commands.rendering import render_answer
-
-        render_answer(answer, verbose=verbose, explained=explained)
-        return
-    from stride_cli.output import emit
-
+def _record(prompt: Prompt, answer: Any, explained: bool) -> dict[str, Any]:
+    """The answer's record, with what only the command knows."""
     named = {} if prompt.id is None else {"id": prompt.id}
-    found = {**named, **answer.to_record()}
+    found: dict[str, Any] = {**named, **answer.to_record()}
     if explained:
         from stride_cli.report.explanation import explain
 
         found["explanation"] = explain(found)
-    emit(found)
+    return found
 
 
 def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:

@@ -195,3 +195,35 @@ class ReportRecord(TypedDict):
     queries: Annotated[int, "queries on it"]
     bytes: Annotated[int, "its size"]
     seconds: Annotated[float, "seconds of the whole command"]
+
+
+class _AnswerOfHit(TypedDict):
+    answer: Annotated[int, "number of the answer, from 1, in the order of the prompts"]
+    id: Annotated[str | None, "the query's id, where its file gave one"]
+    verdict: Annotated[str | None, "of the answer: clear, weak, guessing; empty: the index is not calibrated"]
+    prompt: Annotated[str, "the prompt"]
+    response: Annotated[str, "the continuation that is attributed"]
+    generated: Annotated[bool, "whether the model wrote the response"]
+    scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
+    loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
+    unit: Annotated[str | None, 'of influences: "nats" or "relative"']
+    list: Annotated[str, '"hits" or "opposers": which of the answer\'s lists the document is on']
+
+
+class HitRow(_AnswerOfHit, HitRecord):
+    """One row of the tables of ``stride query --format csv`` and ``parquet``, ``stride export`` and
+    `Answer.to_frame`: all keys but "schema" are columns, in this order."""
+
+    schema: Literal["stride.hit_row/1"]
+
+
+class ExportRecord(TypedDict):
+    schema: Literal["stride.export/1"]
+    path: Annotated[str, "the file that was written"]
+    to: Annotated[str, '"sqlite", "csv" or "parquet"']
+    answers: Annotated[int, "answers in it"]
+    hits: Annotated[int, "their hits, opposers too"]
+    audited: Annotated[int, "items of audits in it"]
+    bad_inputs: Annotated[int, "prompts and items without a result; in SQLite only"]
+    bytes: Annotated[int, "its size"]
+    seconds: Annotated[float, "seconds of the whole command"]

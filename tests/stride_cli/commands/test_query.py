@@ -91,6 +91,31 @@ def test_prompts_from_stdin_and_files_stream(run, workspace: Path, tmp_path: Pat
             assert a["influence"] == pytest.approx(b["influence"], rel=1e-3)
 
 
+def test_answers_are_written_as_tables(run, workspace: Path, tmp_path: Path) -> None:
+    """In the order asked, each row as the record has it; a bad prompt is told and leaves the others."""
+    import csv
+
+    prompts = tmp_path / "prompts.jsonl"
+    lines = ('{"prompt": "The French Revolution began in", "id": "a"}', "[1]", '{"prompt": "The war"}')
+    prompts.write_text("".join(line + "\n" for line in lines))
+    asked = f"query --file {prompts} --index {workspace}/run.stride --top 2 --bottom 1 --on-bad"
+    records = run(f"{asked} record").records
+    result = run(f"{asked} skip --out {tmp_path}/hits.csv")
+    assert result.code == 2 and result.out == "" and "skipped" in result.err
+    with (tmp_path / "hits.csv").open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    answers = [each for each in records if each["schema"] == "stride.answer/1"]
+    hits = [hit for answer in answers for hit in answer["hits"] + answer["opposers"]]
+    assert [row["document"] for row in rows] == [hit["document"] for hit in hits]
+    assert [float(row["influence"]) for row in rows] == [hit["influence"] for hit in hits]
+    assert [(row["answer"], row["id"]) for row in rows[::3]] == [("1", "a"), ("2", "")]
+    run(f"{asked} record --out {tmp_path}/all.json")
+    stored = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    assert [each["schema"] for each in stored] == [each["schema"] for each in records]
+    result = run(f"{asked} record --format csv")
+    assert result.code == 2 and "--on-bad record writes JSON" in result.err
+
+
 def test_the_same_question_has_the_same_answer(run, workspace: Path) -> None:
     line = f"query {PROMPT} --index {workspace}/run.stride"
     first, second = run(line).records[0], run(line).records[0]

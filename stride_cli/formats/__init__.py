@@ -1,0 +1,1 @@
+"""Records as tables for other programs: CSV, Parquet, SQLite, pandas, notebooks."""
