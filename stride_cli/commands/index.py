@@ -66,7 +66,8 @@ CorpusArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="CORPUS...",
-        help="JSON Lines (.jsonl, .gz, .zst), Parquet or plain text files, globs, or - for stdin.",
+        help="JSON Lines (.jsonl, .gz, .zst), Parquet, Arrow or plain text files, globs, folders that "
+        "datasets saved, hf://datasets/OWNER/NAME, or - for stdin.",
         show_default=False,
     ),
 ]
@@ -89,6 +90,7 @@ IndexArgument = Annotated[
     short_help="Chunk a corpus, draw its subsets.",
     epilog=_example(
         "stride index build corpus.jsonl --model model --out run.stride",
+        "stride index build 'hf://datasets/OWNER/NAME?split=train' --model model --number-ids",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
     ),
 )

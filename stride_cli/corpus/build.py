@@ -23,11 +23,13 @@ from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import EMPTY_CORPUS
+from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents, read_documents
 from stride_cli.corpus.streams import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
+from stride_cli.hub import is_hub_address
 from stride_cli.recorded_paths import recorded_path
 from stride_cli.remembered import recall, remember
 
@@ -114,6 +116,7 @@ def build_index(
     block_size = choose_block_size(options.block_size, model.context)
     chunker = DocumentTokenizer(model.tokenizer, block_size=block_size)
     local_directory(out)
+    sources = [pinned(source) for source in sources]
     # before anything is created: no such file, a pattern without a match
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
     settings = {
@@ -188,6 +191,7 @@ def append_to_index(
     chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])
     store_text = index.has("corpus/text_bytes")
     first = 0 if grown else index.n_documents
+    sources = [pinned(source) for source in sources]
     documents, log = open_documents(
         sources,
         reading,
@@ -567,7 +571,10 @@ def _recorded_model(path: str | None, index: str | Path) -> str | None:
 
 
 def _recorded(sources: Sequence[str], index: str | Path) -> list[str]:
-    return [source if source == "-" else recorded_path(source, index) for source in sources]
+    return [
+        source if source == "-" or is_hub_address(source) else recorded_path(source, index)
+        for source in sources
+    ]
 
 
 def _key(settings: dict[str, Any]) -> str:

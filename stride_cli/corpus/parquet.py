@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from stride_cli.corpus.documents import (
-    MOST_MESSAGES,
-    Document,
-    DocumentParser,
-    Foreign,
-    not_utf8,
-    too_long,
-    too_many_messages,
-)
+from stride_cli.corpus.documents import Document, DocumentParser, Foreign
 from stride_cli.corpus.parquet_pages import BY_DICTIONARY, BY_PREFIX, DICTIONARY, RowGroup, pages, row_groups
 from stride_cli.corpus.streams import (
     DamagedStream,
@@ -31,11 +23,11 @@ from stride_cli.corpus.streams import (
     refuse_expansion,
     unreadable,
 )
-from stride_cli.errors import CorpusError, first_line, require_extra
+from stride_cli.corpus.table_rows import VALUE_BYTES, Column, Row, damaged, message_type, plain_type
+from stride_cli.errors import CorpusError, require_extra
 
 _ROWS = 256  # of a batch, at most
 _BATCH_BYTES = 64 << 20  # what a batch is to take at most; a single row may take more
-_OBJECT_BYTES = 8 << 20  # of a column of a batch that becomes Python objects at once
 _READ_BYTES = 1 << 20  # of a column at once, as stored
 # of a page, decompressed: pyarrow writes 1 MiB, or 1,024 values where these are long
 MOST_PAGE_BYTES = 1 << 30
@@ -46,7 +38,6 @@ _SMALLER_GROUPS = (
     "write it again with smaller row groups: pyarrow.parquet.write_table(table, FILE, row_group_size=1000)"
 )
 _OTHERWISE = "can be piped in as JSON Lines"
-_VALUE_BYTES = 32  # what a row or a message takes beside its texts, about as much as in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +117,12 @@ def _documents(
     while True:
         with _damage_at(source.name, row):
             batch = next(batches, None)
-            found = [] if batch is None else [_Column(name, batch.column(name)) for name in table.read]
+            found = [] if batch is None else [Column(name, batch.column(name)) for name in table.read]
         if batch is None:
             break
         for index in range(batch.num_rows):
             row += 1
-            values = _Row(parser.max_bytes, f"{source.name}:{row}")
+            values = Row(parser.max_bytes, f"{source.name}:{row}")
             try:
                 record = table.foreign | values.all_of(found, index)
                 document = parser.document(record, source.name, row, table.columns)
@@ -139,7 +130,7 @@ def _documents(
                 log.reject(error)
             else:
                 yield document
-            given += values.taken + _VALUE_BYTES
+            given += values.taken + VALUE_BYTES
             try:
                 refuse_expansion(before.st_size, given, _OTHERWISE)
             except DamagedStream as error:
@@ -162,14 +153,7 @@ def _damage_at(name: str, row: int) -> Iterator[None]:
             f"{name}:{row + 1}: expected rows that fit in memory, found none left", fix=_SMALLER_GROUPS
         ) from None
     except Exception as error:  # its own errors, and ValueError, KeyError, OverflowError … of names and types
-        raise _damaged(f"{name}:{row + 1}", error) from None
-
-
-def _damaged(where: str, error: Exception) -> CorpusError:
-    return CorpusError(
-        f"{where}: expected a readable Parquet file, found: {first_line(error)}",
-        fix="write the file again; a copy or download may have been cut off",
-    )
+        raise damaged(f"{name}:{row + 1}", error) from None
 
 
 def _table(file: Any, parser: DocumentParser, called: str) -> _Table:
@@ -207,8 +191,8 @@ def _is_stored(path: str, name: str, kind: Any) -> bool:
     from pyarrow import types
 
     if not types.is_nested(kind):
-        return path == name and not types.is_fixed_size_binary(_plain(kind))
-    element = _element(kind)
+        return path == name and not types.is_fixed_size_binary(plain_type(kind))
+    element = message_type(kind)
     if element is None:
         return False
     above, _, last = path.rpartition(".")
@@ -218,31 +202,6 @@ def _is_stored(path: str, name: str, kind: Any) -> bool:
         and above.count(".") - name.count(".") in (1, 2)
         and last in ("role", "content")
     )
-
-
-def _element(kind: Any) -> Any:
-    """The type of a message in a column of lists of {role, content}; None where the column is another."""
-    from pyarrow import types
-
-    if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_struct(kind.value_type):
-        return None
-    element = kind.value_type
-    for name in ("role", "content"):
-        number = element.get_field_index(name)  # -1: absent, or there twice
-        if number < 0 or types.is_nested(element.field(number).type):
-            return None
-        if types.is_fixed_size_binary(_plain(element.field(number).type)):
-            return None
-    return element
-
-
-def _plain(kind: Any) -> Any:
-    """A type without what is around it: an extension's name, a dictionary."""
-    while True:
-        inner = getattr(kind, "storage_type", None) or getattr(kind, "value_type", None)
-        if inner is None:
-            return kind
-        kind = inner
 
 
 def _open(source: Source, **options: Any) -> Any:
@@ -358,116 +317,3 @@ def _refused(where: str, leaf: _Leaf, expected: str, found: str) -> CorpusError:
         f"{where}, column '{leaf.path}': expected {expected}, found {found}",
         fix=f"check where the file comes from; one that is meant to be so: {_SMALLER_GROUPS}",
     )
-
-
-class _Column:
-    """A column of a batch: as Python objects at once where these are small, which is faster.
-
-    Attributes
-    ----------
-    name : str
-    array : pyarrow.Array
-    objects : list, optional        a value a row
-    are_messages : bool
-    """
-
-    def __init__(self, name: str, array: Any) -> None:
-        self.name = name
-        self.array = array
-        element = _element(array.type)
-        self.are_messages = element is not None
-        kinds = (
-            [array.type] if element is None else [element.field(n).type for n in range(element.num_fields)]
-        )
-        self.objects: list[Any] | None = None
-        if all(_is_simple(kind) for kind in kinds) and array.nbytes <= _OBJECT_BYTES:
-            # where one is no UTF-8 its row is found one by one
-            with suppress(UnicodeDecodeError):
-                self.objects = array.to_pylist()
-
-
-def _is_simple(kind: Any) -> bool:
-    """Whether values of a type are Python's: not a date, nor one that is held once for many rows."""
-    from pyarrow import types
-
-    tests = (
-        types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null,
-        types.is_integer, types.is_floating, types.is_boolean,
-    )  # fmt: skip
-    return any(test(kind) for test in tests)
-
-
-class _Row:
-    """Takes the values of a row, and no more bytes than a document may have."""
-
-    def __init__(self, limit: int, where: str) -> None:
-        self._limit = limit
-        self._where = where
-        self.taken = 0
-
-    def all_of(self, columns: list[_Column], index: int) -> dict[str, Any]:
-        """A row of a batch, as a line of JSON would have it."""
-        try:
-            return {column.name: self._of(column, index) for column in columns}
-        except CorpusError:
-            raise
-        except Exception as error:  # an index beyond its dictionary, say
-            raise _damaged(self._where, error) from None
-
-    def _of(self, column: _Column, index: int) -> Any:
-        if column.objects is None:
-            one = column.array[index]
-            return self._messages(one, column.name) if column.are_messages else self._value(one)
-        value = column.objects[index]
-        if not column.are_messages:
-            return self._object(value)
-        if value is not None:
-            if len(value) > MOST_MESSAGES:
-                raise too_many_messages(self._where, column.name, len(value))
-            for message in value:
-                self._take(_VALUE_BYTES)
-                for content in (message or {}).values():
-                    self._object(content)
-        return value
-
-    def _object(self, value: Any) -> Any:
-        if isinstance(value, str):
-            self._take(len(value) if value.isascii() else len(value.encode()))
-        elif isinstance(value, bytes):
-            self._take(len(value))
-        return value
-
-    def _value(self, scalar: Any) -> Any:
-        """A text, a number, bytes or None; a date and the like as what it is."""
-        import pyarrow
-
-        while isinstance(scalar, pyarrow.DictionaryScalar | pyarrow.ExtensionScalar):
-            scalar = scalar.value
-        if scalar is None or not scalar.is_valid:
-            return None
-        if hasattr(scalar, "as_buffer"):
-            self._take(scalar.as_buffer().size)
-        elif not _is_simple(scalar.type):
-            return Foreign(str(scalar.type))
-        try:
-            return scalar.as_py()
-        except UnicodeDecodeError as error:
-            raise not_utf8(self._where, error) from None
-
-    def _messages(self, scalar: Any, name: str) -> list[dict[str, Any]] | None:
-        if not scalar.is_valid:
-            return None
-        items = scalar.values
-        if len(items) > MOST_MESSAGES:
-            raise too_many_messages(self._where, name, len(items))
-        roles, contents = (items.field(items.type.get_field_index(key)) for key in ("role", "content"))
-        found = []
-        for number in range(len(items)):
-            self._take(_VALUE_BYTES)
-            found.append({"role": self._value(roles[number]), "content": self._value(contents[number])})
-        return found
-
-    def _take(self, size: int) -> None:
-        self.taken += size
-        if self.taken > self._limit:
-            raise too_long(self._where, self._limit, "row")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stride_cli.corpus.arrow import read_arrow
 from stride_cli.corpus.documents import (
     FIX_OR_SKIP,
     Document,
@@ -112,7 +113,9 @@ def read_documents(
     Parameters
     ----------
     sources : sequence of str
-        Files (JSON Lines, Parquet, plain text with one document a file; .gz and .zst of either), globs, `-`.
+        Files (JSON Lines, Parquet, Arrow, plain text with one document a file; .gz and .zst of the first and
+        last), globs, folders of Parquet or Arrow files or that `datasets` saved, ``hf://datasets/OWNER/NAME``
+        (what is named here is fetched), `-`.
     options : ReadOptions
         What fields are called, and which records are bad.
     known_ids : iterable of str
@@ -153,6 +156,8 @@ def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterat
         for source in sources:
             if source.kind == "parquet":
                 documents = read_parquet(source, parser, log)
+            elif source.kind == "arrow":
+                documents = read_arrow(source, parser, log)
             elif source.kind == "text":
                 documents = _read_text(source, parser, log)
             else:

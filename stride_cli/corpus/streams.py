@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from stride_cli import output
+from stride_cli.corpus.hub_files import fetch_files, find_folder
 from stride_cli.errors import CorpusError, require_extra
+from stride_cli.hub import is_hub_address
 
-Kind = Literal["jsonl", "text", "parquet"]
+Kind = Literal["jsonl", "text", "parquet", "arrow"]
 
 _JSONL_SUFFIXES = {".jsonl", ".ndjson", ".jsonlines", ".json"}
 _PARQUET_SUFFIXES = {".parquet", ".pq"}
+_ARROW_SUFFIXES = {".arrow"}
 _PACKED_SUFFIXES = {".gz", ".zst"}
 # formats that hold many records or no text; reading one as a single plain-text document is never meant
 _REFUSED_SUFFIXES = {
-    ".csv", ".tsv", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".arrow", ".feather", ".npy", ".npz",
+    ".csv", ".tsv", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".feather", ".npy", ".npz",
     ".pkl", ".pt", ".bin", ".safetensors", ".gguf", ".pdf", ".docx", ".xlsx", ".db", ".sqlite",
 }  # fmt: skip
 # what undoes a suffix or a magic number that is not read here
@@ -167,13 +170,14 @@ class ReadLog:
 
 
 def find_sources(sources: Sequence[str]) -> list[Source]:
-    """The inputs that file names, globs and `-` stand for, in order; the matches of a glob sorted by name.
+    """The inputs that file names, globs, folders of tables, datasets of the hub and `-` stand for, in order;
+    the matches of a glob sorted by name.
 
     Raises
     ------
     CorpusError
         Nothing given, no such file, a glob without a match, a directory, a format that is not read, or
-        stdin named twice.
+        stdin named twice; a dataset of the hub that cannot be fetched (`hub_files.fetch_files`).
     """
     if not sources:
         raise CorpusError("no corpus given", fix="name a file, a glob, or '-' for stdin")
@@ -184,12 +188,20 @@ def find_sources(sources: Sequence[str]) -> list[Source]:
                 raise CorpusError("'-' (stdin) is given twice; it can be read once", fix="give '-' once")
             found.append(Source("<stdin>", None, "jsonl"))
             continue
+        if is_hub_address(given):
+            found += [Source(name, path, _kind(path, True)) for name, path in fetch_files(given)]
+            continue
+        files = find_folder(given)
+        if files is not None:
+            found += [_source(str(path), _required(str(path))) for path in files]
+            continue
         state = _state_of(given)
         if state is not None:
             if stat.S_ISDIR(state.st_mode):
                 raise CorpusError(
                     f"{given}: expected a file of documents, found a directory",
-                    fix=f"name the files in it: '{given.rstrip('/')}/*.jsonl'",
+                    fix=f"name the files in it: '{given.rstrip('/')}/*.jsonl' (a folder of Parquet or Arrow "
+                    "files, or that datasets saved, can be given as it is)",
                 )
             found.append(_source(given, state))
         elif glob.has_magic(given):
@@ -210,11 +222,19 @@ def total_bytes(sources: Sequence[Source]) -> int | None:
     """Bytes of all sources on disk; None when one of them is a stream."""
     total = 0
     for source in sources:
-        state = None if source.path is None else _state_of(source.name)
+        state = None if source.path is None else _state_of(str(source.path))
         if state is None or not stat.S_ISREG(state.st_mode):
             return None
         total += state.st_size
     return total
+
+
+def _required(name: str) -> os.stat_result:
+    """`_state_of` a file that a folder says it has."""
+    state = _state_of(name)
+    if state is None:
+        raise _absent(name)
+    return state
 
 
 def _state_of(given: str) -> os.stat_result | None:
@@ -272,6 +292,8 @@ def _kind(path: Path, regular: bool) -> Kind:
         return "jsonl"
     if last in _PARQUET_SUFFIXES:
         return "parquet"
+    if last in _ARROW_SUFFIXES:
+        return "arrow"
     if last in _REFUSED_SUFFIXES:
         unpack = _UNPACK.get(last)
         raise CorpusError(
@@ -310,8 +332,8 @@ def refuse_foreign(head: bytes, name: str) -> None:
     fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
     if kind in _UNPACK:
         fix = _piped(_UNPACK[kind], name)
-    elif kind == "Parquet":
-        fix = "give it as a file whose name ends in .parquet"
+    elif kind in ("Parquet", "Arrow"):
+        fix = f"give it as a file whose name ends in .{kind.lower()}"
     raise CorpusError(f"{name}:1: expected JSON Lines or plain text, found {kind}", fix=fix)
 
 

@@ -15,6 +15,8 @@ from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.hub import is_hub_address
+from stride_cli.permissions import may_download
 from stride_cli.recorded_paths import find_recorded
 
 if TYPE_CHECKING:
@@ -111,7 +113,8 @@ def _gives(
 
 
 def _from_sources(index: Index) -> dict[str, Document]:
-    """The conversations of the corpus by id, read again; empty where a source is gone."""
+    """The conversations of the corpus by id, read again; empty where a source is gone, or may not be
+    fetched from the hub."""
     from stride_cli.corpus.readers import Fields, ReadOptions, open_documents
 
     config = index.attributes.get("config") or {}
@@ -120,6 +123,8 @@ def _from_sources(index: Index) -> dict[str, Document]:
     try:
         # those that earlier versions recorded are from the working directory
         sources = [find_recorded(source, index.path) or source for source in config.get("sources") or []]
+        if any(map(is_hub_address, sources)) and not may_download():
+            return {}  # the index names it, and not its reader
         documents, _ = open_documents(sources, options)
         return {document.id: document for document in documents if document.messages is not None}
     except (CorpusError, OSError):

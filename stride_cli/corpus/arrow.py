@@ -1,0 +1,179 @@
+"""Documents of an Arrow file, as `datasets` writes them: a stream of record batches, read where it lies.
+
+The file is mapped and not copied, so that its size bounds what its columns take: buffers that are compressed,
+which could expand to anything, are refused. What offsets lead to is checked before a value is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from stride_cli.corpus.documents import Document, DocumentParser, Foreign
+from stride_cli.corpus.streams import (
+    DamagedStream,
+    ReadLog,
+    Source,
+    refuse_change,
+    refuse_expansion,
+    unreadable,
+)
+from stride_cli.corpus.table_rows import VALUE_BYTES, Column, Row, damaged, message_type, plain_type
+from stride_cli.errors import CorpusError, require_extra
+
+_ROWS = 256  # that become Python objects at once
+_MAGIC = b"ARROW1\0\0"  # of the file format, in which a stream follows
+_DICTIONARY = 2  # of MessageHeader in Arrow's Message.fbs
+_OTHERWISE = "can be written as Parquet"
+
+
+def read_arrow(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    """The documents of an Arrow file, of the streaming or the file format; the row is the line.
+
+    Raises
+    ------
+    CorpusError
+        No Arrow, damaged, compressed, changed while it is read; a row that is no document, unless the log
+        skips these.
+    MissingExtraError
+        `pyarrow` is not installed.
+    """
+    try:
+        import pyarrow.ipc
+    except ImportError:
+        raise require_extra("pyarrow", "parquet") from None
+    assert source.path is not None  # stdin is never Arrow
+    try:
+        raw = source.path.open("rb")
+    except OSError as error:
+        raise unreadable(source.name, error) from None
+    with raw:
+        with _damage_at(source.name, 0):
+            data = pyarrow.memory_map(str(source.path)).read_buffer()
+        try:
+            yield from _documents(source, raw, data, parser, log)
+        finally:
+            log.leave()
+
+
+def _documents(
+    source: Source, raw: BinaryIO, data: Any, parser: DocumentParser, log: ReadLog
+) -> Iterator[Document]:
+    import pyarrow.ipc
+
+    before = os.fstat(raw.fileno())
+    start = len(_MAGIC) if data[: len(_MAGIC)].to_pybytes() == _MAGIC else 0
+    with _damage_at(source.name, 0):
+        _refuse_compressed(data.slice(start), source.name)
+        reader = pyarrow.ipc.open_stream(data.slice(start))
+        read, foreign = _columns(reader.schema, parser, source.name)
+    if not read and before.st_size:
+        # no row can be a document, and how many there are is a mere number
+        parser.document(foreign, source.name, 1, reader.schema.names)
+    done = row = given = 0
+    log.enter(lambda: done)
+    while True:
+        with _damage_at(source.name, row):
+            batch = next(reader, None)
+            if batch is None:
+                break
+            batch = batch.select(read)
+            batch.validate(full=True)
+        for first in range(0, batch.num_rows, _ROWS):
+            part = batch.slice(first, _ROWS)
+            with _damage_at(source.name, row):
+                columns = [Column(name, part.column(name)) for name in read]
+            for index in range(part.num_rows):
+                row += 1
+                values = Row(parser.max_bytes, f"{source.name}:{row}", "Arrow")
+                try:
+                    record = foreign | values.all_of(columns, index)
+                    document = parser.document(record, source.name, row, reader.schema.names)
+                except CorpusError as error:
+                    log.reject(error)
+                else:
+                    yield document
+                given += values.taken + VALUE_BYTES
+                try:
+                    refuse_expansion(before.st_size, given, _OTHERWISE)
+                except DamagedStream as error:
+                    raise CorpusError(f"{source.name}:{row}: {error.message}", fix=error.fix) from None
+        done = min(before.st_size, done + batch.nbytes)
+    done = before.st_size
+    after = os.fstat(raw.fileno())
+    refuse_change(source.name, (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns))
+
+
+@contextmanager
+def _damage_at(name: str, row: int) -> Iterator[None]:
+    """Within, whatever pyarrow raises of a damaged file is a CorpusError."""
+    try:
+        yield
+    except CorpusError:
+        raise
+    except Exception as error:
+        raise damaged(f"{name}:{row + 1}", error, "Arrow") from None
+
+
+def _columns(schema: Any, parser: DocumentParser, called: str) -> tuple[list[str], dict[str, Foreign]]:
+    """The columns to read, and what stands for a value of wanted ones of which no document can be made."""
+    from pyarrow import types
+
+    read: list[str] = []
+    foreign: dict[str, Foreign] = {}
+    for name in dict.fromkeys(parser.fields.names()):
+        count = schema.names.count(name)
+        if count > 1:
+            raise CorpusError(
+                f"{called}: expected one column '{name}', found {count}", fix="rename the others"
+            )
+        if count:
+            kind = schema.field(name).type
+            plain = not types.is_nested(kind) and not types.is_fixed_size_binary(plain_type(kind))
+            if plain or message_type(kind) is not None:
+                read.append(name)
+            else:
+                foreign[name] = Foreign(str(kind))
+    return read, foreign
+
+
+def _refuse_compressed(data: Any, name: str) -> None:
+    """CorpusError where a message's buffers are compressed; bodies are passed over and not read."""
+    import pyarrow.ipc
+
+    for message in pyarrow.ipc.MessageReader.open_stream(data):
+        holds_values = message.type in ("record batch", "dictionary")
+        if holds_values and _is_compressed(message.metadata.to_pybytes()):
+            raise CorpusError(
+                f"{name}: expected an Arrow file as datasets writes it, found compressed buffers",
+                fix="write it as Parquet, or without compression",
+            )
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether a message's record batch names a codec (flatbuffers: Message.header.compression)."""
+    message = struct.unpack_from("<I", metadata, 0)[0]
+    (kind,) = metadata[(place := _field(metadata, message, 1)) : place + 1]
+    header = _table(metadata, message, 2)
+    batch = _table(metadata, header, 1) if kind == _DICTIONARY else header  # DictionaryBatch.data
+    return bool(_field(metadata, batch, 3))
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffers table is; 0 where it has its default."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    size = struct.unpack_from("<H", data, vtable)[0]
+    entry = 4 + 2 * number
+    offset = struct.unpack_from("<H", data, vtable + entry)[0] if entry < size else 0
+    return table + offset if offset else 0
+
+
+def _table(data: bytes, table: int, number: int) -> int:
+    """Where the table is that a field refers to."""
+    place = _field(data, table, number)
+    if not place:
+        raise ValueError("a message without its header")
+    return int(place + struct.unpack_from("<I", data, place)[0])

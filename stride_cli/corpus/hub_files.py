@@ -1,0 +1,200 @@
+"""Corpora that are datasets: of the Hugging Face hub, or folders of Arrow and Parquet files on disk.
+
+The hub's client finds and fetches files, `datasets` says which are of a split; what is in them is read here,
+as files on disk are, so that damage, bombs and bad rows are found and named in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stride_cli.errors import CorpusError, first_line, require_extra
+from stride_cli.hub import HubAddress, hub_api, hub_errors, is_hub_address, split_and_config
+
+_READ = (
+    ".parquet",
+    ".pq",
+    ".arrow",
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".jsonl.gz",
+    ".jsonl.zst",
+    ".json.gz",
+    ".json.zst",
+)
+_TABLES = (".parquet", ".arrow")
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def pinned(given: str) -> str:
+    """A dataset of the hub at the commit that its revision is now; other sources as they are.
+
+    So that an index records what it was built from, and the files of one build are of one commit.
+
+    Raises
+    ------
+    CorpusError, UsageError, MissingExtraError
+    """
+    if not is_hub_address(given):
+        return given
+    address = HubAddress.parse(given)
+    if _COMMIT.fullmatch(address.revision):
+        return given
+    api = hub_api("datasets")
+    with hub_errors(address, CorpusError):
+        found = api.dataset_info(address.repository, revision=address.revision or None)
+    return str(replace(address, revision=str(found.sha)))
+
+
+def fetch_files(given: str) -> list[tuple[str, Path]]:
+    """The files of a dataset of the hub that are read, each with what it is called; fetched where they are
+    not here yet (the hub's cache keeps them).
+
+    Of a path the file, or all files below it that can be read; without one the files of a split, as
+    `datasets` finds them: ``?split=`` (default: train, or the only one), ``?config=``.
+
+    Raises
+    ------
+    CorpusError     there is no such dataset, file or split, or the hub cannot be reached
+    UsageError      no address of a dataset
+    MissingExtraError
+    """
+    address = HubAddress.parse(pinned(given))
+    with hub_errors(address, CorpusError):
+        names = _below(address) if address.path else _of_split(address)
+        api, found = hub_api("datasets"), []
+        for name in names:
+            local = api.hf_hub_download(
+                address.repository, name, repo_type="dataset", revision=address.revision
+            )
+            found.append((str(HubAddress(address.repository, address.revision[:12], name)), Path(local)))
+        return found
+
+
+def _below(address: HubAddress) -> list[str]:
+    if address.split or address.config:
+        raise CorpusError(
+            f"{address}: expected a split of a dataset, or a path in it, found both",
+            fix="leave out one of them",
+        )
+    api = hub_api("datasets")
+    files = sorted(api.list_repo_files(address.repository, repo_type="dataset", revision=address.revision))
+    if address.path in files:
+        return [address.path]
+    below = [name for name in files if name.startswith(f"{address.path}/") and name.lower().endswith(_READ)]
+    if not below:
+        shown = ", ".join(files[:5]) + (", …" if len(files) > 5 else "")
+        raise CorpusError(
+            f"{address}: the dataset has no such file, and no folder of Parquet, Arrow or JSON Lines",
+            fix=f"it has: {shown or 'nothing'}",
+        )
+    return below
+
+
+def _of_split(address: HubAddress) -> list[str]:
+    """The files of a split, as `datasets` finds them by names and the dataset's card; no code of it runs."""
+    try:
+        import datasets
+    except ImportError:
+        raise require_extra("datasets", "datasets") from None
+    try:
+        builder = datasets.load_dataset_builder(
+            address.repository, address.config or None, revision=address.revision
+        )
+    except (ValueError, FileNotFoundError, RuntimeError) as error:  # no such config; no data; only a script
+        raise CorpusError(
+            f"{address}: expected a dataset of files, found: {first_line(error)}",
+            fix="name the configuration with ?config=NAME, or files with a path behind the name",
+        ) from error
+    files: dict[str, Any] = {str(split): found for split, found in (builder.config.data_files or {}).items()}
+    start = f"hf://datasets/{address.repository}@{address.revision}/"
+    names = [str(name) for name in files[_chosen(list(files), address.split, str(address))]]
+    return [name.removeprefix(start) for name in names]
+
+
+def _chosen(splits: list[str], wanted: str, where: str) -> str:
+    """The split to read: the one asked for, the only one, or "train"."""
+    if wanted in splits:
+        return wanted
+    if not wanted and (len(splits) == 1 or "train" in splits):
+        return splits[0] if len(splits) == 1 else "train"
+    found = f"no split '{wanted}'" if wanted else "several splits, and none is called train"
+    raise CorpusError(
+        f"{where}: expected one of {', '.join(splits) or 'no splits'}, found {found}",
+        fix="choose it behind the name, in quotes: '…?split=NAME'",
+    )
+
+
+def find_folder(given: str) -> list[Path] | None:
+    """The files of a folder that `datasets` saved, or of one of Parquet or Arrow files; None for any other.
+
+    ``FOLDER?split=NAME`` chooses one of a `DatasetDict`; default: train, or the only one.
+
+    Raises
+    ------
+    CorpusError     it is damaged, or the split is not there
+    """
+    folder, wanted = Path(given), ""
+    if not _is_folder(given):
+        name, _, query = given.rpartition("?")
+        if not query.startswith("split=") or not _is_folder(name):
+            return None
+        folder, wanted = Path(name), split_and_config(query, given).get("split", "")
+    if (folder / "dataset_dict.json").is_file():
+        splits = _read_json(folder / "dataset_dict.json", "splits", str)
+        folder = folder / _chosen(splits, wanted, given)
+    elif wanted:
+        raise CorpusError(
+            f"{given}: expected a folder with splits (dataset_dict.json), found none", fix="leave out ?split="
+        )
+    if (folder / "state.json").is_file():
+        return _saved(folder)
+    for suffix in _TABLES:
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix and path.is_file())
+        if files:
+            return files
+    return None
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL
+        return False
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The files of a dataset saved by `save_to_disk`, in its order."""
+    state = folder / "state.json"
+    found = _read_json(state, "_data_files", dict)
+    if json.loads(state.read_bytes()).get("_indices_data_files"):
+        raise CorpusError(
+            f"{folder}: expected a dataset whose rows are in order, found one of selected rows",
+            fix="write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
+        )
+    names = [entry.get("filename") for entry in found]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CorpusError(
+                f"{state}: expected names of files in it, found {name!r}"[:300], fix=_SAVE_AGAIN
+            )
+    return [folder / name for name in names]
+
+
+_SAVE_AGAIN = "save it again with save_to_disk; a copy may have been cut off"
+
+
+def _read_json(file: Path, key: str, kind: type) -> list[Any]:
+    """The list under a key of a small file of JSON."""
+    try:
+        found = json.loads(file.read_bytes())[key]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorpusError(f"{file}: cannot be read: {first_line(error)}", fix=_SAVE_AGAIN) from None
+    if not isinstance(found, list) or not all(isinstance(entry, kind) for entry in found):
+        raise CorpusError(f"{file}: expected a list in '{key}', found something else", fix=_SAVE_AGAIN)
+    return found

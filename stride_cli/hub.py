@@ -1,0 +1,150 @@
+"""Datasets of the Hugging Face hub: their addresses, and what its client raises, in words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from stride_cli.errors import StorageError, StrideError, UsageError, first_line, require_extra
+
+PREFIX = "hf://"
+_ADDRESS = re.compile(
+    r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)"
+    r"(@(?P<revision>refs/(convert/[^/?]+|pr/\d+)|[^/?]+))?(/(?P<path>[^?]*))?(\?(?P<query>.*))?"
+)
+_SPLIT_KEYS = ("split", "config")
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """``hf://datasets/OWNER/NAME[@REVISION][/PATH][?split=…&config=…]``, in its parts; "" where one lacks."""
+
+    repository: str
+    revision: str = ""
+    path: str = ""
+    split: str = ""
+    config: str = ""
+
+    @classmethod
+    def parse(cls, given: str) -> HubAddress:
+        """UsageError where it is none."""
+        found = _ADDRESS.fullmatch(given)
+        if found is None:
+            raise UsageError(
+                f"'{given}' is no dataset of the hub (expected hf://datasets/OWNER/NAME)",
+                fix="for example hf://datasets/OWNER/NAME, or hf://datasets/OWNER/NAME@main/train.parquet",
+            )
+        return cls(
+            found["repository"],
+            unquote(found["revision"] or ""),
+            (found["path"] or "").strip("/"),
+            **split_and_config(found["query"] or "", given),
+        )
+
+    def __str__(self) -> str:
+        asked = "&".join(f"{key}={getattr(self, key)}" for key in _SPLIT_KEYS if getattr(self, key))
+        revision = f"@{self.revision}" if self.revision else ""
+        return (
+            f"{PREFIX}datasets/{self.repository}{revision}"
+            + (f"/{self.path}" if self.path else "")
+            + (f"?{asked}" if asked else "")
+        )
+
+
+def split_and_config(query: str, given: str) -> dict[str, str]:
+    """What stands behind the ? of a corpus; UsageError where it is neither ``split=`` nor ``config=``."""
+    found = dict(parse_qsl(query, keep_blank_values=True))
+    for key, value in found.items():
+        if key not in _SPLIT_KEYS or not value:
+            raise UsageError(
+                f"'{given}' asks for '{key}={value}' (expected split=NAME or config=NAME)",
+                fix="for example '…?split=train', in quotes: a shell takes the ? for itself",
+            )
+    return found
+
+
+def is_hub_address(given: str) -> bool:
+    return given.startswith(PREFIX)
+
+
+def hub_api(extra: str) -> Any:
+    """`huggingface_hub.HfApi`, for which `HF_ENDPOINT` and `HF_TOKEN` count; its bars are for terminals only.
+
+    Raises
+    ------
+    MissingExtraError
+    """
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise require_extra("huggingface_hub", extra) from None
+    huggingface_hub.utils.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+    return huggingface_hub.HfApi(library_name="stride")
+
+
+@contextmanager
+def hub_errors(address: HubAddress, kind: type[StrideError] = StorageError) -> Iterator[None]:
+    """Within, what the hub's client raises is an error of this kind, with what can be done about it."""
+    try:
+        yield
+    except StrideError:
+        raise
+    except Exception as error:
+        known = _in_words(error, address)
+        if known is None:
+            raise
+        raise kind(known[0], fix=known[1]) from error
+
+
+def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
+    """(message, remedy); None where the error is not of the network or the hub."""
+    from huggingface_hub import errors
+
+    name = f"{PREFIX}datasets/{address.repository}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated: its owners give access to those who ask for it",
+            "ask for access on its page, then log in: hf auth login (or set HF_TOKEN)",
+        )
+    if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
+        return (
+            f"the hub refuses access to {name}: "
+            + (
+                "no token was given, or none that it knows"
+                if status != 403
+                else "the token does not allow this"
+            ),
+            "log in with a token that may write there: hf auth login (or set HF_TOKEN)",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"the hub has no dataset {address.repository}, or it is private",
+            "check the name; where it is private: hf auth login (or set HF_TOKEN)",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision '{address.revision}'", "leave out @REVISION for its main branch"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{name} cannot be reached: HF_HUB_OFFLINE is set", "unset it, or copy the files here"
+    if isinstance(error, errors.LocalEntryNotFoundError) or type(error).__module__.startswith(
+        ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
+    ):
+        return f"the hub cannot be reached for {name}: {first_line(error)}", "check the network; HF_ENDPOINT"
+    if isinstance(error, errors.EntryNotFoundError):
+        return (
+            f"{name} has no '{address.path}'",
+            f"see what it has: hf download {address.repository} --dry-run",
+        )
+    if isinstance(error, errors.HfHubHTTPError | errors.HFValidationError):
+        return (
+            f"the hub refuses for {name}: {first_line(error)}",
+            "see its status: https://status.huggingface.co",
+        )
+    return None

@@ -1,0 +1,237 @@
+"""Datasets as corpora: of a hub, by its real client against a small server, and what `datasets` saves."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stride_cli.corpus.build import IndexedModel, _recorded, build_index
+from stride_cli.corpus.hub_files import pinned
+from stride_cli.corpus.options import BuildOptions
+from stride_cli.corpus.readers import ReadOptions, read_documents
+from stride_cli.errors import CorpusError, MissingExtraError, UsageError
+from stride_cli.hub import HubAddress
+from tests.hub_server import Hub, only_hub
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+datasets = pytest.importorskip("datasets")
+
+ROWS = [
+    {"id": "a", "text": "x y", "prompt": None, "response": None, "messages": None},
+    {"id": "b", "text": None, "prompt": "p", "response": "r", "messages": None},
+    {
+        "id": "c",
+        "text": None,
+        "prompt": None,
+        "response": None,
+        "messages": [{"role": "user", "content": "h"}],
+    },
+]
+
+
+def table(*rows: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), out)
+    return out.getvalue()
+
+
+def ids(*sources: str, **options: Any) -> list[str]:
+    return [document.id for document in read_documents(sources, ReadOptions(**options))]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with only_hub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def facts(hub: Hub) -> str:
+    """A dataset with a configuration that its card declares beside the default one."""
+    card = (
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n"
+        "  - split: test\n    path: data/test-*\n- config_name: more\n  data_files: more/*.jsonl\n---\n"
+    )
+    files = {
+        "README.md": card.encode(),
+        "data/train-00000-of-00002.parquet": table(ROWS[0]),
+        "data/train-00001-of-00002.parquet": table(ROWS[1], ROWS[2]),
+        "data/test-00000-of-00001.parquet": table({"id": "t", "text": "z"}),
+        "more/one.jsonl": b'{"id": "m", "text": "z"}\n',
+        "notes/a.csv": b"id,text\n",
+    }
+    return hub.commit("me/facts", files)
+
+
+@pytest.mark.parametrize(
+    ("behind", "found"),
+    [
+        ("", ["a", "b", "c"]),
+        ("?split=test", ["t"]),
+        ("?config=more", ["m"]),
+        ("@main/data/test-00000-of-00001.parquet", ["t"]),
+        ("/data", ["t", "a", "b", "c"]),
+    ],
+)
+def test_a_dataset_of_the_hub_is_a_corpus(hub: Hub, facts: str, behind: str, found: list[str]) -> None:
+    assert ids(f"hf://datasets/me/facts{behind}") == found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("hf://datasets/me/none", "the hub has no dataset me/none"),
+        ("hf://datasets/me/facts@v9", "has no revision 'v9'"),
+        ("hf://datasets/me/facts/none.jsonl", "the dataset has no such file"),
+        ("hf://datasets/me/facts/notes/a.csv", "found '.csv'"),
+        ("hf://datasets/me/facts?split=x", "expected one of train, test, found no split 'x'"),
+        ("hf://datasets/me/facts?config=x", "expected a dataset of files"),
+        ("hf://datasets/me/facts/data?split=test", "expected a split of a dataset, or a path in it"),
+    ],
+)
+def test_what_the_hub_has_not_is_named(hub: Hub, facts: str, given: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message) as caught:
+        ids(given)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("given", ["hf://models/me/facts", "hf://datasets/facts", "hf://datasets/a/b?part=1"])
+def test_what_is_no_address_is_refused_before_anything_is_asked(hub: Hub, given: str) -> None:
+    hub.asked.clear()
+    with pytest.raises(UsageError):
+        ids(given)
+    assert not hub.asked
+
+
+def test_an_address_is_written_as_it_is_read() -> None:
+    for text in (
+        "hf://datasets/a/b",
+        "hf://datasets/a/b@refs/convert/parquet/default/train?split=x&config=y",
+    ):
+        assert str(HubAddress.parse(text)) == text
+    assert HubAddress.parse("hf://datasets/a/b@refs%2Fpr%2F1").revision == "refs/pr/1"
+
+
+def test_a_bad_row_is_named_by_dataset_file_and_row(hub: Hub) -> None:
+    sha = hub.commit("me/bad", {"train.parquet": table({"id": "a", "text": "x"}, {"id": "a", "text": "y"})})
+    with pytest.raises(CorpusError, match=rf"hf://datasets/me/bad@{sha[:12]}/train.parquet:2: .* first at"):
+        ids("hf://datasets/me/bad")
+    assert ids("hf://datasets/me/bad", on_bad="skip") == ["a"]
+
+
+def test_an_index_records_the_commit_and_a_build_goes_on(hub: Hub, tokenizer, tmp_path: Path) -> None:
+    """Of the very rows that it began with; a dataset that has changed meanwhile is told."""
+    rows = [{"id": str(number), "text": f"The number {number} comes here."} for number in range(40)]
+    first = hub.commit("me/many", {"train.parquet": table(*rows[:30])})
+    out, source = tmp_path / "run.stride", "hf://datasets/me/many"
+    model = IndexedModel(tokenizer, tokenizer_fingerprint="t" * 64, fingerprint="m" * 64)
+    options = BuildOptions(n_subsets=8, degree=2, commit_seconds=0)
+    # a bad row ends it; what came before is kept
+    broken = hub.commit("me/many", {"train.parquet": table(*rows[:30], {"id": "0", "text": "again"})})
+    with pytest.raises(CorpusError, match=f"{broken[:12]}/train.parquet:31"):
+        build_index([source], model, out, options)
+    whole = hub.commit("me/many", {"train.parquet": table(*rows)})
+    index = build_index([source], model, out, options)
+    assert index.n_documents == 40
+    assert index.attributes["config"]["sources"] == [f"{source}@{whole}"]
+    assert pinned(f"{source}@{first}") == f"{source}@{first}"
+    again = build_index([f"{source}@{whole}"], model, tmp_path / "again.stride", options)
+    assert again.attributes["fingerprints"] == index.attributes["fingerprints"]
+    assert _recorded(["-", source], out) == ["-", source]
+
+
+def test_without_the_client_the_extra_is_named(hub: Hub, facts: str, monkeypatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError) as caught:
+        ids("hf://datasets/me/facts")
+    assert "[datasets]" in str(caught.value.fix)
+    assert ids("hf://datasets/me/facts/data/test-00000-of-00001.parquet") == ["t"]  # needs no datasets
+
+
+def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str, monkeypatch) -> None:
+    from stride_cli.selection.stored import _from_sources
+
+    config = {"sources": ["hf://datasets/me/facts"], "reading": {}}
+    theirs: Any = SimpleNamespace(attributes={"config": config}, path=Path("run.stride"))
+    hub.asked.clear()
+    assert _from_sources(theirs) == {} and not hub.asked
+    monkeypatch.setenv("STRIDE_GENERAL_ALLOW_DOWNLOAD", "1")
+    assert set(_from_sources(theirs)) == {"c"} and hub.asked
+
+
+# ---- folders ----
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_list(ROWS)
+    data.save_to_disk(folder / "one", num_shards=2)
+    small = datasets.Dataset.from_list([{"id": "t", "text": "z"}])
+    datasets.DatasetDict(train=data, test=small).save_to_disk(folder / "two")
+    datasets.DatasetDict(a=data, b=small).save_to_disk(folder / "none")
+    data.select([2, 0]).save_to_disk(folder / "selected")
+    (folder / "tables").mkdir()
+    data.to_parquet(folder / "tables" / "b.parquet")
+    small.to_parquet(folder / "tables" / "a.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("one", ["a", "b", "c"]),
+        ("two", ["a", "b", "c"]),
+        ("two?split=test", ["t"]),
+        ("two/test", ["t"]),
+        ("selected", ["c", "a"]),
+        ("tables", ["t", "a", "b", "c"]),
+    ],
+)
+def test_what_datasets_saves_is_a_corpus(saved: Path, name: str, found: list[str]) -> None:
+    assert ids(f"{saved}/{name}") == found
+
+
+def test_the_documents_are_those_of_json_lines(saved: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "corpus.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    digests = [
+        [document.digest() for document in read_documents([source])]
+        for source in (str(lines), f"{saved}/one", f"{saved}/tables/b.parquet")
+    ]
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_damage_of_a_folder_is_named(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="expected one of a, b, found several splits"):
+        ids(f"{saved}/none")
+    with pytest.raises(CorpusError, match="expected a folder with splits"):
+        ids(f"{saved}/one?split=test")
+    copy = Path(shutil.copytree(saved / "one", tmp_path / "copy"))
+    first = next(copy.glob("*.arrow"))
+    first.write_bytes(first.read_bytes()[:-400])
+    with pytest.raises(CorpusError, match=r"arrow:1: expected a readable Arrow file"):
+        ids(str(copy))
+    first.unlink()
+    with pytest.raises(CorpusError, match="no such file"):
+        ids(str(copy))
+    (copy / "state.json").write_text('{"_data_files": [{"filename": "../one.arrow"}]}')
+    with pytest.raises(CorpusError, match="expected names of files in it"):
+        ids(str(copy))
+    (copy / "state.json").write_text("[")
+    with pytest.raises(CorpusError, match=r"state.json: cannot be read"):
+        ids(str(copy))
+    (copy / "empty").mkdir()
+    with pytest.raises(CorpusError, match="found a directory"):
+        ids(str(copy / "empty"))
