@@ -114,6 +114,11 @@ def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
             f"{name} is gated: its owners give access to those who ask for it",
             "ask for access on its page, then log in: hf auth login (or set HF_TOKEN)",
         )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"the hub has no dataset {address.repository}, or it is private",
+            "check the name; where it is private: hf auth login (or set HF_TOKEN)",
+        )
     if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
         return (
             f"the hub refuses access to {name}: "
@@ -123,11 +128,6 @@ def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
                 else "the token does not allow this"
             ),
             "log in with a token that may write there: hf auth login (or set HF_TOKEN)",
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"the hub has no dataset {address.repository}, or it is private",
-            "check the name; where it is private: hf auth login (or set HF_TOKEN)",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision '{address.revision}'", "leave out @REVISION for its main branch"

@@ -191,9 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
     def batch(self, repository: str) -> None:
         objects = []
         for each in json.loads(self.body)["objects"]:
-            known = each["oid"] in self.hub.uploads
             upload = {"upload": {"href": f"{self.hub.url}/upload/{each['oid']}", "header": {}}}
-            objects.append({**each, "actions": None if known else upload})
+            objects.append(each if each["oid"] in self.hub.uploads else {**each, "actions": upload})
         self._send(200, {"transfer": "basic", "objects": objects})
 
     def upload(self, oid: str) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         IndexRecord,
         IndexSignatureRecord,
         IndexSummary,
+        IndexTransferRecord,
         IndexVerifyRecord,
     )
 
@@ -407,6 +408,74 @@ def sign(
         "replaced": signed.replaced,
     }
     _show(record, json, title=f"signature of {path}")
+
+
+HubArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADDRESS", help="hf://datasets/OWNER/NAME, with @REVISION, /PATH in it.", show_default=False
+    ),
+]
+
+
+@app.command(epilog=_example("stride index push run.stride hf://datasets/OWNER/NAME"))
+def push(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index.", show_default=False)],
+    address: HubArgument,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="A dataset that is made can be read by everybody, texts and all."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Send an index to a dataset of the Hugging Face hub, made private where there is none.
+
+    It is compared with its manifests before, and is there in one commit. Its model is not sent. Interrupted,
+    the same command sends what is not there yet.
+    """
+    from stride_cli.hub import HubAddress
+    from stride_cli.index_transfer import push_index
+
+    begin = time.monotonic()
+    wanted = HubAddress.parse(address)
+    path = local_directory(locate(index))
+    _report_transfer(path, push_index(path, wanted, public=public), begin, json)
+
+
+@app.command(epilog=_example("stride index pull hf://datasets/OWNER/NAME --out run.stride"))
+def pull(
+    address: HubArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where it goes; default: its name there, here."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the index at DIR.")] = False,
+    json: Json = False,
+) -> None:
+    """Fetch an index from a dataset of the Hugging Face hub, and compare every byte with its manifests.
+
+    Interrupted, the same command goes on. Who could have made it to deceive: stride index verify --deep.
+    """
+    from stride_cli.hub import HubAddress
+    from stride_cli.index_transfer import pull_index
+
+    begin = time.monotonic()
+    place = None if out is None else _new_index(out)
+    path, found = pull_index(HubAddress.parse(address), place, overwrite=overwrite)
+    _report_transfer(path, found, begin, json)
+    output.note(f'next: stride query "some text" --index {path}')
+
+
+def _report_transfer(path: Path, found: Any, begin: float, json: bool) -> None:
+    record: IndexTransferRecord = {
+        "schema": "stride.index_transfer/1",
+        "index": str(path),
+        "address": str(found.address),
+        "files": found.files,
+        "bytes": found.bytes,
+        "seconds": round(time.monotonic() - begin, 3),
+    }
+    _show(record, json, title=f"index {path}")
 
 
 class Exported(StrEnum):

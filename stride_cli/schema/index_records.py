@@ -114,6 +114,15 @@ class IndexVerifyRecord(TypedDict):
     message: NotRequired[Annotated[str, "of a problem: what was expected and found"]]
 
 
+class IndexTransferRecord(TypedDict):
+    schema: Literal["stride.index_transfer/1"]
+    index: Annotated[str, "path of the index"]
+    address: Annotated[str, "where it is on the hub, at its commit"]
+    files: Annotated[int, "of the index"]
+    bytes: Annotated[int, "their length"]
+    seconds: Annotated[float, "seconds of the whole command"]
+
+
 class IndexSignatureRecord(TypedDict):
     schema: Literal["stride.index_signature/1"]
     index: Annotated[str, "path of the index"]

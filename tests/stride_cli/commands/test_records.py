@@ -63,6 +63,7 @@ LINES = (
     ("config show", "", ["stride.setting/1"]),
 )
 ELSEWHERE = {
+    *("index push", "index pull"),  # test_hub_index.py, with a hub of its own
     *("demo", "schema"),  # minutes long, in tests/test_readme.py; the schemas themselves
     # train models again and again: their own tests run them, where conftest.py looks at every record
     *("evaluate tail-patch", "evaluate removal", "evaluate loo", "tune", "verify-hit"),
