@@ -1,3 +1,17 @@
 """STRIDE: which training documents made this language model say that?"""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stride_cli.training.callback import StrideCallback as StrideCallback
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`StrideCallback`, which brings torch and transformers, once it is asked for."""
+    if name == "StrideCallback":
+        from importlib import import_module
+
+        return import_module("stride_cli.training.callback").StrideCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ __all__ = [
     "as_query",
     "audit",
     "build_index",
+    "build_index_of_run",
     "calibrate",
     "demo_corpus",
     "evaluate",
@@ -133,6 +134,39 @@ def build_index(
         settings_fingerprint=settings_fingerprint(model_path),
     )
     return build.build_index(sources, model, out, options, reading or ReadOptions())
+
+
+def build_index_of_run(
+    run: str | Path,
+    *,
+    out: str | Path,
+    options: BuildOptions | None = None,
+    reading: ReadOptions | None = None,
+) -> Index:
+    """Index what a recorded training was trained on: of `StrideCallback`, or of `stride model train`.
+
+    Parameters
+    ----------
+    run : the directory that it left; its model is the index's
+    options, reading : as for `build_index`; chunks are as long as the training's by default
+
+    Raises
+    ------
+    ModelError      nothing was recorded there, or the corpus is another one by now; and as `build_index`
+    """
+    from stride_cli.models.language.language_recipe import read_recipe
+    from stride_cli.training.language_trainer import check_recipe
+    from stride_cli.training.recorded_corpus import find_run
+
+    found = find_run(run)
+    options = options or BuildOptions()
+    if options.block_size is None:
+        options = replace(options, block_size=found.block_size)
+    built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
+    recipe = read_recipe(found.model)
+    assert recipe is not None
+    check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
+    return built
 
 
 def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:

@@ -63,18 +63,17 @@ def _new_index(given: str | Path) -> Path:
 
 
 _TRUST = "Run the Python file (network.py) of a classifier that was not trained here, now and from now on."
+_CORPUS_HELP = (
+    "JSON Lines (.jsonl, .gz, .zst), Parquet, Arrow or plain text files, globs, folders that "
+    "datasets saved, hf://datasets/OWNER/NAME, or - for stdin."
+)
 CorpusArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="CORPUS...",
-        help="JSON Lines (.jsonl, .gz, .zst), Parquet, Arrow or plain text files, globs, folders that "
-        "datasets saved, hf://datasets/OWNER/NAME, or - for stdin.",
+        help=_CORPUS_HELP,
         show_default=False,
     ),
-]
-ModelOption = Annotated[
-    str,
-    typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
 ]
 IndexArgument = Annotated[
     str | None,
@@ -93,13 +92,27 @@ IndexArgument = Annotated[
         "stride index build corpus.jsonl --model model --out run.stride",
         "stride index build 'hf://datasets/OWNER/NAME?split=train' --model model --number-ids",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
+        "stride index build --from-run run",
     ),
 )
 @with_flags
 def build(
-    corpus: CorpusArgument,
+    corpus: Annotated[
+        list[str] | None, typer.Argument(metavar="CORPUS...", help=_CORPUS_HELP, show_default=False)
+    ] = None,
     *,
-    model: ModelOption,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-run",
+            metavar="DIR",
+            help="Corpus and model of a recorded training, of StrideCallback or stride model train.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
     ] = Path("run.stride"),
@@ -115,16 +128,32 @@ def build(
     from stride_cli import api
 
     begin = time.monotonic()
-    with permitted(Permissions(trust_code=trust_code)):
-        built = api.build_index(
-            corpus,
-            model_path=model,
-            out=out,
-            options=BuildOptions(**given),
-            reading=ReadOptions.of(reading),
+    if from_run is not None:
+        if corpus or model:
+            raise errors.UsageError(
+                "--from-run says which corpus and model, and others were given too", fix="leave them out"
+            )
+        built = api.build_index_of_run(
+            from_run, out=out, options=BuildOptions(**given), reading=ReadOptions.of(reading)
         )
+    elif not corpus or model is None:
+        lacking = "a model" if corpus else "a corpus"
+        raise errors.UsageError(
+            f"{lacking} is missing (expected a corpus and --model, or --from-run)",
+            fix="stride index build corpus.jsonl --model model",
+        )
+    else:
+        with permitted(Permissions(trust_code=trust_code)):
+            built = api.build_index(
+                corpus,
+                model_path=model,
+                out=out,
+                options=BuildOptions(**given),
+                reading=ReadOptions.of(reading),
+            )
     _report(built, out, time.monotonic() - begin, json)
-    next_step("stride", "train", "--index", str(out))
+    steps = sorted(map(str, from_run.glob("checkpoints/step-*"))) if from_run is not None else []
+    next_step("stride", "train", "--index", str(out), *(["--checkpoints", *steps] if steps else []))
 
 
 @app.command(

@@ -18,7 +18,7 @@ from index_format.durable import make_directory, replace_file
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.language.language_recipe import FILE_NAME, Recipe, read_recipe
+from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Recipe, read_recipe
 from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
@@ -174,6 +174,13 @@ def open_language_trainer(
             "trained again on subsets",
             fix="make it with `stride model train` or `stride model finetune`, or give --recipe FILE or "
             "--command 'python train.py --mask {mask} --out {out}'",
+        )
+    if recipe.kind == RECORDED:
+        raise ModelError(
+            f"the model '{workspace.model.path or workspace.model.name}' was trained by transformers' "
+            "Trainer, as StrideCallback recorded it, and that loop is not repeated here on subsets",
+            fix="give that training as --command 'python train.py --mask {mask} --out {out}'; the mask is "
+            "over the index's chunks",
         )
     check_recipe(recipe, workspace.index)
     chunks = index_chunks(workspace)

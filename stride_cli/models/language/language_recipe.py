@@ -12,6 +12,7 @@ from stride_cli.errors import ModelError
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1
+RECORDED = "recorded"  # the kind of a training by another loop than ours (StrideCallback)
 
 # In words, because a recipe must be repeatable without this code.
 ORDER_RULE = (
@@ -40,7 +41,7 @@ class Recipe:
 
     Attributes
     ----------
-    kind : "train" | "finetune"
+    kind : "train" | "finetune" | "recorded"  the last: by somebody else's loop, which is not repeated here
     architecture : Architecture, optional     of a model trained from scratch
     base, base_fingerprint : str, optional    the model a fine-tuning starts from
     lora_rank : int                           0 = all weights are trained

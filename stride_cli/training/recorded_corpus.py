@@ -1,0 +1,167 @@
+"""The training set of somebody else's loop as a corpus: one document for each of its examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from index_format.durable import replacing
+from stride_cli.corpus.documents import EMPTY_CORPUS
+from stride_cli.corpus.readers import ReadOptions, read_documents
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.output import note
+
+CORPUS = "corpus.jsonl"
+_ANSWERS = ("response", "completion")  # TRL calls it the latter
+_COMPARED = 100  # examples of tokens whose texts are tokenised again
+_COLUMNS = "text, prompt with response or completion, messages, or input_ids"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A corpus that was written: how many documents, and its fingerprint (an index's of it)."""
+
+    documents: int
+    fingerprint: str
+
+
+def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Path) -> Recorded:
+    """Write the examples of a dataset as JSON Lines, in its order: document i is example i.
+
+    An example has a text, a prompt with its response or completion, or messages (both in TRL's ways); one
+    that has been tokenised already is decoded, its prompt being what its labels leave out. Ids are those of a
+    column "id" of different strings or numbers, else row numbers.
+
+    Raises
+    ------
+    UsageError      an example has none of that
+    CorpusError     one is empty, or no text (names the line, which is the row from 1)
+    """
+    ids = _ids(examples)
+    decoded = False
+    with replacing(path) as fresh, fresh.open("x", encoding="utf-8") as out:
+        for row in range(len(examples)):
+            example = examples[row]
+            record = _record(example, tokenizer) if isinstance(example, Mapping) else None
+            if record is None:
+                has = ", ".join(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
+                raise UsageError(
+                    f"example {row} of the training dataset has {has} (expected {_COLUMNS})",
+                    fix="give the dataset as it was before it was tokenised: StrideCallback(out, dataset=…)",
+                )
+            decoded = decoded or ("input_ids" in example and "text" in record and "text" not in example)
+            out.write(json.dumps({"id": ids[row] if ids else str(row), **record}) + "\n")
+    if decoded:
+        _compare(examples, tokenizer)
+    digest, count = EMPTY_CORPUS, 0
+    for document in read_documents([str(path)], ReadOptions(max_document_bytes=1 << 40)):
+        digest = document.digest(digest)
+        count += 1
+    return Recorded(count, digest.hex())
+
+
+def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The ids that examples have; None where they have none, or two have the same."""
+    if not len(examples) or "id" not in examples[0]:
+        return None
+    column = examples["id"] if hasattr(examples, "column_names") else [each.get("id") for each in examples]  # type: ignore[call-overload]
+    ids = [str(each) for each in column if isinstance(each, str | int) and not isinstance(each, bool)]
+    return ids if len(set(ids)) == len(examples) and all(ids) else None
+
+
+def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None:
+    """The content of an example, as a corpus has it; None where it has none."""
+    prompt = example.get("prompt")
+    answer = next((example[name] for name in _ANSWERS if example.get(name) is not None), None)
+    if example.get("messages") is not None:
+        return {"messages": _messages(example["messages"])}
+    if prompt is not None and answer is not None:
+        if isinstance(prompt, str) and isinstance(answer, str):
+            return {"prompt": prompt, "response": answer}
+        return {"messages": _messages([*prompt, *answer])}
+    if example.get("text") is not None:
+        return {"text": example["text"]}
+    if example.get("input_ids") is not None:
+        return _decoded(example, tokenizer)
+    return None
+
+
+def _messages(messages: Sequence[Any]) -> list[Any]:
+    """Role and content of each; what is no message stays as it is, and is refused where it is read."""
+    return [
+        {"role": each.get("role"), "content": each.get("content")} if isinstance(each, Mapping) else each
+        for each in messages
+    ]
+
+
+def _decoded(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    tokens = [int(token) for token in example["input_ids"]]
+    labels = tokens if example.get("labels") is None else [int(label) for label in example["labels"]]
+    if example.get("attention_mask") is not None:
+        kept = [place for place, seen in enumerate(example["attention_mask"]) if seen]
+        tokens, labels = [tokens[place] for place in kept], [labels[place] for place in kept]
+    start = next((place for place, label in enumerate(labels) if label != -100), 0)
+    if start > 1:  # more than the BOS, which nobody scores
+        return {
+            "prompt": tokenizer.decode(tokens[:start], skip_special_tokens=True),
+            "response": tokenizer.decode(tokens[start:], skip_special_tokens=True),
+        }
+    return {"text": tokenizer.decode(tokens, skip_special_tokens=True)}
+
+
+def _compare(examples: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
+    """Say so where texts made of tokens are not tokenised to these again."""
+    special = set(tokenizer.all_special_ids)
+    other = 0
+    for example in islice(iter(examples), _COMPARED):
+        record = _decoded(example, tokenizer)
+        if "text" in record:
+            again = tokenizer(record["text"], add_special_tokens=False)["input_ids"]
+            seen = example.get("attention_mask")
+            seen = [1] * len(example["input_ids"]) if seen is None else seen
+            was = [int(token) for token, there in zip(example["input_ids"], seen, strict=True) if there]
+            other += again != [token for token in was if token not in special]
+    if other:
+        note(
+            f"warning: of {min(_COMPARED, len(examples))} examples {other} are not tokenised as they were "
+            "trained on once they are texts: give StrideCallback(out, dataset=…) the texts"
+        )
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A training that was recorded: what its index is built from."""
+
+    sources: list[str]
+    model: str
+    block_size: int
+
+
+def find_run(directory: str | Path) -> RecordedRun:
+    """What a run recorded: of `StrideCallback` its own corpus, of `stride model train` and `finetune` the
+    files that were given then.
+
+    Raises
+    ------
+    ModelError      there is no recipe, or the corpus is gone
+    """
+    directory = Path(directory)
+    recipe = read_recipe(directory)
+    if recipe is None:
+        raise ModelError(
+            f"'{directory}' holds no recorded training (stride_recipe.json)",
+            fix="give what StrideCallback or stride model train wrote, or a corpus and --model",
+        )
+    own = directory / CORPUS
+    sources = [str(own)] if own.is_file() else [str(source) for source in recipe.corpus.get("sources", [])]
+    if not sources or "-" in sources:
+        raise ModelError(
+            f"the training in '{directory}' did not record its corpus",
+            fix=f"give it: stride index build CORPUS --model {directory}",
+        )
+    return RecordedRun(sources, str(directory), recipe.block_size)

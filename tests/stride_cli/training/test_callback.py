@@ -1,0 +1,253 @@
+"""`StrideCallback`: a training of transformers' own Trainer, recorded; and the index that is built of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli import api
+from stride_cli.corpus.options import BuildOptions
+from stride_cli.errors import CorpusError, ModelError, UsageError
+from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.training.recorded_corpus import find_run, write_corpus
+from tests.tiny_models import tiny_nanochat
+
+pytest.importorskip("accelerate")
+datasets = pytest.importorskip("datasets")
+STEPS = 10  # of four examples: a pass over thirty, and two steps of the next
+
+
+def examples(documents: list[dict[str, str]], tokenizer: Any) -> Any:
+    rows = []
+    for document in documents:
+        tokens = tokenizer(document["text"], add_special_tokens=False)["input_ids"]
+        rows.append({**document, "input_ids": [tokenizer.bos_token_id or 0, *tokens]})
+    return datasets.Dataset.from_list(rows)
+
+
+def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, **changes: Any) -> Any:
+    from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.pad_token = tokenizer.bos_token
+    settings = {
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_strategy": "no",
+    } | changes  # fmt: skip
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+    class Seen(Trainer):
+        """Keeps which examples its batches are made of."""
+
+        def collate(self, features: list[dict]) -> Any:
+            self.rows += [known[tuple(each["input_ids"])] for each in features]
+            return collator(features)
+
+    known = {tuple(ids): row for row, ids in enumerate(data["input_ids"])}
+    arguments = TrainingArguments(
+        output_dir=str(folder / "out"), logging_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
+        seed=3, **settings,
+    )  # fmt: skip
+    trainer = Seen(
+        model=tiny_nanochat(len(tokenizer)),
+        args=arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[] if callback is None else [callback],
+    )
+    trainer.rows, trainer.data_collator = [], trainer.collate
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, documents, tokenizer) -> tuple[Path, Any]:
+    """A recorded training, and the trainer that made it."""
+    from stride_cli import StrideCallback
+
+    folder = tmp_path_factory.mktemp("run")
+    data = examples(documents, tokenizer)
+    trainer = make_trainer(
+        folder, tokenizer, data, StrideCallback(folder / "run", dataset=data, checkpoints=1)
+    )
+    trainer.train()
+    return folder / "run", trainer
+
+
+def test_a_training_is_recorded_whole(run, documents) -> None:
+    out, trainer = run
+    assert {path.name for path in out.iterdir()} >= {
+        "corpus.jsonl", "stride_recipe.json", "stride_run.json", "training_log.jsonl", "order", "moments",
+        "checkpoints", "config.json", "tokenizer.json",
+    }  # fmt: skip
+    assert [path.name for path in out.parent.iterdir() if path.name.startswith("run")] == ["run"]
+    lines = (out / "corpus.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == documents
+    recipe = read_recipe(out)
+    assert recipe is not None and recipe.kind == "recorded" and recipe.base is None and recipe.steps == STEPS
+    assert recipe.corpus["documents"] == len(documents) and recipe.adam_lr == 1e-3
+    told = json.loads((out / "stride_run.json").read_text())
+    assert told["examples_per_step"] == 4 and told["arguments"]["max_steps"] == STEPS
+    assert not any("token" in name for name in told["arguments"])
+    log = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in log] == [2, 4, 6, 8, 10] and log[-1]["loss"] > 0
+    assert [path.name for path in out.glob("checkpoints/*")] == ["step-000005"]
+    from transformers import AutoModelForCausalLM
+
+    kept = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_the_order_is_that_in_which_examples_came(run, documents) -> None:
+    out, trainer = run
+    first, second = (np.load(out / "order" / f"epoch-{epoch:03d}.npy") for epoch in range(2))
+    assert first.dtype == np.int64 and sorted(first) == list(range(len(documents)))
+    assert first.tolist() != sorted(first)
+    drawn = [*first.tolist(), *second.tolist()]
+    assert drawn[: len(trainer.rows)] == trainer.rows and len(trainer.rows) >= 38
+
+
+def test_adams_moments_are_kept(run) -> None:
+    from safetensors import safe_open
+
+    out, trainer = run
+    with safe_open(out / "moments" / f"step-{STEPS:06d}.safetensors", framework="pt") as file:
+        assert file.metadata() == {"step": str(STEPS)}
+        name, parameter = next(iter(trainer.model.named_parameters()))
+        state = trainer.optimizer.state[parameter]
+        assert torch.equal(file.get_tensor(f"{name}.exp_avg_sq"), state["exp_avg_sq"])
+        assert len(file.keys()) == 2 * len(list(trainer.model.parameters()))
+    assert (out / "moments" / "step-000005.safetensors").is_file()
+
+
+def test_recording_changes_no_weight(run, documents, tokenizer, tmp_path: Path) -> None:
+    _, trainer = run
+    alone = make_trainer(tmp_path, tokenizer, examples(documents, tokenizer), None)
+    alone.train()
+    for one, other in zip(alone.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_index_needs_nothing_else(run, tmp_path: Path) -> None:
+    out, _ = run
+    index = api.build_index_of_run(
+        out, out=tmp_path / "run.stride", options=BuildOptions(n_subsets=8, degree=2)
+    )
+    recipe = read_recipe(out)
+    assert recipe is not None and index.attributes["fingerprints"]["corpus"] == recipe.corpus["fingerprint"]
+    assert index.attributes["block_size"] == recipe.block_size and index.n_documents == 30
+    changed = Path(shutil.copytree(out, tmp_path / "changed"))
+    lines = (changed / "corpus.jsonl").read_text().splitlines()
+    (changed / "corpus.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(ModelError, match="does not hold the chunks that its model was trained on: corpus"):
+        api.build_index_of_run(
+            changed, out=tmp_path / "b.stride", options=BuildOptions(n_subsets=8, degree=2)
+        )
+    with pytest.raises(ModelError, match="holds no recorded training"):
+        find_run(tmp_path)
+
+
+def test_to_retrain_it_is_refused_with_the_reason(run, tmp_path: Path) -> None:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.training.retraining import open_trainer
+
+    out, _ = run
+    index = api.build_index_of_run(
+        out, out=tmp_path / "run.stride", options=BuildOptions(n_subsets=8, degree=2)
+    )
+    workspace = Workspace.open(index)
+    with pytest.raises(ModelError, match="was trained by transformers' Trainer") as caught:
+        open_trainer(workspace, QuerySet([], [], []))
+    assert "--command" in str(caught.value.fix)
+
+
+def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    from stride_cli import StrideCallback
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args, state, control, **given):
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    data = examples(documents, tokenizer)
+    changes = {"save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tmp_path, tokenizer, data, None, **changes)
+    trainer.add_callback(StrideCallback(tmp_path / "run", dataset=data))
+    trainer.add_callback(Killed())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not (tmp_path / "run").exists() and (tmp_path / "run.partial" / "model" / "order").is_dir()
+    trainer.callback_handler.callbacks[-2]._run._lock.release()  # as the end of its process does
+    trainer = make_trainer(
+        tmp_path, tokenizer, data, StrideCallback(tmp_path / "run", dataset=data), **changes
+    )
+    trainer.train(resume_from_checkpoint=True)
+    assert read_recipe(tmp_path / "run").steps == STEPS and not (tmp_path / "run.partial").exists()  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_recorded_is_refused_before_the_first_step(
+    documents, tokenizer, tmp_path: Path
+) -> None:
+    from stride_cli import StrideCallback
+
+    data = examples(documents, tokenizer)
+    for dataset, message in (
+        (data.select(range(3)), "has 3 rows, the trainer's 30"),
+        (datasets.Dataset.from_list([{"a": 1}] * 30), "example 0 of the training dataset has a "),
+    ):
+        trainer = make_trainer(tmp_path, tokenizer, data, StrideCallback(tmp_path / "run", dataset=dataset))
+        with pytest.raises(UsageError, match=message):
+            trainer.train()
+        assert trainer.state.global_step == 0
+    assert not list(tmp_path.glob("run*"))
+    empty = datasets.Dataset.from_list([{"text": "a"}] * 29 + [{"text": " "}])
+    with pytest.raises(CorpusError, match=r"corpus.jsonl:30: .* empty"):
+        make_trainer(tmp_path, tokenizer, data, StrideCallback(tmp_path / "run", dataset=empty)).train()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UsageError, match="exists"):
+        StrideCallback(tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        ({"text": "a b"}, {"text": "a b"}),
+        ({"prompt": "a", "completion": "b"}, {"prompt": "a", "response": "b"}),
+        (
+            {
+                "prompt": [{"role": "user", "content": "a"}],
+                "completion": [{"role": "assistant", "content": "b"}],
+            },
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "name": None}]},
+            {"messages": [{"role": "user", "content": "a"}]},
+        ),
+    ],
+)
+def test_examples_of_every_form_become_documents(tmp_path: Path, example, expected) -> None:
+    found = write_corpus([example], None, tmp_path / "corpus.jsonl")
+    assert json.loads((tmp_path / "corpus.jsonl").read_text()) == {"id": "0", **expected}
+    assert found.documents == 1
+
+
+def test_tokens_become_the_texts_that_they_were(documents, tokenizer, tmp_path: Path, capsys) -> None:
+    texts = [document["text"] for document in documents]
+    tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
+    write_corpus(rows, tokenizer, tmp_path / "corpus.jsonl")
+    lines = (tmp_path / "corpus.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == texts and not capsys.readouterr().err
+    labels = [-100] * 4 + tokens[0][4:]
+    write_corpus([{"input_ids": tokens[0], "labels": labels}], tokenizer, tmp_path / "corpus.jsonl")
+    found = json.loads((tmp_path / "corpus.jsonl").read_text())
+    assert found["prompt"] + found["response"] == texts[0] and found["prompt"]
