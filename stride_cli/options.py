@@ -34,6 +34,7 @@ class About:
     help : str                  "": an option of the Python interface only
     flag : str                  "": --name; one that begins with --no- is a switch, and sets False
     short : str                 a second flag
+    off : str                   of a switch that is left open where it is not given: the flag that sets False
     low, above, high : float    least and most, and what a value has to exceed
     choices : of str            the values that there are
     listed : bool               help names the choices in place of a type, and the parser refuses others
@@ -48,6 +49,7 @@ class About:
     help: str = ""
     flag: str = ""
     short: str = ""
+    off: str = ""
     low: float | None = None
     above: float | None = None
     high: float | None = None

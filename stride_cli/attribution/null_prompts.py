@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from stride_cli.data.queries import Query, prompt_tokens
+from stride_cli.data.queries import Form, Query, form_of, prompt_tokens
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -30,7 +30,8 @@ def null_queries(workspace: Workspace, count: int) -> list[Query]:
     """Null prompts with the model's greedy continuations.
 
     A third are tokens drawn from all over the corpus, a third whole words, a third words that do not exist,
-    of the corpus's letters. Of an index and model always the same ones.
+    of the corpus's letters. They are put to the model as other prompts are (`form_of`). Of an index and
+    model always the same ones.
 
     Parameters
     ----------
@@ -39,28 +40,41 @@ def null_queries(workspace: Workspace, count: int) -> list[Query]:
     model = cast("CausalLM", workspace.model)
     lengths = [min(length, max(2, model.context_length // 2)) for length in _PROMPT_TOKENS]
     prompts: dict[int, list[list[int]]] = {length: [] for length in lengths}
-    drawn = _prompts(workspace)
+    drawn, form = _prompts(workspace), form_of(workspace)
+    before, behind = _around(model, form)
+    begins = 0 if model.tokenizer.bos_token_id is None else 1
     for number in range(count):
         length = lengths[number // 3 % len(lengths)]  # each kind in each length
         while len(found := prompt_tokens(model, next(drawn))) < length:
             pass
-        prompts[length].append(found[:length])
+        prompts[length].append([*before, *found[begins:length], *behind])
     queries = []
     with progress("asking unrelated prompts", count, unit="prompts") as bar:
         for group in prompts.values():
             for start in range(0, len(group), _TOGETHER):
                 some = group[start : start + _TOGETHER]
                 responses = model.generate_together(some, SCORED_TOKENS)
-                queries += [_query(model, *pair) for pair in zip(some, responses, strict=True) if pair[1]]
+                queries += [
+                    _query(model, form, *pair) for pair in zip(some, responses, strict=True) if pair[1]
+                ]
                 bar.advance(len(some))
     return queries
 
 
-def _query(model: CausalLM, prompt: list[int], response: list[int]) -> Query:
+def _around(model: CausalLM, form: Form) -> tuple[list[int], list[int]]:
+    """Tokens in front of a prompt, and behind it, that are the same for all prompts."""
+    one, other = prompt_tokens(model, "a", form), prompt_tokens(model, "7", form)
+    most = min(len(one), len(other))
+    before = next((place for place in range(most) if one[place] != other[place]), most)
+    behind = next((place for place in range(most - before) if one[-1 - place] != other[-1 - place]), 0)
+    return one[:before], one[len(one) - behind :]
+
+
+def _query(model: CausalLM, form: Form, prompt: list[int], response: list[int]) -> Query:
     weights = np.zeros(len(prompt) + len(response), np.float32)
     weights[len(prompt) :] = 1.0
     asked, said = (str(model.tokenizer.decode(ids, skip_special_tokens=True)) for ids in (prompt, response))
-    return Query(asked, said, np.asarray(prompt + response, np.int64), weights, generated=True)
+    return Query(asked, said, np.asarray(prompt + response, np.int64), weights, True, form)
 
 
 def _prompts(workspace: Workspace) -> Iterator[str]:

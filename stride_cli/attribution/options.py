@@ -77,7 +77,7 @@ class QueryOptions(RecoveryOptions):
     ----------
     top, bottom : supporters and opposers to show
     max_new_tokens : length of a generated continuation
-    chat : format prompts with the chat template
+    chat : format prompts with the chat template; None: as the corpus is formatted
     check : compare a linear measurement with the exact one on a random few subsets
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
@@ -88,7 +88,11 @@ class QueryOptions(RecoveryOptions):
     top: int = option(10, "Supporting documents to show. [10]", low=0, setting=True)
     bottom: int = option(0, "Opposing documents to show. [0]", low=0, setting=True, example=10)
     max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
-    chat: bool = option(False, "Format the prompt with the chat template.")
+    chat: bool | None = option(
+        None,
+        "Whether prompts are put in the chat template; default: where the corpus is prompts with responses.",
+        off="--no-chat",
+    )
     check: bool = option(
         False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v", panel=MORE
     )

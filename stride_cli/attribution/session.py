@@ -129,6 +129,7 @@ class Answer:
             "judged": None if verdict is None else {**verdict.to_record(), "line": line},
             "prompt": self.query.prompt,
             "response": self.query.response,
+            "template": None if self.labels else self.query.form,
             "generated": self.query.generated,
             "scored_tokens": int(self.query.weights.sum()),
             "loss": self.loss,
@@ -413,6 +414,7 @@ class Session:
         clock: Callable[[], float],
     ) -> _Asked:
         """One prompt's response, and what the subsets say of it."""
+        from stride_cli.data.queries import form_of
         from stride_cli.data.query_files import as_query
 
         start = clock()
@@ -422,7 +424,7 @@ class Session:
             response=prompt.get("response"),
             span=prompt.get("span"),
             max_new_tokens=options.max_new_tokens,
-            chat=options.chat,
+            form=form_of(self.workspace, options.chat),
         )
         generated = clock()
         check = self._spot_check() if options.check else None

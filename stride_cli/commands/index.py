@@ -570,6 +570,7 @@ def _summary(index: Any, path: Location) -> IndexSummary:
         "tokens": index.n_tokens,
         "scored_tokens": counts.get("scored_tokens"),
         "unscored_documents": counts.get("unscored_documents"),
+        "conversations": counts.get("conversations"),
         "skipped_records": counts.get("skipped_records"),
         "subsets": index.n_subsets,
         "degree": index.degree,

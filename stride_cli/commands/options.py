@@ -115,9 +115,10 @@ def flag_of(entry: Entry, help: str | None = None, panel: str | None = None) -> 
     """What typer is to know of an option."""
     about, offered = entry.about, (*entry.about.choices, *entry.about.suggest)
     return typer.Option(
-        entry.flag,
+        f"{entry.flag}/{about.off}" if about.off else entry.flag,
         *([about.short] if about.short else []),
         help=help or about.help,
+        show_default=not about.off,
         metavar=about.metavar,
         rich_help_panel=panel or about.panel,
         autocompletion=_COMPLETERS.get(entry.name)

@@ -50,7 +50,10 @@ def render_answer(
         console.print(Text(verdict(record) or NO_VERDICT, style=style))
     tokens = record["scored_tokens"]
     likely = f"{tokens} scored token{'s' * (tokens != 1)}, probability {math.exp(-answer.loss):.2g}"
-    console.print(Text(f"{likely} a token" if tokens != 1 else likely, style="dim"))
+    likely += " a token" if tokens != 1 else ""
+    if record["template"] == "chat":
+        likely += ", asked in the chat template"
+    console.print(Text(likely, style="dim"))
     largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
     lists = [
         Group(*_list(title, hits, record, largest))

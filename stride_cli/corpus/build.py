@@ -76,6 +76,7 @@ class _Progress:
     digest: str = EMPTY_CORPUS.hex()
     scored_tokens: int = 0
     unscored_documents: int = 0
+    conversations: int = 0
 
 
 def build_index(
@@ -208,6 +209,7 @@ def append_to_index(
         digest=fingerprint,
         scored_tokens=counts.get("scored_tokens", 0),
         unscored_documents=counts.get("unscored_documents", 0),
+        conversations=counts.get("conversations", 0),
     )
     seed, k, d = index.seed, index.n_subsets, index.degree
     key = _key(
@@ -223,6 +225,10 @@ def append_to_index(
         attributes["counts"] = _counts(
             corpus, progress, skipped=log.skipped + counts.get("skipped_records", 0)
         )
+        if (
+            "conversations" not in counts
+        ):  # of 0.2 and before, which did not count them: nobody knows how many
+            del attributes["counts"]["conversations"]
         config = dict(attributes.get("config") or {})
         config["appended"] = [
             *config.get("appended", []),
@@ -482,6 +488,7 @@ class _Corpus:
             digest=digest.hex(),
             scored_tokens=progress.scored_tokens + int(blocks.scored_of.sum()),
             unscored_documents=progress.unscored_documents + int((blocks.scored_of == 0).sum()),
+            conversations=progress.conversations + sum(each.document.text is None for each in batch),
         )
 
     def _append_masks(self, blocks: Blocks) -> None:
@@ -561,6 +568,7 @@ def _counts(corpus: _Corpus, progress: _Progress, *, skipped: int) -> dict[str, 
         "tokens": corpus.n_tokens,
         "scored_tokens": progress.scored_tokens,
         "unscored_documents": progress.unscored_documents,
+        "conversations": progress.conversations,
         "skipped_records": skipped,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -13,7 +13,12 @@ from stride_cli.data.query_text import check_text
 from stride_cli.errors import QueryError
 
 if TYPE_CHECKING:
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.causal_lm import CausalLM
+
+# how a prompt is put to the model: in the tokenizer's chat template; on a line of its own, as a corpus of
+# prompts with responses is tokenised where there is no template; or as it stands, with the response behind it
+Form = Literal["chat", "lines", "none"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Query:
     ids : (T,) int64               prompt and response
     weights : (T,) float32         1 at the response's scored tokens, else 0
     generated : bool               True where the model wrote the response itself
+    form : "chat", "lines", "none" how the prompt was put to the model
     """
 
     prompt: str
@@ -33,6 +39,7 @@ class Query:
     ids: np.ndarray
     weights: np.ndarray
     generated: bool
+    form: Form = "none"
 
     def batch(self) -> Batch:
         """The query as a batch of one row."""
@@ -46,7 +53,7 @@ def build_query(
     response: str | None = None,
     span: str | None = None,
     max_new_tokens: int = 16,
-    chat: bool = False,
+    form: Form = "none",
 ) -> Query:
     """Tokenise a prompt and its response; without a response, the model continues greedily.
 
@@ -56,7 +63,7 @@ def build_query(
     response : str, optional     a given continuation; a space is put between where neither side has one
     span : str, optional         score only this part of the response (its first occurrence)
     max_new_tokens : int         length of a generated continuation
-    chat : bool                  format the prompt with the tokenizer's chat template
+    form : see `form_of`
 
     Raises
     ------
@@ -69,7 +76,7 @@ def build_query(
             check_text(text, f"the {what}")
     if not prompt.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
-    prompt_ids = prompt_tokens(model, prompt, chat)
+    prompt_ids = prompt_tokens(model, prompt, form)
     if not prompt_ids:
         raise QueryError(
             "the model's tokenizer knows no character of the prompt",
@@ -92,7 +99,7 @@ def build_query(
             raise QueryError(
                 "the response is empty (expected some text)", fix="leave --response out to generate"
             )
-        if not chat and not prompt[-1:].isspace() and not response[:1].isspace():
+        if form == "none" and not prompt[-1:].isspace() and not response[:1].isspace():
             response = " " + response
         response_ids = _encode(model, response)
     ids = np.asarray(prompt_ids + response_ids, dtype=np.int64)
@@ -108,24 +115,49 @@ def build_query(
             f"the model's tokenizer knows no character of the {what}",
             fix=f"give a {what} in characters that it knows",
         )
-    return Query(prompt, response, ids, weights, generated)
+    return Query(prompt, response, ids, weights, generated, form)
 
 
-def prompt_tokens(model: CausalLM, prompt: str, chat: bool = False) -> list[int]:
+def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
+    """How prompts are put to a model: as the corpus of its index is, unless that is said.
+
+    A corpus is one of prompts with responses, or conversations, where more than half of its documents are;
+    where the index does not say how many are (of 0.2 and before), it is none.
+
+    Parameters
+    ----------
+    chat : in the chat template, or as they stand; None: as the corpus
+    """
+    if workspace.model.table is not None:
+        return "none"
+    if chat is not None:
+        return "chat" if chat else "none"
+    counts = workspace.index.attributes.get("counts") or {}
+    conversations, documents = (counts.get(name) for name in ("conversations", "documents"))
+    if not isinstance(conversations, int) or not isinstance(documents, int):
+        return "none"
+    if 2 * conversations <= documents:
+        return "none"
+    return "chat" if getattr(workspace.model.tokenizer, "chat_template", None) else "lines"
+
+
+def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int]:
     """Token ids of a prompt, as the model is asked it."""
-    if chat:
+    start = model.tokenizer.bos_token_id
+    if form == "chat":
         if not getattr(model.tokenizer, "chat_template", None):
             raise QueryError(
                 "--chat needs a tokenizer with a chat template, and this model's has none",
                 fix="leave --chat out",
             )
-        return list(
+        ids = list(
             model.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
             )
         )
-    ids = _encode(model, prompt)
-    start = model.tokenizer.bos_token_id
+        # a corpus has one in front of every document, whether the template writes it or not
+        return ids if start is None or ids[:1] == [start] else [start, *ids]
+    ids = _encode(model, f"{prompt}\n" if form == "lines" else prompt)
     return [start, *ids] if start is not None else ids
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stride_cli.errors import CorpusError, QueryError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.data.queries import Query
+    from stride_cli.data.queries import Form, Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
@@ -36,9 +36,9 @@ def as_query(
     response: str | None = None,
     span: str | None = None,
     max_new_tokens: int = 16,
-    chat: bool = False,
+    form: Form = "none",
 ) -> Query:
-    """The query that a prompt is, or a row of a classifier; see `Session.query` for the parameters."""
+    """The query that a prompt is, or a row of a classifier; see `Session.query`, `form_of`."""
     from stride_cli.data.queries import Query, build_query
 
     if isinstance(prompt, Query):
@@ -50,7 +50,7 @@ def as_query(
         return row_query(classifier, prompt, label=response)
     language: Any = model
     return build_query(
-        language, prompt, response=response, span=span, max_new_tokens=max_new_tokens, chat=chat
+        language, prompt, response=response, span=span, max_new_tokens=max_new_tokens, form=form
     )
 
 

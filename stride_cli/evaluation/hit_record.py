@@ -33,6 +33,7 @@ def verify_hit(
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
     from stride_cli.attribution.session import Session
+    from stride_cli.data.queries import form_of
     from stride_cli.data.query_files import as_query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -63,14 +64,15 @@ def verify_hit(
         index = Index.open(place.index)
         chosen = find_documents(index, asked.documents)
         influences = [None] * len(chosen)
-        loaded = Workspace.open(index, model or place.model, device=place.device, dtype=place.dtype).model
+        opened = Workspace.open(index, model or place.model, device=place.device, dtype=place.dtype)
+        loaded = opened.model
         query = as_query(
             loaded,
             asked.prompt,
             response=asked.response,
             span=asked.span,
             max_new_tokens=options.max_new_tokens,
-            chat=options.chat,
+            form=form_of(opened, options.chat),
         )
     workspace = Workspace.open(index, loaded)
     queries = QuerySet.from_queries([query])
@@ -92,6 +94,7 @@ def verify_hit(
         "index": str(index.path),
         "prompt": query.prompt,
         "response": query.response,
+        "template": None if loaded.table is not None else query.form,
         "generated": query.generated,
         "documents": [
             {

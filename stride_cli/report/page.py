@@ -198,6 +198,8 @@ def _card(number: int, answer: ShownAnswer) -> str:
         about, each = "the model’s own prediction" if record["generated"] else "a given class", ""
     if record["loss"] is not None:
         about += f", probability {math.exp(-record['loss']):.2g}{each}"
+    if record.get("template") == "chat":
+        about += ", asked in the chat template"
     if "id" in record:
         about = f"{html_text(str(record['id']))}: {about}"
     caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)

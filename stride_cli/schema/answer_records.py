@@ -138,6 +138,14 @@ class AnswerRecord(TypedDict):
     judged: NotRequired[Annotated[JudgedRecord | None, "what the verdict goes by"]]
     prompt: Annotated[str, "the prompt"]
     response: Annotated[str, "the continuation that is attributed"]
+    template: NotRequired[
+        Annotated[
+            str | None,
+            'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the '
+            'response on the next line, as the corpus is where there is no template; "none", as it stands; '
+            "null: of a classifier",
+        ]
+    ]
     generated: Annotated[bool, "whether the model wrote the response"]
     scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
     loss: Annotated[float, "the model's loss on them, mean nats per scored token"]

@@ -12,6 +12,12 @@ class IndexSummary(TypedDict):
     tokens: Annotated[int, "tokens of all chunks; of a classifier, two a row"]
     scored_tokens: Annotated[int | None, "tokens whose loss is trained on"]
     unscored_documents: Annotated[int | None, "documents without any; nothing can be attributed to them"]
+    conversations: NotRequired[
+        Annotated[
+            int | None,
+            "documents that are prompts with responses, or messages: where most are, queries are put so too",
+        ]
+    ]
     skipped_records: Annotated[int | None, "records left out, with --on-bad skip"]
     subsets: Annotated[int, "K"]
     degree: Annotated[int, "d, the subsets of a chunk"]

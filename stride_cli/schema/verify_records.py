@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 
 class RemovedDocument(TypedDict):
@@ -34,6 +34,14 @@ class VerifyHitRecord(TypedDict):
     index: Annotated[str, "path of the index"]
     prompt: Annotated[str, "the prompt"]
     response: Annotated[str, "the continuation whose loss is looked at"]
+    template: NotRequired[
+        Annotated[
+            str | None,
+            'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the '
+            'response on the next line, as the corpus is where there is no template; "none", as it stands; '
+            "null: of a classifier",
+        ]
+    ]
     generated: Annotated[bool, "whether the model wrote the response"]
     documents: list[RemovedDocument]
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']

@@ -349,7 +349,9 @@ def test_every_option_of_a_command_has_a_help_text_and_a_flag_of_its_own() -> No
 
 def test_what_is_not_given_is_left_to_settings() -> None:
     flags = Flags(QueryOptions, only=("top", "shrink", "chat", "bottom"), bottom={"default": 3})
-    values = {"top": None, "no_shrink": False, "chat": False, "bottom": 3, "other": 1}
+    values = {"top": None, "no_shrink": False, "chat": None, "bottom": 3, "other": 1}
     assert flags.given(values) == {"bottom": 3} and values == {"other": 1}
     values = {"top": 0, "no_shrink": True, "chat": True, "bottom": 0}
     assert flags.given(values) == {"top": 0, "shrink": False, "chat": True, "bottom": 0}
+    values = {"top": None, "no_shrink": False, "chat": False, "bottom": 3}
+    assert flags.given(values) == {"chat": False, "bottom": 3}  # --no-chat

@@ -429,3 +429,26 @@ def test_answers_on_a_terminal_are_tables(run, workspace: Path, monkeypatch) -> 
     for part in ("documents that support this", "documents that oppose this", "history/french-revolution"):
         assert part in result.out
     assert "duality gap" in result.out and "linear and exact measurement agree" in result.out
+
+
+def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
+    workspace: Path, tmp_path: Path, run
+) -> None:
+    """In the model's chat template, its null prompts too; --no-chat puts prompts as they stand."""
+    corpus = tmp_path / "answers.jsonl"
+    lines = (json.loads(line) for line in (workspace / "corpus.jsonl").read_text("utf-8").splitlines()[:24])
+    records = [{"id": each["id"], "prompt": each["id"], "response": each["text"][:160]} for each in lines]
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    index = tmp_path / "answers.stride"
+    for line in (
+        f"index build {corpus} --model {workspace / 'model'} --out {index}",
+        f"train --index {index} --space logit --project 0 --nulls 20",
+    ):
+        assert run(line).code == 0
+    ask = f'query "{records[0]["id"]}" --response The --index {index} --read 0 --halves 0 --json'
+    (asked,), (plain,) = run(ask).records, run(f"{ask} --no-chat").records
+    assert asked["template"] == "chat" and asked["response"] == "The"
+    assert plain["template"] == "none" and plain["response"] == " The" and plain["loss"] != asked["loss"]
+    assert asked["verdict"] in ("clear", "weak", "guessing")
+    (summary,) = run(f"index info {index} --json").records
+    assert summary["conversations"] == 24

@@ -131,6 +131,7 @@ def test_an_index_holds_the_corpus_and_its_design(
         "tokens": index.n_tokens,
         "scored_tokens": int(expected["loss_mask"].sum()),
         "unscored_documents": 0,
+        "conversations": 11,
         "skipped_records": 0,
     }
     assert index.attributes["fingerprints"]["model"] == "m" * 64
@@ -418,6 +419,23 @@ def test_append_is_one_build_of_both(
     assert extended.attributes["fingerprints"]["corpus"] != fingerprint
     assert extended.attributes["counts"] == both.attributes["counts"]
     assert extended.attributes["config"]["appended"][0]["first_document"] == 17
+
+
+def test_what_an_index_did_not_count_is_not_guessed_when_it_grows(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = module._counts
+
+    def of_before(*args: Any, **given: Any) -> dict[str, int]:
+        return {name: count for name, count in counts(*args, **given).items() if name != "conversations"}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_counts", of_before)
+        path = small_index([write_jsonl(some_records(9), "1.jsonl")], tokenizer, tmp_path / "x").path
+    new = write_jsonl(some_records(5, seed=1), "2.jsonl")
+    extended = append_to_index(path, [new], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
+    assert extended.attributes["counts"]["documents"] == 14
+    assert "conversations" not in extended.attributes["counts"]
 
 
 @pytest.mark.parametrize("commits", [0, 1, 4])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stride_cli.data.queries import build_query
+from stride_cli.data.queries import Form, build_query, form_of
 from stride_cli.errors import QueryError
 
 
@@ -81,7 +81,7 @@ def test_the_context_is_filled_but_not_overrun(model) -> None:
         ("a\0b", {}, "NUL"),
         ("a", {"response": "  "}, "the response is empty"),
         ("a", {"response": "b", "span": "c"}, "the span 'c' is not in the response"),
-        ("a", {"chat": True}, "chat template"),
+        ("a", {"form": "chat"}, "chat template"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_a_remedy(
@@ -96,3 +96,53 @@ def test_a_model_that_has_nothing_to_say(model) -> None:
     model.generate = lambda ids, count: []
     with pytest.raises(QueryError, match="no continuation"):
         build_query(model, "abc")
+
+
+def workspace_of(model, counts: dict | None, *, table=None):
+    return SimpleNamespace(
+        model=SimpleNamespace(tokenizer=model.tokenizer, table=table),
+        index=SimpleNamespace(attributes={} if counts is None else {"counts": counts}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "chat", "template", "form"),
+    [
+        ({"documents": 9, "conversations": 5}, None, "…", "chat"),
+        ({"documents": 9, "conversations": 5}, None, None, "lines"),
+        ({"documents": 9, "conversations": 5}, False, "…", "none"),
+        ({"documents": 9, "conversations": 4}, None, "…", "none"),
+        ({"documents": 9, "conversations": 4}, True, "…", "chat"),
+        ({"documents": 9}, None, "…", "none"),  # an index of 0.2, which did not count them
+        ({"documents": 9, "conversations": "many"}, None, "…", "none"),
+        (None, None, "…", "none"),
+    ],
+)
+def test_prompts_are_put_as_the_corpus_is(model, counts, chat, template, form) -> None:
+    model.tokenizer.chat_template = template
+    assert form_of(workspace_of(model, counts), chat) == form
+    assert form_of(workspace_of(model, counts, table=1), chat) == "none"
+
+
+@pytest.mark.parametrize(("template", "form"), [(True, "chat"), (False, "lines")])
+def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> None:
+    from stride_cli.attribution.null_prompts import _around
+    from stride_cli.corpus.chunking import DocumentTokenizer
+    from stride_cli.corpus.documents import Document
+    from stride_cli.models.language.bpe import train_bpe
+
+    tokenizer = train_bpe(
+        ["What is it? It is a lamp, and no oil is in it."], vocab_size=300, context_length=64
+    )
+    tokenizer.chat_template = tokenizer.chat_template if template else None
+    asker = SimpleNamespace(tokenizer=tokenizer, context_length=64)
+    document = Document("d", prompt="What is it?", response="It is a lamp.")
+    (encoded,) = DocumentTokenizer(tokenizer, block_size=64).encode_batch([document])
+    query = build_query(asker, "What is it?", response="It is a lamp.", form=form)
+    ends = int(template)  # the document says that the answer ends
+    np.testing.assert_array_equal(query.ids, encoded.tokens[: len(encoded.tokens) - ends])
+    np.testing.assert_array_equal(query.weights, encoded.scored[: len(query.ids)])
+    assert query.form == form and query.response == "It is a lamp."
+    before, behind = _around(asker, form)
+    inside = tokenizer("What is it?", add_special_tokens=False)["input_ids"]
+    assert [*before, *inside, *behind] == query.ids[: len(query.ids) - int(query.weights.sum())].tolist()
