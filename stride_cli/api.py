@@ -611,12 +611,11 @@ def evaluate(
 
 def prepare(
     sources: Sequence[str],
-    index_path: str | Path,
+    where: WorkspacePath,
     *,
-    model_path: str | None = None,
     reading: ReadOptions | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    training: TrainOptions | None = None,
+    calibration: CalibrationOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
     before: Callable[[Needs], None] | None = None,
 ) -> Session:
@@ -628,10 +627,9 @@ def prepare(
     Parameters
     ----------
     sources : files and globs of one corpus, of text
-    index_path : where its index is, or will be
-    model_path : see `build_index`; needed where there is no index
+    where : WorkspacePath      where its index is, or will be; the model, needed where there is no index
     reading : ReadOptions
-    device, dtype : of the model
+    training, calibration : see `train` and `calibrate`
     say : called with a line of text before each stage
     before : called with what all of it will take, before an index is built; None: it is not measured
 
@@ -642,11 +640,13 @@ def prepare(
     IndexMismatch      the model is not the index's
     what `build_index`, `train` and `Session.open` raise
     """
+    from index_format.location import local_directory
     from index_format.reader import Index
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.loading import load_model
 
-    reading, index_path = reading or ReadOptions(), Path(index_path)
+    reading, index_path = reading or ReadOptions(), local_directory(where.index)
+    model_path, device, dtype = where.model, where.device, where.dtype
     model: AttributableModel | None = None
     if not index_path.exists():
         if model_path is None:
@@ -675,11 +675,11 @@ def prepare(
     fitted = index.has("operators")
     if not fitted or index.shape("operators/seen")[0] < index.n_chunks:
         say("fitting one steering operator per subset")
-        train(index_path, model=model, overwrite=fitted)
+        train(index_path, training, model=model, overwrite=fitted)
     session = Session.open(index_path, model=model)
     if session.calibration is None:
         say("asking unrelated prompts, which verdicts are held against")
-        calibrate(session)
+        calibrate(session, calibration)
     return session
 
 
@@ -777,7 +777,7 @@ def prepare_demo(
     elif not model_path.exists():
         say("taking a small model that was trained on 408 short documents (--train: train it here)")
         copy_demo_model(model_path)
-    session = prepare([str(copy)], index_path, model_path=str(model_path), say=say)
+    session = prepare([str(copy)], WorkspacePath(index_path, str(model_path)), say=say)
     return session, prompts
 
 

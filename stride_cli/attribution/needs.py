@@ -157,6 +157,7 @@ def _shaped(chunks: Any, count: int, length: int) -> Any:
     """A batch of so many sequences of so many tokens, of a corpus's first tokens over and over."""
     from stride_cli.data.batches import pad_batch
 
+    length = min(length, int(chunks.lengths.max()))  # no longer than the model reads
     ids = np.resize(np.asarray(chunks.tokens), (count, length)).astype(np.int64)
     return pad_batch(np.arange(count), list(ids), list(np.ones((count, length), np.float32)))
 

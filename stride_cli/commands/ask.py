@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import FormatOptions, QueryOptions
+from index_format.errors import IndexMismatch
+from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -108,7 +109,9 @@ def ask(
         from stride_cli import api
         from stride_cli.commands.answer_output import AnswerOutput
         from stride_cli.commands.query import show_answers
+        from stride_cli.commands.train import train_settings
         from stride_cli.config import resolve
+        from stride_cli.data.workspace import WorkspacePath
 
     asked = _prompts(corpus, prompts or [], file)
     general = resolve("general", {"model": model})
@@ -127,16 +130,24 @@ def ask(
             model_path = _trained(corpus, model_path, read, device=chosen.device)
         elif model_path is None:
             raise _no_model(corpus)
-    session = api.prepare(
-        [corpus],
-        where,
-        model_path=model_path,
-        reading=read,
-        device=chosen.device,
-        dtype=chosen.dtype,
-        say=note,
-        before=lambda needs: note(_sentence(needs, corpus, where)),
-    )
+    try:
+        session = api.prepare(
+            [corpus],
+            WorkspacePath(where, model_path, chosen.device, chosen.dtype),
+            reading=read,
+            training=train_settings(),
+            calibration=CalibrationOptions(resolve("train", {}).nulls),
+            say=note,
+            before=lambda needs: note(_sentence(needs, corpus, where)),
+        )
+    except IndexMismatch as error:
+        if model_path is None:
+            raise
+        raise IndexMismatch(
+            f"index '{where}' was built for another model than {model_path}: {error.message}",
+            fix="leave out --model to ask the one that it was built for; or have one built for this model: "
+            "--index OTHER.stride",
+        ) from None
     options = with_judges(options, session.index, given)
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
@@ -223,13 +234,13 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
 
 def _sentence(needs: Needs, corpus: str, where: Path) -> str:
     """What it will take."""
-    from stride_cli.commands.index import _human
+    from stride_cli.commands.tables import size
 
     about = "" if needs.whole else "about "
     return (
         f"{corpus}: {about}{needs.documents:,} documents, {needs.chunks:,} chunks of up to "
         f"{needs.block_size:,} tokens ({needs.tokens:,} in all)\n"
-        f"index, with operators of {needs.subsets:,} subsets, at {where}: about {_human(needs.bytes)} on "
+        f"index, with operators of {needs.subsets:,} subsets, at {where}: about {size(needs.bytes)} on "
         f"disk, and {duration(needs.seconds)} of work (measured on {needs.measured_tokens:,} tokens); once "
         "only, and Ctrl-C keeps what is done"
     )

@@ -196,7 +196,6 @@ def _report(trained: Trained, seconds: float, json: bool, ending: Ending | None 
         record["continuations"] = [
             {"beginning": beginning, "continuation": said} for beginning, said in ending.continuations
         ]
-    shown = {
-        name: value for name, value in record.items() if name != "continuations" or output.wants_json(json)
-    }
+    hidden = () if output.wants_json(json) else ("continuations",)  # a person is told them below
+    shown = {name: value for name, value in record.items() if name not in hidden}
     show_record(shown, json, title="model")

@@ -84,6 +84,8 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             rows += _flat(value, f"{prefix}{name}.")
         elif isinstance(value, float):
             rows.append((prefix + name, f"{value:.4g}"))
+        elif isinstance(value, bool):
+            rows.append((prefix + name, "yes" if value else "no"))
         elif isinstance(value, int):
             rows.append((prefix + name, f"{value:,}"))
         elif value is not None:

@@ -102,6 +102,11 @@ def train(
     next_step("stride", "query", "…", "--index", str(path))
 
 
+def train_settings() -> TrainOptions:
+    """How stride.yaml and the environment say that operators are fitted."""
+    return _options({})
+
+
 def _options(given: dict[str, Any]) -> TrainOptions:
     """What flags say, and settings where they say nothing.
 

@@ -63,11 +63,20 @@ def test_train_ends_with_one_record(tmp_path: Path, corpus: str) -> None:
             "documents",
             "chunks",
             "seconds",
+            "entropy",
+            "pairs_alone",
+            "speaks",
+            "continuations",
         ),
     }
     assert record["path"] == str(out) and record["documents"] == 9 and record["steps"] == 2
     assert record["loss"] > 0 and record["seconds"] > 0
-    assert f"next: stride index build {corpus} --model {out}" in result.stderr
+    # two steps teach nothing, which is said
+    assert record["speaks"] is False and "it has not learnt its corpus yet" in result.stderr
+    beginnings = [each["beginning"] for each in record["continuations"]]
+    assert len(beginnings) == 3 and all(beginning in Path(corpus).read_text() for beginning in beginnings)
+    assert all(beginning.strip() in result.stderr for beginning in beginnings)
+    assert result.stderr.endswith(f'next: stride ask {corpus} --model {out} "…"\n')
 
 
 def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:

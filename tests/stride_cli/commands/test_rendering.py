@@ -223,3 +223,36 @@ def test_records_hold_what_is_there_and_steer_nothing() -> None:
     written = to_json({"id": f"{NASTY}\udcff"})
     assert json.loads(written) == {"id": f"{NASTY}\udcff"}
     assert not set(written) & set("\x1b\x07\x9b\u202e\udcff")
+
+
+def test_bars_leave_stdout_alone_and_one_within_another_is_below_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """stderr is a terminal, stdout a file: rich would write records to the terminal."""
+    import sys
+
+    from stride_cli import output
+
+    monkeypatch.delenv("STRIDE_NO_PROGRESS", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with output.progress("the whole") as outer, output.progress("a part", 2, unit="steps") as inner:
+        outer.describe("all of it")
+        inner.advance()
+        print("a record")
+        assert output._bars is not None and len(output._bars.tasks) == 2
+        told = output._bars.make_tasks_table(output._bars.tasks)
+    assert output._bars is None
+    found = capsys.readouterr()
+    assert found.out == "a record\n" and "a record" not in found.err
+    assert told.row_count == 2 and "\x1b[?25l" not in found.err  # the cursor is never hidden
+
+
+def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    import shlex
+
+    from stride_cli.commands.next_steps import next_step
+
+    next_step("stride", "ask", "a b/*.jsonl", "--model", "it's", "…")
+    said = capsys.readouterr().err
+    assert said == "next: stride ask 'a b/*.jsonl' --model 'it'\"'\"'s' \"…\"\n"
+    assert shlex.split(said)[1:] == ["stride", "ask", "a b/*.jsonl", "--model", "it's", "…"]

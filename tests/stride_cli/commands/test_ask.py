@@ -1,0 +1,131 @@
+"""`stride ask`: builds what is missing, once, and answers as `stride query` does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stride_cli.commands.ask import duration
+
+PROMPT = "Ada number 0 lives in"
+
+
+@pytest.fixture(scope="module")
+def built(run: Callable, corpus: str, saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with corpus.jsonl, and the index that the first question has made beside it."""
+    folder = tmp_path_factory.mktemp("ask") / "a folder"
+    folder.mkdir()
+    shutil.copyfile(corpus, folder / "corpus.jsonl")
+    asked = run(f"ask '{folder}/corpus.jsonl' --model {saved_model} '{PROMPT}' --top 2")
+    assert asked.code == 0, asked.err
+    (folder / "first.json").write_text(json.dumps([asked.out, asked.err]))
+    return folder
+
+
+def test_the_first_question_builds_all_and_says_before_what_it_takes(built: Path, run: Callable) -> None:
+    out, err = json.loads((built / "first.json").read_text())
+    assert json.loads(out)["verdict"] is not None and len(json.loads(out)["hits"]) == 2
+    said, *stages = err.splitlines()
+    assert said.startswith(f"{built}/corpus.jsonl: 30 documents, 30 chunks of up to 64 tokens (")
+    assert "operators of 30 subsets" in stages[0] and str(built / "corpus.stride") in stages[0]
+    assert "of work (measured on " in stages[0] and "seconds" in stages[0]
+    # then it answers at once, without the model, as a query does
+    again = run(f"ask '{built}/corpus.jsonl' '{PROMPT}' --top 2")
+    queried = run(f"query '{PROMPT}' --index '{built}/corpus.stride' --top 2")
+    first, second, third = (json.loads(text) for text in (out, again.out, queried.out))
+    for record in (first, second, third):
+        del record["seconds"]
+    assert again.err == "" and first == second == third
+    several = run(
+        f"ask '{built}/corpus.jsonl' - --top 1", stdin=f'{PROMPT}\n{{"prompt": "Bela", "id": "b"}}\n'
+    )
+    assert [record.get("id") for record in several.records] == [None, "b"]
+
+
+def test_documents_added_to_the_corpus_are_added_to_the_index(
+    built: Path, run: Callable, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(built, tmp_path / "grown"))
+    with (folder / "corpus.jsonl").open("a") as lines:
+        lines.write('{"id": "new", "text": "Zoe number 99 lives in Rome"}\n')
+    asked = run(f"ask {folder}/corpus.jsonl 'Zoe number 99 lives in' --top 40 --bottom 40")
+    assert asked.code == 0 and "adding 1 new documents to the index" in asked.err
+    (answer,) = asked.records
+    assert answer["measurement"]["coverage"] == 1 and answer["verdict"] is not None
+    assert "new" in {hit["document"] for hit in answer["hits"] + answer["opposers"]}
+    assert run(f"index info {folder}/corpus.stride").records[0]["documents"] == 31
+    # the index is the same as if it had been built of all of them, but for K
+    assert run(f"index verify {folder}/corpus.stride --json").code == 0
+
+
+def test_another_corpus_or_model_is_told_and_nothing_is_lost(
+    built: Path, run: Callable, saved_model: Path, tmp_path: Path
+) -> None:
+    changed = (built / "corpus.jsonl").read_text().replace("Ada", "Ado", 1)
+    (tmp_path / "changed.jsonl").write_text(changed)
+    before = sorted(path.stat().st_mtime_ns for path in (built / "corpus.stride").rglob("*"))
+    refused = run(f"ask {tmp_path}/changed.jsonl X --index '{built}/corpus.stride'")
+    assert refused.code == 2 and "is of another corpus" in refused.err and "--index OTHER" in refused.err
+    other = Path(shutil.copytree(saved_model, tmp_path / "other"))
+    import safetensors.torch
+
+    weights = safetensors.torch.load_file(other / "model.safetensors")
+    weights["lm_head.weight"] *= 2
+    safetensors.torch.save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    refused = run(f"ask '{built}/corpus.jsonl' X --model {other}")
+    assert refused.code == 3 and "was built for another model" in refused.err
+    assert "--index OTHER.stride" in refused.err
+    assert before == sorted(path.stat().st_mtime_ns for path in (built / "corpus.stride").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "arguments, told, fix",
+    [
+        ("{corpus} X", "no model to ask", "--train"),
+        ("- X --model m", "stdin|found -", "stride index build -"),
+        ("{corpus} --model m", "give a prompt or more", "stride ask"),
+        ("{corpus} X - --model m", "- reads all prompts", "drop them"),
+        ("'{corpus}/*.jsonl' X --model m", "no single file", "--index corpus.stride"),
+        ("{corpus} ' ' --model m", "a prompt is empty", "stride ask"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_anything_is_made(
+    arguments: str, told: str, fix: str, corpus: str, run: Callable
+) -> None:
+    refused = run(f"ask {arguments.format(corpus=corpus)}")
+    assert refused.code == 2 and fix in refused.err
+    assert any(words in refused.err for words in told.split("|"))
+    assert not list(Path(corpus).parent.glob("*.stride*"))
+
+
+def test_train_takes_the_model_that_was_trained_on_this_corpus_and_no_other(
+    workspace: Path, run: Callable
+) -> None:
+    from stride_cli.commands.ask import _trained
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.errors import UsageError
+
+    corpus, model = workspace / "corpus.jsonl", str(workspace / "model")
+    assert _trained(str(corpus), model, ReadOptions(), device="cpu") == model
+    shorter = workspace / "shorter.jsonl"
+    shorter.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match="was not trained on"):
+        _trained(str(shorter), model, ReadOptions(), device="cpu")
+
+
+def test_a_rough_time_in_words() -> None:
+    said = [duration(seconds) for seconds in (0.2, 1.4, 44, 89, 100, 5000, 90_000, 1e6)]
+    assert said == [
+        "about 1 second",
+        "about 1 second",
+        "about 40 seconds",
+        "about 90 seconds",
+        "about 2 minutes",
+        "about 80 minutes",
+        "about 20 hours",
+        "about 10 days",
+    ]
