@@ -175,7 +175,9 @@ class FormatOptions(Options):
         choices=FORMATS,
         listed=True,
     )
-    out: str | None = option(None, "Write to FILE, whole or not at all, not to stdout.", metavar="FILE")
+    out: str | None = option(
+        None, "Write to FILE, whole or not at all, not to stdout.", metavar="FILE", panel=MORE
+    )
 
 
 @dataclass(frozen=True)

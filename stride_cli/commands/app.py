@@ -40,7 +40,7 @@ from stride_cli.commands import (
     tune,
     verify_hit,
 )
-from stride_cli.commands.panels import CommandLine
+from stride_cli.commands.panels import ASK, BUILD, CHECK, RESEARCH, CommandLine
 from stride_cli.corpus.readers import Fields
 from stride_cli.options import entries
 from stride_cli.output import settle_streams
@@ -75,26 +75,25 @@ app = CommandLine(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-_ASK, _BUILD, _CHECK, _RESEARCH = "Ask", "Build", "Check", "Research"
 _COMMANDS: dict[Any, tuple[str, str]] = {  # module: panel, and description where help lists it
-    demo: (_ASK, "Try it: a small model, its corpus, and ten questions."),
-    ask: (_ASK, "Ask a corpus: builds its index, fits, answers."),
-    query: (_ASK, "Rank the documents behind what the model says."),
-    report: (_ASK, "Write a page of answers, to mail and to open offline."),
-    serve: (_ASK, "A local page and API that answer at once."),
-    model: (_BUILD, "Train or fine-tune a language model, or look at one."),
-    index: (_BUILD, "Build an index of a corpus, and look after it."),
-    train: (_BUILD, "Fit the index's operators, which queries need."),
-    calibrate: (_BUILD, "Learn to tell clear answers from weak ones and guesses."),
-    audit: (_CHECK, "Find benchmark items that leaked into the corpus."),
-    export: (_CHECK, "Answers and audits as SQLite, CSV or Parquet."),
-    verify_hit: (_CHECK, "Retrain without the top documents: did they matter?"),
-    evaluate: (_RESEARCH, "How good an attribution is, measured by retraining."),
-    config: (_RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),
-    tune: (_RESEARCH, "Try settings of the operators, and keep the best."),
-    select: (_RESEARCH, "Choose training documents for a task."),
-    baseline: (_RESEARCH, "Rank documents by any other attribution method."),
-    schema: (_RESEARCH, "Print the JSON Schema of the records."),
+    demo: (ASK, "Try it: a small model, its corpus, and ten questions."),
+    ask: (ASK, "Ask a corpus: builds its index, fits, answers."),
+    query: (ASK, "Rank the documents behind what the model says."),
+    report: (ASK, "Write a page of answers, to mail and to open offline."),
+    serve: (ASK, "A local page and API that answer at once."),
+    model: (BUILD, "Train or fine-tune a language model, or look at one."),
+    index: (BUILD, "Build an index of a corpus, and look after it."),
+    train: (BUILD, "Fit the index's operators, which queries need."),
+    calibrate: (BUILD, "Learn to tell clear answers from weak ones and guesses."),
+    audit: (CHECK, "Find benchmark items that leaked into the corpus."),
+    export: (CHECK, "Answers and audits as SQLite, CSV or Parquet."),
+    verify_hit: (CHECK, "Retrain without the top documents: did they matter?"),
+    evaluate: (RESEARCH, "How good an attribution is, measured by retraining."),
+    config: (RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),
+    tune: (RESEARCH, "Try settings of the operators, and keep the best."),
+    select: (RESEARCH, "Choose training documents for a task."),
+    baseline: (RESEARCH, "Rank documents by any other attribution method."),
+    schema: (RESEARCH, "Print the JSON Schema of the records."),
 }
 for _module, (_panel, _short) in _COMMANDS.items():
     _name = _module.__name__.rpartition(".")[2]

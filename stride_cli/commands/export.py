@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import Json
+from stride_cli.commands.options import Flags, Json, with_flags
 from stride_cli.errors import UsageError
+from stride_cli.formats.options import TARGETS, ExportOptions
 
 if TYPE_CHECKING:
     from stride_cli.schema.answer_records import ExportRecord
@@ -23,16 +24,15 @@ Examples:
 """
 
 
+@with_flags
 def export(
     files: Annotated[
         list[Path],
         typer.Argument(help="What stride query --json or stride audit --json printed; - for stdin."),
     ],
     out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")],
-    to: Annotated[
-        Literal["sqlite", "csv", "parquet"] | None,
-        typer.Option("--to", help="Default: as the name of the file to write ends."),
-    ] = None,
+    *,
+    given: Annotated[dict[str, Any], Flags(ExportOptions)],
     json: Json = False,
 ) -> None:
     """Write saved answers or audits as a SQLite database, a CSV or a Parquet file.
@@ -40,14 +40,13 @@ def export(
     SQLite: tables of answers, of their hits, and of items of audits, with full-text search: datasette
     answers.sqlite shows them. CSV and Parquet: one row a hit, or an item. stride schema describes columns.
     """
-    from stride_cli.formats.export import TARGETS
     from stride_cli.formats.export import export as write
     from stride_cli.formats.table_files import kind_by_suffix
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.drawing import check_place
 
     begin = time.monotonic()
-    kind = to or kind_by_suffix(out, TARGETS)
+    kind = ExportOptions(**given).to or kind_by_suffix(out, TARGETS)
     if kind is None:
         raise UsageError(
             f"the name '{out}' says no format (expected .sqlite, .csv or .parquet)", fix="--to sqlite"

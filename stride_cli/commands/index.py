@@ -447,7 +447,10 @@ HubArgument = Annotated[
 ]
 
 
-@app.command(epilog=_example("stride index push run.stride hf://datasets/OWNER/NAME"))
+@app.command(
+    short_help="Send an index to a dataset of the hub.",
+    epilog=_example("stride index push run.stride hf://datasets/OWNER/NAME"),
+)
 def push(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="The index.", show_default=False)],
     address: HubArgument,
@@ -471,7 +474,10 @@ def push(
     _report_transfer(path, push_index(path, wanted, public=public), begin, json)
 
 
-@app.command(epilog=_example("stride index pull hf://datasets/OWNER/NAME --out run.stride"))
+@app.command(
+    short_help="Fetch an index from a dataset of the hub.",
+    epilog=_example("stride index pull hf://datasets/OWNER/NAME --out run.stride"),
+)
 def pull(
     address: HubArgument,
     out: Annotated[

@@ -19,9 +19,12 @@ _LONGEST = 60  # characters of a command's description in a list, whole
 _Row = tuple[str, str]
 
 
+ASK, BUILD, CHECK, RESEARCH = "Ask", "Build", "Check", "Research"
+
+
 def _sections(rows: Iterable[tuple[str | None, _Row]], otherwise: str) -> dict[str, list[_Row]]:
-    """Rows by panel: those of none first, then `MORE`, then panels in the order of their first row."""
-    found: dict[str, list[_Row]] = {otherwise: [], MORE: []}
+    """Rows by panel: those of none, `MORE`, groups of commands, then others as their first row comes."""
+    found: dict[str, list[_Row]] = {name: [] for name in (otherwise, MORE, ASK, BUILD, CHECK, RESEARCH)}
     for panel, row in rows:
         found.setdefault(panel or otherwise, []).append(row)
     return {title: listed for title, listed in found.items() if listed}

@@ -100,7 +100,11 @@ def query(
     ] = False,
     no_server: Annotated[
         bool,
-        typer.Option("--no-server", help="Open the index here, also where a stride serve has it open."),
+        typer.Option(
+            "--no-server",
+            help="Open the index here, also where a stride serve has it open.",
+            rich_help_panel=MORE,
+        ),
     ] = False,
     device: Device = None,
     dtype: Dtype = None,

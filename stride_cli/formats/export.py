@@ -13,10 +13,10 @@ from typing import Any
 from index_format.durable import replacing, storage
 from stride_cli.errors import QueryError, StorageError, UsageError
 from stride_cli.formats.columns import hit_columns, hit_rows, tables
+from stride_cli.formats.options import TARGETS
 from stride_cli.formats.saved_records import Wanted, parse_records
 from stride_cli.formats.table_files import not_a_character, table_at
 
-TARGETS = ("sqlite", "csv", "parquet")
 ANSWER, AUDIT, BAD_INPUT = "stride.answer/1", "stride.audit/1", "stride.bad_input/1"
 _FIX = "save records with: stride query --file prompts.jsonl --json > answers.jsonl (or stride audit --json)"
 _WANTED = Wanted((ANSWER, AUDIT, BAD_INPUT), fix=_FIX)

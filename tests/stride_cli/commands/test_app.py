@@ -66,6 +66,7 @@ def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
     walk(root)
     text = run("--help").out
     listed = {title: [row.split()[0] for row in section(text, title)] for title in PANELS}
+    assert [text.index(f"\n{title}:") for title in PANELS] == sorted(text.index(f"\n{p}:") for p in PANELS)
     assert {name for names in listed.values() for name in names} == set(root.commands)
     assert "query" in listed["Ask"] and "index" in listed["Build"] and "audit" in listed["Check"]
     for name, command in root.commands.items():
