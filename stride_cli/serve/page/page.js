@@ -1,0 +1,587 @@
+// The page of `stride serve`. No library, nothing fetched from elsewhere; text reaches the page as text alone.
+"use strict";
+
+const token = new URLSearchParams(location.search).get("token") || "";
+const $ = id => document.getElementById(id);
+const answers = []; // of one or two panes: {question, record, tokens, chosen: Set of words, words, node}
+let served = [];
+let following = false; // the address is being followed: it is not written meanwhile
+
+/* ---- asking ---- */
+
+class Refused extends Error {
+  constructor(told) { super(told.message); this.fix = told.fix; }
+}
+
+async function request(path, body, options = {}) {
+  const headers = { Authorization: `Bearer ${token}` };
+  if (body) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : undefined, ...options,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused({ message: "the server does not answer", fix: "start it again: stride serve" });
+  }
+  if (!answer.ok) {
+    let told = { message: `the server says ${answer.status}`, fix: null };
+    try { told = await answer.json(); } catch { /* no JSON */ }
+    throw new Refused(told);
+  }
+  return answer;
+}
+
+const ask = async (path, body) => (await request(path, body)).json();
+
+/* ---- making nodes ---- */
+
+function make(name, about = {}, ...inside) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(about)) {
+    if (value === null || value === undefined) continue;
+    if (key === "onclick") node.addEventListener("click", value);
+    else if (key === "width") node.style.width = value; // through the CSSOM, which the policy allows
+    else if (key in node && key !== "list") node[key] = value;
+    else node.setAttribute(key, value);
+  }
+  node.append(...inside.filter(each => each !== null && each !== undefined));
+  return node;
+}
+
+const percent = share => (share >= 0.0995 || share === 0 ? `${Math.round(100 * share)}%`
+  : `${Number((100 * share).toPrecision(2))}%`);
+const signed = value => `${value >= 0 ? "+" : "−"}${Number(Math.abs(value).toPrecision(4))}`;
+
+function say(text) { $("status").textContent = text; }
+
+function tellError(error, place = $("error")) {
+  place.hidden = false;
+  place.textContent = error.fix ? `${error.message}\nfix: ${error.fix}` : String(error.message || error);
+}
+
+/* ---- the form, and the address ---- */
+
+function fromForm() {
+  const question = { prompt: $("prompt").value, index: $("index").value, top: Number($("top").value) || 10,
+    bottom: Number($("bottom").value) || 0 };
+  if ($("response").value.trim()) question.response = $("response").value;
+  if ($("chat").checked && !$("chat-field").hidden) question.chat = true;
+  return question;
+}
+
+function toForm(question) {
+  $("prompt").value = question.prompt;
+  $("response").value = question.response || "";
+  if (question.index) $("index").value = question.index;
+  $("top").value = question.top;
+  $("bottom").value = question.bottom;
+  $("chat").checked = Boolean(question.chat);
+  offerChat();
+}
+
+function offerChat() {
+  const index = served.find(each => each.name === $("index").value);
+  $("chat-field").hidden = !(index && index.chat);
+}
+
+function writeAddress() {
+  if (following) return;
+  const found = new URLSearchParams();
+  answers.forEach((answer, at) => {
+    const before = at ? "2." : "";
+    for (const [key, value] of Object.entries(answer.question)) found.set(before + key, String(value));
+    if (answer.chosen.size) found.set(`${before}words`, [...answer.chosen].sort((a, b) => a - b).join("."));
+  });
+  history.replaceState(null, "", `${location.pathname}${location.search}#${found}`);
+}
+
+function readAddress() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  const questions = [];
+  for (const before of ["", "2."]) {
+    const prompt = found.get(`${before}prompt`);
+    if (!prompt) continue;
+    const question = { prompt, top: Number(found.get(`${before}top`)) || 10,
+      bottom: Number(found.get(`${before}bottom`)) || 0 };
+    for (const key of ["index", "response"]) {
+      if (found.get(before + key)) question[key] = found.get(before + key);
+    }
+    if (found.get(`${before}chat`) === "true") question.chat = true;
+    const words = (found.get(`${before}words`) || "").split(".").filter(Boolean).map(Number);
+    questions.push([question, words]);
+  }
+  return questions;
+}
+
+/* ---- an answer ---- */
+
+async function put(question, at, words = []) {
+  $("error").hidden = true;
+  const answer = { question, record: null, tokens: null, words: [], chosen: new Set(words), node: null };
+  say("Asking the model …");
+  $("answers").setAttribute("aria-busy", "true");
+  $("go").disabled = $("beside").disabled = true;
+  const begun = performance.now();
+  try {
+    answer.record = await ask("query", { ...question, explain: true });
+  } catch (error) {
+    say("");
+    $("answers").setAttribute("aria-busy", "false");
+    tellError(error);
+    return;
+  } finally {
+    $("go").disabled = false;
+    $("beside").disabled = !answers.length && !answer.record;
+  }
+  answers.length = Math.min(answers.length, at);
+  answers[at] = answer;
+  say(`Answered in ${((performance.now() - begun) / 1000).toFixed(2)} s.`);
+  writeAddress();
+  draw();
+  await divide(answer);
+}
+
+async function divide(answer) {
+  const index = served.find(each => each.name === answer.question.index) || served[0];
+  if (index && !index.by_token) {
+    answer.undivided = "These operators do not tell the influence on single words.";
+  } else {
+    try {
+      answer.tokens = await ask("tokens", answer.question);
+      answer.words = wordsOf(answer.tokens.pieces);
+      answer.chosen = new Set([...answer.chosen].filter(at => at < answer.words.length));
+    } catch (error) {
+      answer.undivided = error.message;
+    }
+  }
+  drawSaid(answer);
+  drawHits(answer);
+  $("answers").setAttribute("aria-busy", "false");
+}
+
+function wordsOf(pieces) {
+  // tokens of one word are chosen together
+  const words = [];
+  for (const piece of pieces) {
+    const last = words[words.length - 1];
+    const goesOn = last && /[\p{L}\p{N}]$/u.test(last.text) && /^[\p{L}\p{N}]/u.test(piece.text);
+    if (goesOn && (last.rows.length > 0) === (piece.row !== null)) {
+      last.text += piece.text;
+      if (piece.row !== null) last.rows.push(piece.row);
+    } else {
+      words.push({ text: piece.text, rows: piece.row === null ? [] : [piece.row] });
+    }
+  }
+  return words;
+}
+
+function draw() {
+  $("answers").replaceChildren(...answers.map(drawAnswer));
+  answers.forEach(answer => { drawSaid(answer); drawHits(answer); });
+}
+
+function drawAnswer(answer, at) {
+  const record = answer.record;
+  const [first, ...others] = (record.explanation || "").split(/(?<=\.) /u);
+  const tokens = record.scored_tokens;
+  const origin = record.generated ? "the model’s own continuation" : "a given response";
+  const title = answers.length > 1 ? `Answer ${at + 1}` : "The answer";
+  answer.said = make("p", { className: "said" });
+  answer.hint = make("p", { className: "faint" });
+  answer.hits = make("div");
+  answer.told = make("div", { className: "error", hidden: true, role: "alert" });
+  answer.check = make("div");
+  const actions = make("div", { className: "buttons" },
+    ...["html", "csv", "json"].map(form => make("button", { type: "button",
+      onclick: () => save(answer, form) }, `Save as ${form.toUpperCase()}`)),
+    make("button", { type: "button", onclick: () => copyLink() }, "Copy link"));
+  answer.node = make("section", { className: "answer", "aria-label": title },
+    answers.length > 1 ? make("h2", {}, title) : make("h2", {}, "Verdict"),
+    make("p", { className: `verdict ${record.verdict || ""}` }, first),
+    others.length ? make("p", {}, others.join(" ")) : null,
+    answer.said, answer.hint,
+    make("p", { className: "faint" }, `${origin}, ${tokens} scored token${tokens === 1 ? "" : "s"}, loss `
+      + `${record.loss.toFixed(3)} nats a token; influences are `
+      + (record.unit === "nats" ? "forecasts in nats a token." : "relative, without a unit.")),
+    answer.hits, answer.told,
+    make("h3", {}, "Save"), actions, drawVerification(answer), drawCertificate(record));
+  return answer.node;
+}
+
+function drawCertificate(record) {
+  const rows = [["subsets", record.measurement.subsets], ["measurement", record.measurement.method],
+    ["R²", record.recovery.r_squared], ["relative gap", record.recovery.relative_gap],
+    ["chunks with a weight", record.recovery.nonzeros], ["chunks read", record.read],
+    ["reliability", record.reliability]];
+  return make("details", {}, make("summary", {}, "Certificate of the recovery"),
+    ...rows.filter(([, value]) => value !== null && value !== undefined)
+      .map(([name, value]) => make("p", { className: "faint" },
+        `${name}: ${typeof value === "number" ? Number(value.toPrecision(4)) : value}`)));
+}
+
+/* ---- words of the response ---- */
+
+function drawSaid(answer) {
+  const record = answer.record;
+  if (!answer.tokens) {
+    answer.said.replaceChildren(record.prompt, make("b", {}, record.response));
+    answer.hint.textContent = answer.undivided || "Looking at single words …";
+    return;
+  }
+  const group = make("span", { role: "group", "aria-label": "Words of the response: choose some" });
+  const buttons = answer.words.map((word, at) => {
+    if (!word.rows.length) return make("span", { className: "unscored" }, word.text);
+    return make("button", { type: "button", className: "token", tabIndex: -1, "aria-pressed": "false",
+      "data-at": String(at) }, word.text);
+  });
+  group.append(...buttons);
+  const pressable = buttons.filter(each => each.tagName === "BUTTON");
+  if (pressable.length) pressable[0].tabIndex = 0;
+  let dragging = null; // whether what is passed over is chosen, or let go
+  const set = (button, wanted) => {
+    const at = Number(button.dataset.at);
+    if (wanted) answer.chosen.add(at); else answer.chosen.delete(at);
+    choose();
+  };
+  const choose = () => {
+    for (const each of pressable) {
+      each.setAttribute("aria-pressed", String(answer.chosen.has(Number(each.dataset.at))));
+    }
+    answer.hint.replaceChildren(answer.chosen.size
+      ? make("button", { type: "button", className: "plain",
+        onclick: () => { answer.chosen.clear(); choose(); } }, "Back to the whole response")
+      : "Choose words of the response to see which documents they come from: click or drag, or with arrow "
+        + "keys and Space.");
+    drawHits(answer);
+    writeAddress();
+  };
+  group.addEventListener("pointerdown", event => {
+    const button = event.target.closest(".token");
+    if (!button || event.button) return;
+    dragging = button.getAttribute("aria-pressed") !== "true";
+    set(button, dragging);
+    button.focus();
+    event.preventDefault();
+  });
+  group.addEventListener("pointerover", event => {
+    const button = event.target.closest(".token");
+    if (button && dragging !== null && event.buttons) set(button, dragging);
+  });
+  addEventListener("pointerup", () => { dragging = null; });
+  group.addEventListener("click", event => { // of a keyboard or of a screen reader: no pointer went down
+    const button = event.target.closest(".token");
+    if (button && event.detail === 0) set(button, button.getAttribute("aria-pressed") !== "true");
+  });
+  group.addEventListener("keydown", event => {
+    const place = pressable.indexOf(event.target);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") { answer.chosen.clear(); choose(); return; }
+    if (place < 0 || !step) return;
+    event.preventDefault();
+    const next = pressable[Math.max(0, Math.min(pressable.length - 1, place + step))];
+    pressable.forEach(each => { each.tabIndex = each === next ? 0 : -1; });
+    if (event.shiftKey) { set(event.target, true); set(next, true); }
+    next.focus();
+  });
+  answer.said.replaceChildren(record.prompt, group);
+  choose();
+}
+
+/* ---- documents ---- */
+
+function chosenHits(answer) {
+  // a document's influence on some words is the sum of these words' rows
+  const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
+  const known = new Map([...answer.record.hits, ...answer.record.opposers].map(hit => [hit.document, hit]));
+  const found = answer.tokens.documents.map((document, column) => {
+    const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
+    const passage = known.has(document) ? known.get(document).passage : null;
+    return { document, influence, passage, sign: influence >= 0 ? "supports" : "opposes", flags: [] };
+  });
+  const all = found.reduce((sum, hit) => sum + Math.abs(hit.influence), 0) || 1;
+  found.forEach(hit => { hit.share = Math.abs(hit.influence) / all; });
+  const order = sign => found.filter(hit => hit.sign === sign)
+    .sort((a, b) => Math.abs(b.influence) - Math.abs(a.influence));
+  const ranked = (hits, count) => hits.slice(0, count).map((hit, at) => ({ ...hit, rank: at + 1 }));
+  return [ranked(order("supports"), answer.question.top), ranked(order("opposes"), answer.question.bottom)];
+}
+
+function drawHits(answer) {
+  const chosen = answer.tokens && answer.chosen.size > 0;
+  const record = answer.record;
+  const [supporters, opposers] = chosen ? chosenHits(answer) : [record.hits, record.opposers];
+  const largest = Math.max(...[...supporters, ...opposers].map(hit => Math.abs(hit.influence)), 1e-300);
+  const about = chosen ? [...answer.chosen].sort((a, b) => a - b).map(at => answer.words[at].text).join("").trim()
+    : "this";
+  const parts = [];
+  if (chosen) {
+    parts.push(make("p", { className: "faint" }, "Influences on words are read from the documents’ own "
+      + `gradients (${answer.tokens.chunks} chunks): those of all words add up to the influence on the whole.`));
+  }
+  for (const [title, hits] of [[`Documents that support ${chosen ? `“${about}”` : about}`, supporters],
+    [`Documents that oppose ${chosen ? `“${about}”` : about}`, opposers]]) {
+    if (!hits.length) continue;
+    parts.push(make("h3", {}, title));
+    const list = make("ol");
+    hits.forEach((hit, at) => {
+      const below = hit.above_line === false && hit.sign === "supports" && (at === 0 || hits[at - 1].above_line);
+      list.append(drawHit(answer, hit, largest, below));
+    });
+    parts.push(list);
+  }
+  if (parts.length === 0) parts.push(make("p", {}, "No document has any weight."));
+  answer.hits.replaceChildren(...parts);
+}
+
+function drawHit(answer, hit, largest, below) {
+  const other = answers.find(each => each !== answer);
+  const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
+  const flags = [];
+  if (hit.backfilled) flags.push("by correlation only");
+  if (hit.read === false && !hit.backfilled) flags.push("recovered, not read");
+  if (hit.seen === false) flags.push("never seen by the operators");
+  if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
+  return make("li", { className: "hit" },
+    below ? make("p", { className: "line" }, "below: no stronger than what unrelated prompts get") : null,
+    make("div", { className: "top" },
+      make("span", { className: "faint" }, String(hit.rank)),
+      make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
+        hit.document),
+      hit.influence ? make("span", {}, `${percent(hit.share)} of all influence`) : null,
+      hit.influence ? make("span", { className: "faint" }, signed(hit.influence)) : null,
+      flags.length ? make("span", { className: "flag" }, flags.join("; ")) : null,
+      shared ? make("span", { className: "faint" }, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`)
+        : null),
+    hit.influence ? make("div", { className: `bar ${hit.sign}`,
+      width: `${(100 * Math.abs(hit.influence) / largest).toFixed(1)}%` }) : null,
+    hit.passage ? make("p", { className: "passage" }, hit.passage) : null);
+}
+
+/* ---- one document, whole ---- */
+
+async function read(answer, hit, opener) {
+  const dialog = $("reader");
+  $("reader-title").textContent = hit.document;
+  $("reader-body").replaceChildren(make("p", { role: "status" }, "Reading …"));
+  dialog.showModal();
+  dialog.addEventListener("close", () => opener.focus(), { once: true });
+  try {
+    drawDocument(await ask("document", { ...answer.question, document: hit.document }), answer);
+  } catch (error) {
+    const told = make("div", { className: "error", role: "alert" });
+    tellError(error, told);
+    $("reader-body").replaceChildren(told);
+  }
+}
+
+function drawDocument(found, answer) {
+  const text = Array.from(found.text); // places are counted in characters, not in halves of them
+  const segments = segmentsOf(found, text);
+  const longest = Math.max(0, ...found.overlaps.map(each => each.words));
+  const words = found.overlaps.length
+    ? `${found.overlaps.length} run${found.overlaps.length > 1 ? "s" : ""} of words stand in prompt and response `
+      + `too, the longest of ${longest}. `
+    : "No run of words stands in prompt and response too. ";
+  const largest = Math.max(...segments.map(each => Math.abs(each.influence)), 1e-300);
+  const rows = segments.flatMap(segment => [
+    make("p", { className: "text" }, ...marked(text, segment, found.overlaps)),
+    make("div", { className: "number" },
+      make("div", { className: `bar ${segment.influence >= 0 ? "supports" : "opposes"}`,
+        width: `${(100 * Math.abs(segment.influence) / largest).toFixed(1)}%` }),
+      make("span", {}, segment.influence ? `${signed(segment.influence)}` : "no influence"),
+      segment.held ? make("div", { className: "faint" }, `${percent(segment.held)} of it in the highlighted part`)
+        : null)]);
+  const record = answer.record;
+  $("reader-body").replaceChildren(
+    make("p", { className: "said" }, record.prompt, make("b", {}, record.response)),
+    make("p", {}, `${words}Influence of the whole document: ${signed(found.influence)}.`),
+    make("p", { className: "faint key" }, make("span", {}, make("mark", {}, "verbatim"), " in prompt or response"),
+      make("span", {}, make("span", { className: "carry" }, "highlighted"), " carries most of the influence")),
+    make("div", { className: "two" }, ...rows),
+    found.stored ? "" : make("p", { className: "faint" }, "The index keeps no texts: this is decoded from tokens."));
+  $("reader-body").focus();
+}
+
+function segmentsOf(found, text) {
+  // where each chunk stands in the document; one segment where a chunk's text is not in it as it is
+  const whole = [{ start: 0, stop: text.length, influence: found.influence || 0, carries: null, held: null }];
+  const segments = [];
+  let from = 0;
+  for (const chunk of found.chunks) {
+    const core = chunk.text.trim();
+    const unit = found.text.indexOf(core, from);
+    if (unit < 0 || !core) return whole;
+    const start = Array.from(found.text.slice(0, unit)).length;
+    const lead = Array.from(chunk.text.slice(0, chunk.text.indexOf(core))).length;
+    const carries = chunk.carries && chunk.carries.map(place => place - lead + start);
+    segments.push({ start, stop: text.length, influence: chunk.influence || 0, carries, held: chunk.held });
+    from = unit + core.length;
+  }
+  if (!segments.length) return whole;
+  segments[0].start = 0;
+  segments.forEach((segment, at) => { if (at) segments[at - 1].stop = segment.start; });
+  return segments;
+}
+
+function marked(text, segment, overlaps) {
+  const inside = (place, spans) => spans.some(([start, stop]) => start <= place && place < stop);
+  const same = overlaps.map(each => [each.start, each.stop]);
+  const carry = segment.carries ? [segment.carries] : [];
+  const edges = new Set([segment.start, segment.stop]);
+  for (const span of [...same, ...carry]) {
+    for (const place of span) if (place > segment.start && place < segment.stop) edges.add(place);
+  }
+  const places = [...edges].sort((a, b) => a - b);
+  return places.slice(0, -1).map((start, at) => {
+    const piece = text.slice(start, places[at + 1]).join("");
+    const words = inside(start, same) ? make("mark", {}, piece) : piece;
+    return inside(start, carry) ? make("span", { className: "carry" }, words) : words;
+  });
+}
+
+/* ---- saving, links ---- */
+
+async function save(answer, form) {
+  try {
+    const blob = await (await request("export", { ...answer.question, format: form })).blob();
+    const link = make("a", { href: URL.createObjectURL(blob), download: `answer.${form}` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    say(`Saved answer.${form}.`);
+  } catch (error) {
+    tellError(error, answer.told);
+  }
+}
+
+async function copyLink() {
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say("The link is copied: it opens this answer, for as long as the server runs.");
+  } catch {
+    say("The address of this page is the link.");
+  }
+}
+
+/* ---- verification ---- */
+
+function drawVerification(answer) {
+  const above = answer.record.hits.filter(hit => hit.above_line && hit.influence > 0);
+  const wanted = (above.length ? above : answer.record.hits.slice(0, 1)).map(hit => hit.document);
+  const seeds = make("input", { type: "number", min: "1", max: "1000", value: "5", id: `seeds-${Date.now()}-${Math.random()}` });
+  const random = make("input", { type: "number", min: "1", max: "1000", value: "5", id: `${seeds.id}-r` });
+  const begin = make("button", { type: "button" }, "Verify");
+  const cancel = make("button", { type: "button", hidden: true }, "Cancel");
+  const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Models that are trained" });
+  const told = make("p", { role: "status" });
+  let job = null;
+  begin.addEventListener("click", async () => {
+    begin.disabled = true;
+    told.className = "";
+    told.textContent = "Starting …";
+    try {
+      job = await ask("verify", { ...answer.question, documents: wanted, seeds: Number(seeds.value),
+        random: Number(random.value) });
+      cancel.hidden = bar.hidden = false;
+      await follow(job.id, bar, told);
+    } catch (error) {
+      tellError(error, told);
+    } finally {
+      begin.disabled = false;
+      cancel.hidden = bar.hidden = true;
+    }
+  });
+  cancel.addEventListener("click", () => {
+    cancel.disabled = true;
+    request(`verify/${job.id}`, null, { method: "DELETE" }).catch(error => tellError(error, told))
+      .finally(() => { cancel.disabled = false; });
+  });
+  if (!wanted.length) return null;
+  const which = wanted.length === 1 ? `without ${wanted[0]}` : `without the ${wanted.length} documents above the line`;
+  return make("details", {}, make("summary", {}, "Verify: did the response depend on it?"),
+    make("p", { className: "faint" }, `Trains models again, some with all documents, some ${which}, some without `
+      + "as many random ones. That takes minutes or hours; models that are trained are kept."),
+    make("div", { className: "buttons" },
+      make("div", { className: "field narrow" }, make("label", { htmlFor: seeds.id }, "Seeds"), seeds),
+      make("div", { className: "field narrow" }, make("label", { htmlFor: random.id }, "Random sets"), random),
+      begin, cancel),
+    bar, told);
+}
+
+async function follow(id, bar, told) {
+  const answer = await request(`verify/${id}`);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += value;
+    const events = rest.split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const kind = event.match(/^event: (.*)$/m)[1];
+      const record = JSON.parse(event.match(/^data: (.*)$/m)[1]);
+      if (kind === "progress" && record.state === "running") {
+        if (record.total) { bar.max = record.total; bar.value = record.done; }
+        const count = record.total ? `${record.done} of ${record.total} models: ` : "";
+        told.textContent = `${count}${record.message}`;
+      } else if (kind === "result") {
+        told.textContent = record.sentence;
+        told.className = "verdict";
+      } else if (kind === "error") {
+        tellError(record, told);
+        told.className = "error";
+      } else if (kind === "end" && record.state === "cancelled") {
+        told.textContent = record.message;
+      }
+    }
+  }
+}
+
+/* ---- beginning ---- */
+
+async function followAddress() {
+  const questions = readAddress();
+  if (!questions.length) return;
+  following = true;
+  answers.length = 0;
+  toForm(questions[0][0]);
+  try {
+    for (const [at, [question, words]] of questions.entries()) await put(question, at, words);
+  } finally {
+    following = false;
+    writeAddress();
+  }
+}
+
+$("ask").addEventListener("submit", event => {
+  event.preventDefault();
+  put(fromForm(), 0);
+});
+$("beside").addEventListener("click", () => {
+  if ($("ask").reportValidity()) put(fromForm(), 1);
+});
+$("prompt").addEventListener("keydown", event => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("ask").requestSubmit();
+  }
+});
+$("index").addEventListener("change", offerChat);
+$("reader-close").addEventListener("click", () => $("reader").close());
+addEventListener("hashchange", followAddress);
+
+(async () => {
+  try {
+    served = (await ask("indexes")).indexes;
+    $("index").replaceChildren(...served.map(each => make("option", { value: each.name }, each.name)));
+    offerChat();
+    const about = served.map(each => `${each.name}: ${each.documents.toLocaleString("en")} documents`);
+    say(about.join("; "));
+    await followAddress();
+    if (!answers.length) $("prompt").focus();
+  } catch (error) {
+    tellError(error);
+  }
+})();

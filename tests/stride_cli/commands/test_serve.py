@@ -1,0 +1,602 @@
+"""`stride serve` on a small real run: what it answers, whom it refuses, and `stride query` that asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.data.workspace import WorkspacePath
+from stride_cli.errors import MissingExtraError, QueryError, UsageError
+from stride_cli.schema import json_schema
+from stride_cli.serve.app import ROUTES
+from stride_cli.serve.client import find_server
+from stride_cli.serve.options import LARGEST_BODY, ServeOptions
+from stride_cli.serve.overlaps import verbatim_runs
+from stride_cli.serve.presence import Presence, ServedPlace
+from stride_cli.serve.questions import OPTIONS, parse_question
+from stride_cli.serve.running import Server
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+testclient = pytest.importorskip("starlette.testclient", reason="httpx is not installed")
+
+PROMPT = "The French Revolution began in"
+TOKEN = "a-token-of-tests-0123456789"
+
+
+@pytest.fixture(scope="module")
+def server(workspace: Path) -> Iterator[Server]:
+    """One that listens, in a thread."""
+    place = WorkspacePath(workspace / "run.stride")
+    opened = Server([place], ServeOptions(port=0, token=TOKEN))
+    thread = threading.Thread(target=opened.run)
+    thread.start()
+    yield opened
+    opened.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Any:
+    return testclient.TestClient(
+        server.app,
+        base_url=f"http://127.0.0.1:{server.address.port}",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        raise_server_exceptions=False,
+    )
+
+
+def post(client: Any, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code in (200, 202), answer.text
+    record = answer.json()
+    Draft202012Validator(json_schema(record["schema"])).validate(record)
+    return record
+
+
+def assert_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The same answer, but for the last digits."""
+    assert one["response"] == other["response"]
+    assert [hit["document"] for hit in one["hits"]] == [hit["document"] for hit in other["hits"]]
+    strengths = [[hit["influence"] for hit in each["hits"]] for each in (one, other)]
+    assert strengths[0] == pytest.approx(strengths[1], rel=1e-4, abs=1e-4)
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize(
+    "flags, body",
+    [
+        ("", {}),
+        ("--response 1789 --top 3 --bottom 2", {"response": "1789", "top": 3, "bottom": 2}),
+        ("--stability --prior pairs --read 0", {"stability": True, "prior": "pairs", "read": 0}),
+        ("--no-shrink --lambda-ratio 0.1 --explain", {"shrink": False, "lambda_ratio": 0.1, "explain": True}),
+    ],
+)
+def test_the_answer_is_the_record_that_stride_query_prints(
+    run: Callable[..., Any], client: Any, workspace: Path, flags: str, body: dict[str, Any]
+) -> None:
+    line = f'query "{PROMPT}" --json --no-server --index {workspace}/run.stride {flags}'
+    (printed,) = run(line).records
+    exactly = post(client, "/query", prompt=PROMPT, alone=True, **body)
+    assert without_times(exactly) == without_times(printed)
+    assert list(exactly) == list(printed)
+    # chunks that were read before: the same to many digits, and the same order
+    warm = post(client, "/query", prompt=PROMPT, **body)
+    assert_alike(warm, printed)
+
+
+def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
+    prompts = [
+        {"prompt": PROMPT, "id": "a"},
+        "",
+        {"prompt": "Rome was", "response": "built"},
+        {"id": 7},
+        "\0",
+    ]
+    answer = client.post("/query", json={"prompts": prompts, "top": 2})
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    records = [json.loads(line) for line in answer.text.splitlines()]
+    for record in records:
+        Draft202012Validator(json_schema(record["schema"])).validate(record)
+    kinds = [record["schema"].split("/")[0].removeprefix("stride.") for record in records]
+    assert kinds == ["answer", "bad_input", "answer", "bad_input", "bad_input"]
+    assert [record.get("id") for record in records] == ["a", None, None, "7", None]
+    assert [record.get("line") for record in records] == [None, 2, None, 4, 5]
+    single = post(client, "/query", prompt=PROMPT, top=2)
+    assert_alike(records[0], single)
+
+
+def test_those_who_ask_at_once_get_what_they_would_get_alone(client: Any) -> None:
+    prompts = [f"In {year} the king of" for year in range(1700, 1706)]
+    alone = [post(client, "/query", prompt=prompt, top=3) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: post(client, "/query", prompt=prompt, top=3), prompts))
+    for one, other in zip(alone, together, strict=True):
+        assert_alike(one, other)
+
+
+def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, server: Server) -> None:
+    found = post(client, "/tokens", prompt=PROMPT, top=5)
+    answer = post(client, "/query", prompt=PROMPT, top=5)
+    assert "".join(piece["text"] for piece in found["pieces"]) == found["response"] == answer["response"]
+    rows, whole = np.array(found["influence"]), np.array(found["whole"])
+    assert (
+        rows.shape == (answer["scored_tokens"], len(found["documents"])) == (len(found["losses"]), whole.size)
+    )
+    assert np.mean(found["losses"]) == pytest.approx(answer["loss"], rel=1e-4)
+    scale = np.abs(whole).max()
+    np.testing.assert_allclose(rows.sum(axis=0), whole, atol=1e-4 * scale)
+    assert np.abs(rows).max() > 0.1 * scale and found["documents"][:5] == [
+        h["document"] for h in answer["hits"]
+    ]
+    # what every chunk has by its own gradient, asked of the whole response and not made smaller
+    session = server.service.shelf.find(None).session()
+    options = QueryOptions(read=session.index.n_chunks, shrink=False)
+    dense = np.zeros(session.index.n_chunks)
+    weights = session.query(PROMPT, options).influences
+    dense[weights.indices] = weights.values
+    for document, influence in zip(found["documents"], found["whole"], strict=True):
+        chunks = session.index.document_chunks(server.service.shelf.find(None).number(document))
+        if len(chunks) == 1:
+            assert influence == pytest.approx(dense[chunks[0]], abs=1e-4 * scale)
+
+
+def test_a_document_comes_whole_with_what_it_shares_and_what_of_it_matters(
+    client: Any, workspace: Path
+) -> None:
+    listed = (workspace / "corpus.jsonl").read_text().splitlines()
+    texts = {record["id"]: record["text"] for record in map(json.loads, listed)}
+    name = "history/french-revolution"
+    alone = client.get("/document", params={"id": name, "index": "run.stride"}).json()
+    Draft202012Validator(json_schema("stride.document/1")).validate(alone)
+    assert alone["text"] == texts[name] and alone["overlaps"] == [] and alone["stored"]
+    answer = post(client, "/query", prompt=PROMPT, response="1789")
+    beside = post(client, "/document", prompt=PROMPT, response="1789", document=name)
+    longest = max(beside["overlaps"], key=lambda each: each["words"])
+    assert beside["text"][longest["start"] : longest["stop"]] == "The French Revolution began in 1789"
+    hit = next(hit for hit in answer["hits"] if hit["document"] == name)
+    assert beside["influence"] == pytest.approx(hit["influence"], rel=1e-3)
+    assert beside["influence"] == pytest.approx(sum(chunk["influence"] for chunk in beside["chunks"]))
+    (chunk, *_) = beside["chunks"]
+    start, stop = chunk["carries"]
+    assert 0 <= start < stop <= len(chunk["text"]) and 0 < chunk["held"] <= 1
+
+
+def test_an_answer_is_saved_as_page_table_and_record(client: Any) -> None:
+    saved = {
+        form: client.post("/export", json={"prompt": PROMPT, "format": form, "top": 3})
+        for form in ("html", "csv", "json")
+    }
+    for form, answer in saved.items():
+        assert answer.status_code == 200
+        assert f"answer.{form}" in answer.headers["content-disposition"]
+    record = json.loads(saved["json"].text)
+    header, *rows = saved["csv"].text.splitlines()
+    assert header.startswith("prompt,response,verdict,sign,rank,document") and len(rows) == len(
+        record["hits"]
+    )
+    assert (
+        saved["html"].text.startswith("<!doctype html>")
+        and record["hits"][0]["document"] in saved["html"].text
+    )
+
+
+def test_the_interface_is_described_route_by_route(client: Any) -> None:
+    described = client.get("/openapi.json").json()
+    assert {path: set(each) for path, each in described["paths"].items()} == {
+        path: set(each) for path, each in ROUTES.items()
+    }
+    body = described["paths"]["/query"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(OPTIONS) < set(body["properties"])
+    for name in set(body["properties"]) - {"prompts"}:  # each is a key that there is
+        parse_question({name: None, "prompt": "a"}, QueryOptions())
+    answers = described["paths"]["/query"]["post"]["responses"]["200"]["content"]["application/json"]
+    Draft202012Validator(answers["schema"]).validate(post(client, "/query", prompt=PROMPT))
+    assert all(
+        "default" in operation["responses"]
+        for each in described["paths"].values()
+        for operation in each.values()
+    )
+
+
+@pytest.mark.parametrize(
+    "body, status, message",
+    [
+        (b"", 400, "no JSON"),
+        (b"{", 400, "no JSON"),
+        (b"[1]", 400, "a list of 1"),
+        (b'{"prompt": NaN}', 400, "no JSON number"),
+        (b"\xff", 400, "not UTF-8"),
+        (b"[" * 100_000, 400, "nested too deeply"),
+        (b"{}", 422, "give 'prompt'"),
+        (b'{"prompt": ""}', 422, "empty"),
+        (b'{"prompt": 3}', 422, "a whole number"),
+        (b'{"prompt": "a\\u0000"}', 422, "NUL"),
+        (b'{"prompt": "\\ud800"}', 422, "surrogate"),
+        (b'{"prompt": "a", "prompts": ["b"]}', 422, "one of them"),
+        (b'{"prompts": []}', 400, "a list of 0"),
+        (b'{"prompts": {}}', 400, "an object"),
+        (b'{"prompt": "a", "tpo": 3}', 400, "'tpo'"),
+        (b'{"prompt": "a", "top": "3"}', 400, "'top' is a string"),
+        (b'{"prompt": "a", "top": -3}', 400, "'top' is -3"),
+        (b'{"prompt": "a", "top": 1.5}', 400, "'top' is a number"),
+        (b'{"prompt": "a", "top": true}', 400, "'top' is true"),
+        (b'{"prompt": "a", "lambda_ratio": 1e999}', 400, "'lambda_ratio' is inf"),
+        (b'{"prompt": "a", "prior": "none"}', 400, "tfidf or pairs"),
+        (b'{"prompt": "a", "span": "b", "response": "c"}', 422, "not in the response"),
+        (b'{"prompt": "a", "index": "other"}', 404, "no index 'other'"),
+        (b'{"prompt": "a", "index": 3}', 400, "'index' is a whole number"),
+        (b'{"prompt": "' + b"a " * 2000 + b'", "response": "b"}', 422, "context"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_told(client: Any, body: bytes, status: int, message: str) -> None:
+    answer = client.post("/query", content=body, headers={"Content-Type": "application/json"})
+    told = answer.json()
+    Draft202012Validator(json_schema("stride.error/1")).validate(told)
+    assert answer.status_code == status and message in told["message"] and told["fix"], told
+
+
+@pytest.mark.parametrize(
+    "path, body, status, message",
+    [
+        ("/tokens", {"prompts": ["a"]}, 400, "expected 'prompt'"),
+        ("/document", {"prompt": "a"}, 400, "there is no 'document'"),
+        ("/document", {"prompt": "a", "document": "none"}, 404, "no document 'none'"),
+        ("/export", {"prompt": "a", "format": "pdf"}, 400, "html, csv or json"),
+        ("/verify", {"prompt": "a", "documents": []}, 400, "no list of ids"),
+        ("/verify", {"prompt": "a", "documents": ["none"]}, 404, "no document"),
+        ("/verify", {"prompt": "a", "seeds": 0}, 400, "'seeds' is 0"),
+        ("/verify", {"prompt": "a", "command": "rm"}, 400, "no key 'command'"),
+        ("/nothing", {}, 404, "no such address"),
+        ("/indexes", {}, 405, "no such method"),
+    ],
+)
+def test_what_is_wrong_elsewhere_is_told_too(
+    client: Any, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == status and message in answer.json()["message"], answer.text
+    assert client.get("/document").status_code == 400 and client.get("/verify/none").status_code == 404
+
+
+def test_a_defect_is_told_in_a_line_and_in_full_on_stderr(
+    client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*given: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("stride_cli.serve.app.document_record", broken)
+    answer = client.get("/document", params={"id": "history/french-revolution"})
+    assert answer.status_code == 500 and "Traceback" not in answer.text
+    assert answer.json()["kind"] == "InternalError" and "by zero" in answer.json()["message"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": f"Basic {TOKEN}"}, 401),
+        ({"Authorization": "Bearer \u00e9"}, 401),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "evil.example:{port}"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Host": "127.0.0.1:{port}@evil.example"}, 421),
+        ({"Host": "127.0.0.1:99999"}, 421),
+        ({"Host": ""}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://127.0.0.1:{port}"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}, 403),
+        ({"Content-Length": str(LARGEST_BODY + 1)}, 413),
+        ({"Content-Length": "-1"}, 413),
+        ({"Host": "localhost:{port}"}, 200),
+        ({"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_who_may_ask(client: Any, server: Server, headers: dict[str, str], status: int) -> None:
+    given = {name: value.replace("{port}", str(server.address.port)) for name, value in headers.items()}
+    raw = {name: value.encode("utf-8") for name, value in given.items()}
+    answer = client.get("/indexes", headers=raw)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        assert answer.json()["schema"] == "stride.error/1" and answer.json()["fix"]
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_the_page_is_opened_by_its_url_and_may_do_nothing_else(client: Any, server: Server) -> None:
+    bare = {"Authorization": ""}
+    assert client.get("/", headers=bare).status_code == 401
+    assert client.get("/indexes", params={"token": TOKEN}, headers=bare).status_code == 401
+    opened = client.get("/", params={"token": TOKEN}, headers=bare)
+    assert opened.status_code == 200 and TOKEN not in opened.text
+    assert server.address.url.endswith(f"/?token={TOKEN}")
+    # a link to it may be followed from elsewhere; it is shown in no frame
+    linked = bare | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", params={"token": TOKEN}, headers=linked).status_code == 200
+    framed = bare | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}
+    assert client.get("/", params={"token": TOKEN}, headers=framed).status_code == 403
+    policy = opened.headers["content-security-policy"]
+    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    for part in ("style=", "<style", "onclick", "http://", "https://"):
+        assert part not in opened.text
+    for name in ("page.js", "page.css", "icon.svg"):
+        part = client.get(f"/{name}", headers=bare)
+        assert part.status_code == 200 and name in opened.text
+        assert "http://" not in part.text.replace("http://www.w3.org/2000/svg", "")
+    assert "innerHTML" not in client.get("/page.js").text
+
+
+def test_a_body_without_a_length_is_cut_off_too(client: Any) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(LARGEST_BODY >> 16):
+            yield b"a" * (1 << 16)
+        yield b'"}'
+
+    answer = client.post("/query", content=pieces(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413 and "expected at most 1,048,576" in answer.json()["message"]
+    plain = client.post("/query", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 415
+
+
+def test_stride_query_asks_the_server(
+    run: Callable[..., Any], server: Server, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = server.presence.file
+    assert file is not None and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    line = f'query "{PROMPT}" --json --top 3 --index {workspace}/run.stride'
+    by_itself = run(f"{line} --no-server")
+    opened: list[Any] = []
+    monkeypatch.setattr("stride_cli.api.Session.open", lambda *given, **named: opened.append(given))
+    by_server = run(line)
+    assert not opened and by_server.code == 0 and by_server.err == by_itself.err == ""
+    times = [json.dumps(record["seconds"]) for record in (*by_itself.records, *by_server.records)]
+    assert by_itself.out.replace(times[0], "") == by_server.out.replace(times[1], "")
+    piped = run(
+        f"query - --json --explain --index {workspace}/run.stride", stdin=f'{PROMPT}\n{{"prompt": "Rome"}}\n'
+    )
+    assert [record["prompt"] for record in piped.records] == [PROMPT, "Rome"] and not opened
+    wrong = run(f'query "{PROMPT}" --response Paris --span London --index {workspace}/run.stride')
+    assert wrong.code == 2 and "is not in the response" in wrong.err and "fix:" in wrong.err and not opened
+    # opened in another way, or not the same index: the usual way
+    for other in ("--dtype bf16", "--device cpu", f"--model {workspace}/model"):
+        with contextlib.suppress(AssertionError, AttributeError):
+            run(f"{line} {other}")
+        assert opened, other
+        opened.clear()
+    assert find_server(WorkspacePath(workspace / "other.stride")) is None
+
+
+def test_a_terminal_shows_the_same(server: Server, workspace: Path) -> None:
+    from rich.console import Console
+
+    from stride_cli.commands.rendering import render_answer
+    from stride_cli.serve.client import ServedSession
+
+    found = find_server(WorkspacePath(workspace / "run.stride"))
+    assert found is not None
+    served = ServedSession(*found, halves=None, stability=False, open_session=lambda: pytest.fail("opened"))
+    options = QueryOptions(top=3, bottom=2, check=True)
+    (by_server,) = served.outcomes([{"prompt": PROMPT}], options)
+    index = server.service.shelf.find(None)
+    question = parse_question({"prompt": PROMPT}, options)
+    answer = index.session().query(PROMPT, question.options_for(index.session().index))
+    shown = []
+    for each in (answer, by_server):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            render_answer(each, verbose=True, explained=True, console=Console(width=200))  # type: ignore[arg-type]
+        shown.append([line for line in out.getvalue().splitlines() if "stability 0" not in line])
+    assert shown[0] == shown[1] and len(shown[0]) > 10
+
+
+def test_a_server_that_is_gone_is_forgotten(
+    run: Callable[..., Any], workspace: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = WorkspacePath(workspace / "run.stride")
+    served = (ServedPlace.of("run.stride", place),)
+    nobody = _free_port()
+    version = server.presence.version
+    gone = [
+        Presence(os.getpid(), "127.0.0.1", nobody, TOKEN, version, served),  # nobody listens
+        Presence(2**22 - 3, "127.0.0.1", server.address.port, TOKEN, version, served),  # no such process
+        Presence(os.getpid(), "127.0.0.1", server.address.port, "another-token-0123", version, served),
+    ]
+    for presence in gone:
+        assert presence.tell() and presence.file is not None and presence.file.exists()
+        assert find_server(place) is None
+        assert not presence.file.exists()
+    (tmp_path / "stride" / "servers" / "5-5.json").write_text('{"pid": "x"}')
+    answered = run(f'query "{PROMPT}" --json --top 1 --read 0 --index {workspace}/run.stride')
+    assert answered.code == 0 and len(answered.records) == 1
+    assert list((tmp_path / "stride" / "servers").iterdir()) == []
+    older = Presence(os.getpid(), "127.0.0.1", server.address.port, TOKEN, "0.0.0", served)
+    assert older.tell() and find_server(place) is None
+
+
+def test_an_index_that_changes_is_opened_again(
+    client: Any, server: Server, workspace: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run.stride"
+    shutil.copytree(workspace / "run.stride", copy)
+    from stride_cli.serve.indexes import ServedIndex
+
+    index = ServedIndex("run.stride", WorkspacePath(copy, str(workspace / "model")))
+    first = index.session()
+    assert index.session() is first and first.calibration is not None
+    shutil.rmtree(copy / "calibration")
+    assert index.session() is not first and index.session().calibration is None
+
+
+def test_what_cannot_be_served_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = WorkspacePath(workspace / "run.stride")
+    with pytest.raises(UsageError, match="--token is too short"):
+        Server([place], ServeOptions(token="short"))
+    with pytest.raises(UsageError, match="given twice"):
+        Server([place, place], ServeOptions(port=0))
+    with pytest.raises(UsageError, match="--port is 70000"):
+        ServeOptions(port=70000)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UsageError, match=r"nothing can listen at 127\.0\.0\.1"),
+    ):
+        Server([place], ServeOptions(port=taken.getsockname()[1]))
+    for package in ("uvicorn", "starlette.applications"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(MissingExtraError) as caught:
+                Server([place], ServeOptions(port=0))
+            assert "[serve]" in str(caught.value.fix)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted(workspace: Path, tmp_path: Path) -> None:
+    import signal
+    import subprocess
+    import urllib.request
+
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, -15)):
+        line = [sys.executable, "-m", "stride_cli", "serve", str(workspace / "run.stride"), "--port", "0"]
+        with subprocess.Popen(
+            line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None and process.stdout is not None
+            assert "opening" in process.stderr.readline()
+            told = process.stderr.readline()
+            url = told.split()[2]
+            assert url.startswith("http://127.0.0.1:") and "Ctrl-C" in told
+            with urllib.request.urlopen(url) as page:
+                assert b"Which training documents" in page.read()
+            assert len(list((tmp_path / "stride" / "servers").iterdir())) == 1
+            process.send_signal(number)
+            rest = process.stderr.read()
+            assert process.wait(20) == code and process.stdout.read() == ""
+            assert rest == ("interrupted\n" if number == signal.SIGINT else "")
+        assert list((tmp_path / "stride" / "servers").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_verification_runs_beside_and_is_told_as_it_goes_on(server: Server) -> None:
+    """Real training, in a process of its own; one that is cancelled ends, and what it trained is kept."""
+    import httpx
+
+    base = f"http://127.0.0.1:{server.address.port}"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=base, headers=headers, timeout=300) as client:
+        asked = {"prompt": PROMPT, "documents": ["history/french-revolution"], "seeds": 2, "random": 1}
+        job = client.post("/verify", json=asked).json()
+        assert job["state"] == "running"
+        assert client.post("/verify", json=asked).status_code == 409
+        assert client.post("/query", json={"prompt": PROMPT, "read": 0}).status_code == 200  # meanwhile
+        events = _events(client, job["id"])
+        kinds = [kind for kind, _ in events]
+        assert kinds[0] == "progress" and kinds[-2:] == ["result", "end"], events[-2:]
+        counts = [record["done"] for kind, record in events if kind == "progress"]
+        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 2
+        result = events[-2][1]
+        Draft202012Validator(json_schema("stride.verify_hit/1")).validate(result)
+        assert result["documents"][0]["document"] == "history/french-revolution" and result["trained"] == 6
+        again = client.post("/verify", json={**asked, "seeds": 40, "random": 5}).json()
+        deadline = time.monotonic() + 60
+        with client.stream("GET", f"/verify/{again['id']}") as lines:
+            for line in lines.iter_lines():
+                if '"retraining"' in line or time.monotonic() > deadline:
+                    break
+        begun = time.monotonic()
+        ended = client.delete(f"/verify/{again['id']}").json()
+        assert ended["state"] == "cancelled" and time.monotonic() - begun < 15
+        assert _events(client, again["id"])[-1][1]["state"] == "cancelled"
+        bad = client.post("/verify", json={"prompt": "a b", "response": "c", "top": 1, "seeds": 1}).json()
+        assert _events(client, bad["id"])[-1][0] == "end"
+
+
+def _events(client: Any, name: str) -> list[tuple[str, Any]]:
+    text = client.get(f"/verify/{name}").text
+    pairs = [event.split("\n") for event in text.strip().split("\n\n")]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in pairs]
+
+
+def test_verbatim_runs_are_the_longest_that_say_something() -> None:
+    text = "In 1789 the French Revolution began. It was the start; the Revolution, began in Paris."
+    runs = verbatim_runs(text, "The french revolution began in 1789")
+    assert [(text[start:stop], count) for start, stop, count in runs] == [
+        ("In 1789", 2),
+        ("the French Revolution began", 4),
+        ("Revolution, began in", 3),
+    ]
+    assert verbatim_runs("the of and", "the of and") == [] == verbatim_runs("", "a") == verbatim_runs("a", "")
+    generator = np.random.default_rng(0)
+    for _ in range(200):  # against the definition
+        document = generator.choice(list("abc"), 12).tolist()
+        asked = generator.choice(list("abc"), 6).tolist()
+        joined = " ".join(asked)
+        for start, stop, count in verbatim_runs(" ".join(document), joined):
+            run = " ".join(document)[start:stop]
+            assert run in joined and count == len(run.split())
+
+
+def test_questions_are_checked_as_flags_are() -> None:
+    question = parse_question({"prompt": "a", "halves": 6, "lambda_ratio": 1}, QueryOptions(top=4))
+    assert question.options.top == 4 and question.options.lambda_ratio == 1.0 and question.halves == 6
+    with pytest.raises(UsageError, match="expected 1 or more"):
+        parse_question({"prompt": "a", "max_new_tokens": 0}, QueryOptions())
+    bad = parse_question({"prompts": ["a", 3]}, QueryOptions()).prompts[1]
+    assert isinstance(bad, QueryError)
+
+
+def test_colours_of_the_page_have_contrast_in_light_and_dark() -> None:
+    style = files("stride_cli.serve").joinpath("page", "page.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", part))
+        for part in style.split("@media (prefers-color")[:2]
+    )
+    assert len(light) == len(dark) > 10
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    grounds = {"paper": ("ink", "faint", "link", "warn"), "card": ("ink", "faint"), "link": ("on-link",)}
+    grounds |= {"chosen": ("on-chosen",), "token": ("ink",), "carry": ("ink",), "same": ("ink",)}
+    for scheme in (light, dark):
+        for ground, texts in grounds.items():
+            for text in texts:
+                low, high = sorted((luminance(scheme[ground]), luminance(scheme[text])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+        for mark in ("supports", "opposes", "edge"):  # bars and borders
+            low, high = sorted((luminance(scheme["paper"]), luminance(scheme[mark])))
+            assert (high + 0.05) / (low + 0.05) >= 3, mark
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])

@@ -1,0 +1,225 @@
+"""The page of `stride serve` in headless Chromium: asked, read and compared by keyboard, wide and narrow, in
+light and dark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stride_cli.serve.running import Server
+from tests.stride_cli.commands.test_serve import PROMPT, server
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.slow
+
+__all__ = ["server"]  # a fixture
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The machine's Chromium; nothing is downloaded."""
+    found = os.environ.get("STRIDE_TEST_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("there is no Chromium on this machine (apt-get install chromium, or STRIDE_TEST_BROWSER)")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+class Page:
+    """A page that is opened at the server's URL, and what was complained of in it."""
+
+    def __init__(self, browser: Any, url: str, *, width: int = 1400, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.complaints: list[str] = []
+        self.page.on(
+            "console", lambda told: self.complaints.append(told.text) if told.type == "error" else None
+        )
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.requests: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(url)
+        self.page.wait_for_selector("#index option", state="attached")
+
+    def ask(self, prompt: str = PROMPT, *, count: int = 1) -> None:
+        """By keyboard: the prompt has the focus when the page opens."""
+        self.page.keyboard.type(prompt)
+        self.page.keyboard.press("Enter")
+        self.wait(count)
+
+    def wait(self, count: int = 1) -> None:
+        self.page.wait_for_selector(f'#answers[aria-busy="false"] .answer:nth-child({count}) .token')
+
+    def axe(self) -> list[str]:
+        """What axe-core finds wrong."""
+        self.page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{each['id']}: {node['html'][:120]}" for each in found["violations"] for node in each["nodes"]
+        ]
+
+    def fits(self) -> bool:
+        """Whether nothing is wider than the window."""
+        wide = "document.documentElement.scrollWidth <= innerWidth"
+        return bool(self.page.evaluate(wide))
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_it_is_readable_wide_and_narrow_light_and_dark(
+    browser: Any, server: Server, width: int, scheme: str
+) -> None:
+    pytest.importorskip(
+        "axe_playwright_python", reason="axe-playwright-python, which holds axe-core, is absent"
+    )
+    opened = Page(browser, server.address.url, width=width, scheme=scheme)
+    page = opened.page
+    assert opened.axe() == [] and opened.fits()
+    page.fill("#bottom", "3")
+    page.focus("#prompt")
+    opened.ask()
+    # the verdict stands first, above what was said and the documents
+    places = [page.locator(part).first.bounding_box()["y"] for part in (".verdict", ".said", ".hit")]
+    assert places == sorted(places)
+    page.locator(".answer details summary").first.click()  # of the verification
+    page.locator(".token").first.focus()
+    page.keyboard.press("Space")
+    assert opened.axe() == [] and opened.fits()
+    _picture(page, f"answer-{width}-{scheme}")
+    page.locator(".hit button").first.click()
+    page.wait_for_selector(".two .text")
+    assert opened.axe() == [] and opened.fits()
+    _picture(page, f"document-{width}-{scheme}")
+    page.keyboard.press("Escape")
+    page.fill("#prompt", "The capital of Kenya is")
+    page.click("#beside")
+    opened.wait(2)
+    assert opened.axe() == [] and opened.fits()
+    tops = [each.bounding_box()["y"] for each in page.locator(".answer").all()]
+    assert (tops[0] == tops[1]) == (width == 1400)  # side by side where there is room
+    _picture(page, f"compared-{width}-{scheme}")
+    page.fill("#prompt", "a\0b".replace("\0", " ") * 400)
+    page.click("#go")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "fix:" in page.inner_text("#error") and opened.axe() == []
+    assert [told for told in opened.complaints if "422" not in told] == []
+    home = server.address.url.partition("/?")[0]
+    assert all(url.startswith((home, "blob:", "data:")) for url in opened.requests)
+    opened.close()
+
+
+def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Path) -> None:
+    opened = Page(browser, server.address.url)
+    page = opened.page
+    keys = page.keyboard
+    opened.ask()
+    whole = page.locator(".hit .plain").all_inner_texts()
+    assert whole and "Documents that support this" in page.inner_text("h3 >> nth=0")
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(60):
+            keys.press("Tab")
+            if page.evaluate(f"document.activeElement.matches({json.dumps(wanted)})"):
+                return
+        raise AssertionError(f"no way to {wanted}")
+
+    tab_to(".token")
+    keys.press("ArrowRight")
+    keys.press("Space")
+    word = page.evaluate("document.activeElement.textContent").strip()
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert f"Documents that support “{word}”" in page.inner_text("h3 >> nth=0")
+    chosen = page.locator(".hit .plain").all_inner_texts()
+    keys.press("Shift+ArrowRight")
+    assert page.locator('.token[aria-pressed="true"]').count() == 2
+    # the address says all of it: opened elsewhere, it is the same
+    again = Page(browser, page.url)
+    again.wait()
+    assert again.page.locator('.token[aria-pressed="true"]').count() == 2
+    assert (
+        again.page.locator(".hit .plain").all_inner_texts() == page.locator(".hit .plain").all_inner_texts()
+    )
+    assert again.page.input_value("#prompt") == PROMPT
+    again.close()
+    keys.press("Escape")
+    assert page.locator(".hit .plain").all_inner_texts() == whole and chosen
+    tab_to(".hit .plain")
+    keys.press("Enter")
+    page.wait_for_selector(".two .text")
+    assert page.inner_text("#reader-title") == whole[0]
+    assert page.locator("#reader mark").count() > 0 and "of it in the highlighted part" in page.inner_text(
+        "#reader"
+    )
+    keys.press("Escape")
+    assert not page.locator("#reader").is_visible()
+    assert page.evaluate("document.activeElement.textContent") == whole[0]  # where one was
+    with page.expect_download() as saved:
+        page.click("text=Save as CSV")
+    table = tmp_path / "answer.csv"
+    saved.value.save_as(table)
+    assert table.read_text().startswith("prompt,response,verdict") and whole[0] in table.read_text()
+    page.fill("#prompt", "The capital of Kenya is")
+    page.click("#beside")
+    opened.wait(2)
+    assert page.locator(".answer h2").all_inner_texts() == ["Answer 1", "Answer 2"]
+    two = Page(browser, page.url)
+    two.wait(2)
+    assert (
+        two.page.locator(".answer .said").all_inner_texts() == page.locator(".answer .said").all_inner_texts()
+    )
+    assert opened.complaints == two.complaints == []
+    two.close()
+    opened.close()
+
+
+def test_words_are_chosen_by_dragging(browser: Any, server: Server) -> None:
+    opened = Page(browser, server.address.url)
+    opened.ask()
+    tokens = opened.page.locator(".token")
+    boxes = [tokens.nth(place).bounding_box() for place in (0, 1)]
+    centres = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+    opened.page.mouse.move(*centres[0])
+    opened.page.mouse.down()
+    opened.page.mouse.move(*centres[1], steps=4)
+    opened.page.mouse.up()
+    assert opened.page.locator('.token[aria-pressed="true"]').count() == 2
+    opened.page.click("text=Back to the whole response")
+    assert opened.page.locator('.token[aria-pressed="true"]').count() == 0
+    opened.close()
+
+
+def test_a_verification_is_begun_seen_and_cancelled(browser: Any, server: Server) -> None:
+    opened = Page(browser, server.address.url)
+    opened.ask("The French Revolution began in")
+    page = opened.page
+    page.click("summary:has-text('Verify')")
+    page.locator("label:has-text('Seeds') + input").fill("30")
+    page.click("button:has-text('Verify')")
+    page.wait_for_selector("text=/of [0-9]+ models/")
+    assert page.locator("progress").is_visible()
+    page.click("button:has-text('Cancel')")
+    page.wait_for_selector("text=what was trained is kept")
+    assert opened.complaints == []
+    opened.close()
+
+
+def _picture(page: Any, name: str) -> None:
+    """Kept for who wants to look, where STRIDE_TEST_PICTURES says."""
+    if folder := os.environ.get("STRIDE_TEST_PICTURES"):
+        page.screenshot(path=f"{folder}/{name}.png", full_page=True)
