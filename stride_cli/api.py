@@ -82,6 +82,7 @@ __all__ = [
 ]
 
 
+@progress("building the index")
 def build_index(
     sources: Sequence[str],
     *,
@@ -121,8 +122,7 @@ def build_index(
             )
         _refuse_options_of_text(options, reading or ReadOptions())
         return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
-    with progress("opening the model"):
-        tokenizer, weights = load_tokenizer(model_path), model_fingerprint(model_path)
+    tokenizer, weights = load_tokenizer(model_path), model_fingerprint(model_path)
     local = Path(model_path).expanduser()
     model = build.IndexedModel(
         tokenizer,
@@ -186,6 +186,7 @@ def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None
     )
 
 
+@progress("fitting operators")
 def train(
     index_path: str | Path | RemotePath,
     options: TrainOptions | None = None,
@@ -228,7 +229,7 @@ def train(
     from index_format.reader import Index
     from index_format.writer import GroupWriter
 
-    with without_collection(), progress("starting"):  # most of it is importing
+    with without_collection():  # most of it is importing
         from stride_cli.data.batches import ChunkReader
         from stride_cli.operators.checkpoints import (
             find_checkpoints,
@@ -377,6 +378,7 @@ def _train_record(
     }
 
 
+@progress("calibrating")
 def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
     """Ask an index prompts about which no corpus says anything; from then on its answers have verdicts.
 

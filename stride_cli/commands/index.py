@@ -174,16 +174,18 @@ def append(
     Operators stay too, but have not seen the new chunks until `stride train` is run again.
     """
     from index_format.reader import Index
-    from stride_cli.corpus.build import append_to_index
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.checkpoint import load_tokenizer
-    from stride_cli.models.loading import path_of_model
     from stride_cli.signing import signed_by
 
     path = writable_index(index)
     signer = signed_by(path)
     begin = time.monotonic()
-    tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
+    with output.progress("opening the index and its tokenizer"):
+        from stride_cli.corpus.build import append_to_index
+        from stride_cli.models.fingerprints import tokenizer_fingerprint
+        from stride_cli.models.language.checkpoint import load_tokenizer
+        from stride_cli.models.loading import path_of_model
+
+        tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
     extended = append_to_index(
         path,
         corpus,

@@ -98,11 +98,22 @@ def pairs_alone(chunks: Sequence[np.ndarray]) -> float:
     return float((ends - starts)[alone].sum() / len(pairs))
 
 
+def _beginning(tokenizer: Any, tokens: list[int]) -> list[int]:
+    """The first few tokens, half of them at most, up to the end of a word where one ends soon."""
+    count = min(_BEGINNING, max(1, len(tokens) // 2))
+    ends = (
+        place
+        for place in range(count, min(2 * count, len(tokens)))
+        if not str(tokenizer.decode([tokens[place]]))[:1].isalnum()
+    )
+    return tokens[: next(ends, count)]
+
+
 def _go_on(path: str, chunks: Sequence[np.ndarray]) -> list[tuple[str, str]]:
     model: Any = load_model(path)
     found = []
     for number in sorted({0, len(chunks) // 2, len(chunks) - 1})[:_SHOWN]:
-        given = [int(token) for token in chunks[number][: min(_BEGINNING, max(1, len(chunks[number]) // 2))]]
+        given = _beginning(model.tokenizer, chunks[number].tolist())
         said = model.generate(given, _CONTINUATION) if len(given) < model.context_length else []
         found.append(tuple(model.tokenizer.decode(ids, skip_special_tokens=True) for ids in (given, said)))
     return found

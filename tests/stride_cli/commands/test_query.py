@@ -399,7 +399,10 @@ def test_appended_chunks_are_marked_as_unseen(run, workspace: Path, tmp_path: Pa
     more.write_text(
         json.dumps({"id": "new", "text": "The French Revolution began in 1789, they say."}) + "\n"
     )
-    assert run(f"index append {more} --index {copy}").code == 0
+    appended = run(f"index append {more} --index {copy}")
+    assert appended.code == 0
+    # without --overwrite, stride train says that there are operators already
+    assert appended.err.endswith(f"; next: stride train --index {copy} --overwrite\n")
     answer = run(f"query {PROMPT} --index {copy} --top 61").records[0]
     assert 0.9 < answer["measurement"]["coverage"] < 1
     assert {hit["document"]: hit["seen"] for hit in answer["hits"]}.get("new", False) is False
