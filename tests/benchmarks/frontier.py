@@ -244,5 +244,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model")
     parser.add_argument("--space")
     parser.add_argument("--alpha", type=float, default=0.5)
-    for row in run(parser.parse_args(arguments)):
+    parser.add_argument(
+        "--estimates", action="store_true", help="what to keep of each chunk, to find those worth reading"
+    )
+    given = parser.parse_args(arguments)
+    rows = run
+    if given.estimates:
+        from tests.benchmarks.candidates import rows
+    for row in rows(given):
         emit(row)
