@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks frontier --estimates`: what to keep of each chunk, to find those worth reading.
 
 Every estimate of the influences (Q, n) is judged alike, by what it keeps of a chunk (`bytes`): `read` 0, it
-stands alone; else only the `read` chunks that it ranks highest count, each with its direct readout: all end in
-the same influences and differ in what they find. `lds` against the retrained models in the
+stands alone; else only the `read` chunks that it ranks highest count, each with its direct readout. So all end
+in the same influences, and differ in what they find. `lds` against the retrained models in the
 index's ``truth/``, with its joint bootstrap standard error over queries and subsets; `lds_shrunk` of the same
 scores, small ones made smaller as `stride query` does in pre-training. `recall10` and `recall50`: how many of
 the chunks that are strongest by the direct readout are among those read.
@@ -173,7 +173,7 @@ def of_subsets(direct: np.ndarray, task: Any, size: int, ratio: float, design: s
 
 
 def read(direct: np.ndarray, guide: np.ndarray, count: int) -> tuple[np.ndarray, dict[str, float]]:
-    """The direct readout of the `count` chunks that `guide` ranks highest; how many of its strongest these are."""
+    """The direct readout of the `count` chunks that `guide` ranks highest; its strongest among them."""
     strength = np.where(guide > 0, guide, -_OPPOSING * guide)
     chosen = np.zeros(direct.shape, bool)
     np.put_along_axis(chosen, np.argpartition(-strength, count, axis=1)[:, :count], True, axis=1)
