@@ -23,6 +23,20 @@ _REMEDY = (
 )
 
 
+def own_directory(path: Path) -> bool:
+    """Make a directory of this user's alone, parents too; whether it is one now that can be written.
+
+    What is loaded from it is trusted: nobody else may have put it there.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError:
+        return False
+    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    return stat.S_ISDIR(found.st_mode) and ours and os.access(path, os.W_OK)
+
+
 def is_inside(name: str) -> bool:
     """Whether a name, with slashes, stays below the directory that it is joined to."""
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))

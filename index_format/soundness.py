@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from index_format.confined import own_directory
 from index_format.errors import RESTORE, IndexDamaged
 
 _WORTH_BYTES = 1 << 20  # less is read again sooner than it is looked up
@@ -71,7 +72,7 @@ class Soundness:
         if self._known is None:
             self._known = set()
             place = self._place()
-            if place is not None:
+            if place is not None and place.is_file() and own_directory(place.parent):
                 with contextlib.suppress(OSError, ValueError):
                     lines = place.read_text(encoding="ascii").splitlines()
                     self._known.update(_parse(line) for line in lines)
@@ -86,12 +87,11 @@ class Soundness:
             return
         self._remembered().update(new)
         place = self._place()
-        if place is None:
+        if place is None or not own_directory(place.parent):
             return
         lines = "".join(" ".join(map(str, each)) + "\n" for each in new)
         with contextlib.suppress(OSError):  # without a home, or with a full disk, it is not kept
             if not place.exists():
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _forget_old(place.parent)
             handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
             try:

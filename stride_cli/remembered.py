@@ -9,8 +9,8 @@ import contextlib
 from pathlib import Path
 from typing import Literal
 
+from index_format.confined import own_directory
 from index_format.durable import replace_file
-from stride_cli.startup import own_directory
 
 Kind = Literal["code", "places", "corpora"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from index_format.confined import own_directory
 from stride_cli.interrupts import at_once
 
 
@@ -130,20 +130,6 @@ def kernel_cache() -> Path | None:
     owner = os.getuid() if hasattr(os, "getuid") else "user"
     shared = Path(tempfile.gettempdir(), f"stride-kernels-{owner}")
     return shared / name if own_directory(shared) and own_directory(shared / name) else None
-
-
-def own_directory(path: Path) -> bool:
-    """Make a directory of this user's alone, parents too; whether it is one now that can be written.
-
-    What is loaded from it is run: nobody else may have put it there.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-    except OSError:
-        return False
-    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return stat.S_ISDIR(found.st_mode) and ours and os.access(path, os.W_OK)
 
 
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from index_format.confined import own_directory
 from index_format.durable import replace_file
 from stride_cli import __version__
 from stride_cli.remembered import state_directory
-from stride_cli.startup import own_directory
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath

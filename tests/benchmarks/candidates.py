@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks frontier --estimates`: what to keep of each chunk, to find those worth reading.
 
-Every estimate of the influences (Q, n) is judged alike, by what it keeps of a chunk (`bytes`): `read` 0, it
-stands alone; else only the `read` chunks that it ranks highest count, each with its direct readout. So all end
-in the same influences, and differ in what they find. `lds` against the retrained models in the
+Every estimate of the influences (Q, n) is judged alike, by what it keeps of a chunk (`bytes`). `read` 0: it
+stands alone; else only the `read` chunks that it ranks highest count, each with its direct readout: all end
+with the same influences, and differ in what they find. `lds` against the retrained models in the
 index's ``truth/``, with its joint bootstrap standard error over queries and subsets; `lds_shrunk` of the same
 scores, small ones made smaller as `stride query` does in pre-training. `recall10` and `recall50`: how many of
 the chunks that are strongest by the direct readout are among those read.
