@@ -28,11 +28,13 @@ Examples:
 def export(
     files: Annotated[
         list[Path],
-        typer.Argument(help="What stride query --json or stride audit --json printed; - for stdin."),
+        typer.Argument(
+            metavar="FILES...", help="What stride query --json or stride audit --json printed; - for stdin."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")],
     *,
-    given: Annotated[dict[str, Any], Flags(ExportOptions)],
+    chosen: Annotated[dict[str, Any], Flags(ExportOptions)],
     json: Json = False,
 ) -> None:
     """Write saved answers or audits as a SQLite database, a CSV or a Parquet file.
@@ -46,7 +48,7 @@ def export(
     from stride_cli.report.drawing import check_place
 
     begin = time.monotonic()
-    kind = ExportOptions(**given).to or kind_by_suffix(out, TARGETS)
+    kind = ExportOptions(**chosen).to or kind_by_suffix(out, TARGETS)
     if kind is None:
         raise UsageError(
             f"the name '{out}' says no format (expected .sqlite, .csv or .parquet)", fix="--to sqlite"

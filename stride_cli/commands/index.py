@@ -98,7 +98,7 @@ IndexArgument = Annotated[
 @with_flags
 def build(
     corpus: Annotated[
-        list[str] | None, typer.Argument(metavar="CORPUS...", help=_CORPUS_HELP, show_default=False)
+        list[str] | None, typer.Argument(metavar="[CORPUS...]", help=_CORPUS_HELP, show_default=False)
     ] = None,
     *,
     model: Annotated[

@@ -11,6 +11,8 @@ TARGETS = ("sqlite", "csv", "parquet")
 
 @dataclass(frozen=True)
 class ExportOptions(Options):
-    """As what saved answers are written; None: as the name of the file says."""
+    """What saved records become; None: as the name of the file ends."""
 
-    to: str | None = option(None, "Default: as the name of the file to write ends.", choices=TARGETS)
+    to: str | None = option(
+        None, "Default: as the name of the file to write ends.", choices=TARGETS, listed=True
+    )

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import shutil
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from stride_cli.models.language.language_recipe import RECORDED, Recipe, version
 from stride_cli.models.language.structure import context_length
 from stride_cli.models.loading import model_fingerprint
 from stride_cli.output import note
+from stride_cli.training.adapters import lora_rank, refuse_other_adapters, whole_model
 from stride_cli.training.recorded_corpus import CORPUS, Recorded, write_corpus
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, save_model
 
@@ -37,6 +39,7 @@ _ORDER_RULE = (
 )
 _BLOCK_SIZE = 512
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_unfinished: dict[Path, RunDirectory] = {}  # of this process; a notebook trains again after Ctrl-C
 
 
 class StrideCallback(TrainerCallback):
@@ -95,6 +98,7 @@ class StrideCallback(TrainerCallback):
             return
         model, tokenizer = given["model"], given.get("processing_class")
         _refuse_unknown(args, tokenizer)
+        refuse_other_adapters(model)
         loader = given["train_dataloader"]
         self._order = _RecordedOrder.of(loader)
         examples = _examples(self._dataset, loader)
@@ -103,6 +107,8 @@ class StrideCallback(TrainerCallback):
         corpus = write_corpus(examples, tokenizer, staged)
         try:
             recipe = _recipe(args, state, model, tokenizer, corpus)
+            if (left := _unfinished.pop(self._out.absolute(), None)) is not None:
+                left.release()
             request = {"kind": RECORDED, "recipe": json.loads(replace(recipe, versions={}).to_json())}
             run = RunDirectory(self._out, request, overwrite=self._overwrite)
         except BaseException:
@@ -111,6 +117,7 @@ class StrideCallback(TrainerCallback):
         staged.replace(run.model / CORPUS)
         run.save_recipe(recipe)
         self._run, self._log = run, []
+        _unfinished[self._out.absolute()] = run
         parts = self._checkpoints + 1
         self._marks = {round(state.max_steps * part / parts) for part in range(1, parts)} - {0}
         self._record_arguments(args, corpus)
@@ -120,6 +127,7 @@ class StrideCallback(TrainerCallback):
     ) -> None:
         if self._run is not None and self._order is not None:
             self._order.epoch = math.floor((state.epoch or 0) + 1e-6)
+            self._save_order()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -128,7 +136,7 @@ class StrideCallback(TrainerCallback):
             return
         directory = self._run.model / "checkpoints" / f"step-{state.global_step:06d}"
         shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
-        save_model(given["model"], given["processing_class"], directory)
+        self._save_model(given, directory)
         self._save_moments(state.global_step, given)
 
     def on_log(
@@ -156,19 +164,24 @@ class StrideCallback(TrainerCallback):
     ) -> None:
         if self._run is None:
             return
-        run, model = self._run, given["model"]
+        run = self._run
         recipe = run.load_recipe()
         assert recipe is not None
         run.save_recipe(replace(recipe, steps=state.global_step, epochs=float(state.epoch or recipe.epochs)))
         self._save_order()
         self._save_moments(state.global_step, given)
-        save_model(model, given["processing_class"], run.model)
+        self._save_model(given, run.model)
         run.save_log(self._log)
         run.publish()
+        _unfinished.pop(self._out.absolute(), None)
         self._run = None
         note(f"recorded the training in {self._out}; next: stride index build --from-run {self._out}")
 
     # ---- what is written ----
+
+    def _save_model(self, given: dict[str, Any], directory: Path) -> None:
+        model, weights = whole_model(given["model"])
+        save_model(model, given["processing_class"], directory, weights)
 
     def _record_arguments(self, args: TrainingArguments, corpus: Recorded) -> None:
         """What decides the weights beside the recipe, in the trainer's own words; no token is among it."""
@@ -192,10 +205,12 @@ class StrideCallback(TrainerCallback):
             return
         folder = self._run.model / "order"
         make_directory(folder)
-        for epoch, numbers in self._order.drawn.items():
+        for epoch in [epoch for epoch in self._order.drawn if epoch <= self._order.epoch]:
             data = io.BytesIO()
-            np.save(data, np.asarray(numbers, np.int64))
+            np.save(data, np.array(self._order.drawn[epoch], np.int64))
             replace_file(folder / f"epoch-{epoch:03d}.npy", data.getvalue())
+            if epoch < self._order.epoch:  # it is over
+                del self._order.drawn[epoch]
 
     def _save_moments(self, step: int, given: dict[str, Any]) -> None:
         from safetensors.torch import save_file
@@ -232,13 +247,14 @@ class _RecordedOrder:
     Attributes
     ----------
     epoch : int             the pass that is drawn next
-    drawn : dict            pass → numbers of examples; of one begun again, the last time
+    drawn : dict            pass → numbers of examples; of one begun again, the last time. Of those that are
+                            over until they are written
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self.epoch = 0
-        self.drawn: dict[int, list[int]] = {}
+        self.drawn: dict[int, array[int]] = {}
 
     @classmethod
     def of(cls, loader: Any) -> _RecordedOrder | None:
@@ -254,7 +270,7 @@ class _RecordedOrder:
         return made
 
     def __iter__(self) -> Iterator[int]:
-        numbers: list[int] = []
+        numbers = array("q")
         self.drawn[self.epoch] = numbers
         for number in self._sampler:
             numbers.append(int(number))
@@ -327,6 +343,7 @@ def _recipe(
         clip=float(args.max_grad_norm or 0.0),
         dtype="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         seed=int(args.data_seed if args.data_seed is not None else args.seed),
+        lora_rank=lora_rank(model),
         order=_ORDER_RULE,
         corpus={"sources": [CORPUS], "fingerprint": corpus.fingerprint, "documents": corpus.documents},
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),

@@ -154,6 +154,10 @@ class RunDirectory:
         shutil.rmtree(self.partial)
         self._lock.release()
 
+    def release(self) -> None:
+        """Let go of what is unfinished, for another to go on with."""
+        self._lock.release()
+
     def __enter__(self) -> RunDirectory:
         return self
 

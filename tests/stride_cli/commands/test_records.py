@@ -32,6 +32,7 @@ LINES = (
     ("index plan", "--chunks 1000", ["stride.index_plan/1"]),
     ("index plan", "corpus.jsonl --model model", ["stride.index_plan/1"]),
     ("index build", "corpus.jsonl --model model", ["stride.index/1"]),
+    ("index build", "--from-run model --out again.stride", ["stride.index/1"]),
     ("index build", "digits.npz --model mlp --out mlp.stride", ["stride.index/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),
     ("train", "--index run.stride --device cpu", ["stride.train/1"]),

@@ -17,6 +17,7 @@ from stride_cli.formats.columns import columns_of, hit_columns, hit_rows
 from stride_cli.formats.frames import frame, html_table
 from stride_cli.schema import RECORDS
 from stride_cli.schema.answer_records import AnswerRecord
+from tests.stride_cli.commands.test_rendering import answer
 
 COLUMNS = [
     "answer", "id", "verdict", "prompt", "response", "generated", "scored_tokens", "loss", "unit", "list",
@@ -136,6 +137,17 @@ def test_a_frame_has_the_same_columns(record, monkeypatch) -> None:
     with pytest.raises(MissingExtraError, match="pandas") as caught:
         frame(record())
     assert "[frames]" in str(caught.value.fix)
+
+
+def test_an_answer_is_both_in_python() -> None:
+    """By its record, so that what is told there is told here."""
+    found = answer()
+    shown = found.to_frame()
+    assert list(shown.columns) == COLUMNS
+    hits = [*found.to_record()["hits"], *found.to_record()["opposers"]]
+    assert shown["document"].tolist() == [hit["document"] for hit in hits]
+    assert shown["influence"].tolist() == [hit["influence"] for hit in hits]
+    assert "history/one" in found._repr_html_() and "by correlation only" in found._repr_html_()
 
 
 def test_a_notebook_shows_the_verdict_first_and_text_as_text(record) -> None:

@@ -21,6 +21,7 @@ from tests.tiny_models import tiny_nanochat
 
 pytest.importorskip("accelerate")
 datasets = pytest.importorskip("datasets")
+trains = pytest.mark.slow  # to import the Trainer and what comes with it takes five seconds
 STEPS = 10  # of four examples: a pass over thirty, and two steps of the next
 
 
@@ -35,7 +36,7 @@ def examples(documents: list[dict[str, str]], tokenizer: Any) -> Any:
 def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, **changes: Any) -> Any:
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
-    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer, model = copy.deepcopy(tokenizer), changes.pop("model", None)
     tokenizer.pad_token = tokenizer.bos_token
     settings = {
         "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_strategy": "no",
@@ -55,7 +56,7 @@ def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, **chang
         seed=3, **settings,
     )  # fmt: skip
     trainer = Seen(
-        model=tiny_nanochat(len(tokenizer)),
+        model=tiny_nanochat(len(tokenizer)) if model is None else model,
         args=arguments,
         train_dataset=data,
         processing_class=tokenizer,
@@ -79,6 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, documents, tokenizer) -> tuple
     return folder / "run", trainer
 
 
+@trains
 def test_a_training_is_recorded_whole(run, documents) -> None:
     out, trainer = run
     assert {path.name for path in out.iterdir()} >= {
@@ -103,6 +105,7 @@ def test_a_training_is_recorded_whole(run, documents) -> None:
     assert all(torch.equal(kept[name], value) for name, value in trainer.model.state_dict().items())
 
 
+@trains
 def test_the_order_is_that_in_which_examples_came(run, documents) -> None:
     out, trainer = run
     first, second = (np.load(out / "order" / f"epoch-{epoch:03d}.npy") for epoch in range(2))
@@ -112,6 +115,7 @@ def test_the_order_is_that_in_which_examples_came(run, documents) -> None:
     assert drawn[: len(trainer.rows)] == trainer.rows and len(trainer.rows) >= 38
 
 
+@trains
 def test_adams_moments_are_kept(run) -> None:
     from safetensors import safe_open
 
@@ -125,6 +129,7 @@ def test_adams_moments_are_kept(run) -> None:
     assert (out / "moments" / "step-000005.safetensors").is_file()
 
 
+@trains
 def test_recording_changes_no_weight(run, documents, tokenizer, tmp_path: Path) -> None:
     _, trainer = run
     alone = make_trainer(tmp_path, tokenizer, examples(documents, tokenizer), None)
@@ -133,6 +138,7 @@ def test_recording_changes_no_weight(run, documents, tokenizer, tmp_path: Path) 
         assert torch.equal(one, other)
 
 
+@trains
 def test_an_index_needs_nothing_else(run, tmp_path: Path) -> None:
     out, _ = run
     index = api.build_index_of_run(
@@ -152,6 +158,7 @@ def test_an_index_needs_nothing_else(run, tmp_path: Path) -> None:
         find_run(tmp_path)
 
 
+@trains
 def test_to_retrain_it_is_refused_with_the_reason(run, tmp_path: Path) -> None:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -167,6 +174,7 @@ def test_to_retrain_it_is_refused_with_the_reason(run, tmp_path: Path) -> None:
     assert "--command" in str(caught.value.fix)
 
 
+@trains
 def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_path: Path) -> None:
     from transformers import TrainerCallback
 
@@ -185,7 +193,6 @@ def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not (tmp_path / "run").exists() and (tmp_path / "run.partial" / "model" / "order").is_dir()
-    trainer.callback_handler.callbacks[-2]._run._lock.release()  # as the end of its process does
     trainer = make_trainer(
         tmp_path, tokenizer, data, StrideCallback(tmp_path / "run", dataset=data), **changes
     )
@@ -193,6 +200,7 @@ def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_
     assert read_recipe(tmp_path / "run").steps == STEPS and not (tmp_path / "run.partial").exists()  # type: ignore[union-attr]
 
 
+@trains
 def test_what_cannot_be_recorded_is_refused_before_the_first_step(
     documents, tokenizer, tmp_path: Path
 ) -> None:
@@ -251,3 +259,34 @@ def test_tokens_become_the_texts_that_they_were(documents, tokenizer, tmp_path: 
     write_corpus([{"input_ids": tokens[0], "labels": labels}], tokenizer, tmp_path / "corpus.jsonl")
     found = json.loads((tmp_path / "corpus.jsonl").read_text())
     assert found["prompt"] + found["response"] == texts[0] and found["prompt"]
+
+
+@trains
+def test_low_rank_parts_are_in_the_weights_that_are_kept(documents, tokenizer, run, tmp_path: Path) -> None:
+    """An index needs the whole model; the one that is trained stays in two parts."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    from stride_cli import StrideCallback
+
+    base, _ = run
+    data = examples(documents, tokenizer)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    callback = StrideCallback(tmp_path / "run", dataset=data, checkpoints=1)
+    trainer = make_trainer(tmp_path, tokenizer, data, callback, model=model)
+    trainer.train()
+    assert any("lora_" in name for name, _ in trainer.model.named_parameters())
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "run").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    merged = trainer.model.merge_and_unload().state_dict()
+    assert kept.keys() == merged.keys() and all(torch.equal(kept[name], merged[name]) for name in kept)
+    assert any(not torch.equal(kept[name], before[name]) for name in kept)
+    recipe = read_recipe(tmp_path / "run")
+    assert recipe is not None and recipe.lora_rank == 4 and recipe.base == str(base.resolve())
+    assert recipe.base_fingerprint is not None
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", use_dora=True)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    callback = StrideCallback(tmp_path / "dora", dataset=data)
+    with pytest.raises(UsageError, match="trained by DoRA"):
+        make_trainer(tmp_path, tokenizer, data, callback, model=model).train()
