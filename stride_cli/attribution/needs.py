@@ -62,18 +62,17 @@ def measure_needs(
     from stride_cli.corpus.build import sample_corpus
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.options import PlanOptions
-    from stride_cli.corpus.plan import choose_block_size, plan_index
-    from stride_cli.models.language.language_recipe import was_finetuned
+    from stride_cli.corpus.plan import choose_block_size, choose_design, plan_index
     from stride_cli.output import progress
 
     tokenizer = model.tokenizer
     size = choose_block_size(None, context_length(model_path))
     with progress("looking at the corpus"):
         sample = sample_corpus(sources, tokenizer=tokenizer, block_size=size, reading=reading)
-    finetuned = was_finetuned(model_path)
-    plan = plan_index(sample.counts, PlanOptions(), finetuned=finetuned, vocabulary=len(tokenizer))
+    subsets, _ = choose_design(sample.counts.chunks)
     with progress("measuring how long it will take"):
-        seconds, measured = _seconds(model, sample, plan.n_subsets)
+        seconds, measured, gates = _seconds(model, sample, subsets)
+    plan = plan_index(sample.counts, PlanOptions(gate_dimension=gates), vocabulary=len(tokenizer))
     return Needs(
         documents=sample.counts.documents,
         chunks=plan.n_chunks,
@@ -87,8 +86,10 @@ def measure_needs(
     )
 
 
-def _seconds(model: AttributableModel, sample: SampledCorpus, n_subsets: int) -> tuple[float, int]:
-    """Seconds of a fit and its null prompts, and the tokens that they were measured on.
+def _seconds(
+    model: AttributableModel, sample: SampledCorpus, n_subsets: int
+) -> tuple[float, int, int | None]:
+    """Seconds of a fit and its null prompts, the tokens that they were measured on, and p.
 
     Every kind of work is done once, on little, and counted as often as it will be done; what is done once
     for the first time (a kernel is compiled, a device wakes up) is not measured.
@@ -110,7 +111,7 @@ def _seconds(model: AttributableModel, sample: SampledCorpus, n_subsets: int) ->
 
     few, more = reader(_FEW), reader(_MORE)
     if more.scored_tokens() == 0:
-        return 0.0, 0  # the fit says what is wrong
+        return 0.0, 0, None  # the fit says what is wrong
     index: Any = SimpleNamespace(
         attributes={}, n_subsets=n_subsets, n_chunks=sample.counts.chunks, seed=0, path=None
     )
@@ -150,7 +151,7 @@ def _seconds(model: AttributableModel, sample: SampledCorpus, n_subsets: int) ->
     _, answered = _timed(lambda: [gate_responses(*pair) for pair in zip(gates, vector, strict=True)])
     spent += answered * (n_subsets / len(gates[0]) - 1)
     seconds += spent * math.ceil(_NULL_RESPONSES / _ASKED[0])
-    return seconds, here
+    return seconds, here, steered.gate_size
 
 
 def _shaped(chunks: Any, count: int, length: int) -> Any:

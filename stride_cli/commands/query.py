@@ -143,6 +143,7 @@ def query(
     if served is not None:
         found = answered(served, read_prompts(text, None), options, bad, given=asked, together=together)
         show_answers(found, out, bad, verbose=options.check, explained=explained)
+        bad.leave()
         return
     session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
     options = with_judges(options, session.index, given)
@@ -154,24 +155,26 @@ def query(
         prompts = read_prompts(text, file)
     found = answered(session, prompts, options, bad, given=asked, together=together)
     show_answers(found, out, bad, verbose=options.check, explained=explained)
+    bad.leave()
 
 
 def show_answers(
     found: Iterable[tuple[Prompt, Any]], out: AnswerOutput, bad: BadInput, *, verbose: bool, explained: bool
-) -> None:
-    """Every answer (an `Answer`, or a `ServedAnswer`) as it comes, where and how `out` says; then leaves with
-    the exit code that `bad` has come to."""
+) -> Any:
+    """Show every answer (an `Answer`, or a `ServedAnswer`) as it comes, where and how `out` says; returns the
+    last, or None."""
+    answer = None
     if out.format == "text":
         from stride_cli.commands.rendering import render_answer
 
         for _, answer in found:
             render_answer(answer, verbose=verbose, explained=explained)
-    else:
-        with out.opened() as take:
-            bad.emit = take
-            for prompt, answer in found:
-                take(_record(prompt, answer, explained))
-    bad.leave()
+        return answer
+    with out.opened() as take:
+        bad.emit = take
+        for prompt, answer in found:
+            take(_record(prompt, answer, explained))
+    return answer
 
 
 def _record(prompt: Prompt, answer: Any, explained: bool) -> dict[str, Any]:

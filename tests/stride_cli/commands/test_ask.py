@@ -117,6 +117,22 @@ def test_train_takes_the_model_that_was_trained_on_this_corpus_and_no_other(
         _trained(str(shorter), model, ReadOptions(), device="cpu")
 
 
+def test_on_a_terminal_an_answer_ends_with_how_to_test_it(
+    workspace: Path, run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stride_cli import output
+
+    monkeypatch.setattr(output, "wants_json", lambda flag: flag)
+    corpus, index = workspace / "corpus.jsonl", workspace / "run.stride"
+    asked = run(f"ask {corpus} 'The French Revolution began in' --index {index} --top 2")
+    assert asked.code == 0, asked.err
+    test = f"stride verify-hit 'The French Revolution began in' --index {index} --seeds 3 --random 2 --top 1"
+    guessing = "guessing" in asked.out
+    assert (f"test it by retraining: {test}\n" in asked.err) is not guessing
+    named = run(f"ask {corpus} 'The French Revolution began in' --index {index} --response ' 1789'")
+    assert named.code == 0 and "test it" not in named.err
+
+
 def test_a_rough_time_in_words() -> None:
     said = [duration(seconds) for seconds in (0.2, 1.4, 44, 89, 100, 5000, 90_000, 1e6)]
     assert said == [
