@@ -39,6 +39,7 @@ class TokenInfluences:
                                     document's chunks that were read; the sum over tokens is `whole`
     whole : (D,) float64            influence on the whole response, read in the same way by itself
     chunks : (t,) int64             that were read, ascending
+    strongest : (D,) int64          of each document, the chunk of these that moves the response most
     losses : (S,) float64           of the tokens, nats
     """
 
@@ -47,6 +48,7 @@ class TokenInfluences:
     values: np.ndarray
     whole: np.ndarray
     chunks: np.ndarray
+    strongest: np.ndarray
     losses: np.ndarray
 
 
@@ -94,8 +96,10 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     shown = [hit.document for hit in (*answer.supporters, *answer.opposers)]
     others = documents[np.argsort(-np.abs(total), kind="stable")].tolist()
     order = np.searchsorted(documents, list(dict.fromkeys([*shown, *others])))
+    by_strength = np.lexsort((-np.abs(whole), owner))  # each document's chunks together, the strongest first
+    strongest = chunks[by_strength][np.searchsorted(owner[by_strength], order)]
     return TokenInfluences(
-        positions, documents[order], values[:, order], total[order], chunks, losses[:-1].copy()
+        positions, documents[order], values[:, order], total[order], chunks, strongest, losses[:-1].copy()
     )
 
 

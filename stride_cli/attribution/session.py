@@ -527,7 +527,7 @@ class Session:
         if labels:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
-            passages = self._passages(query, chunks)
+            passages = self.passages(query, chunks)
         verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
@@ -653,7 +653,8 @@ class Session:
         names = self.model.classes
         return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
 
-    def _passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
+    def passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
+        """Of each chunk the sentence most like the query."""
         from stride_cli.recovery.passages import best_passage, rarity
 
         texts = {

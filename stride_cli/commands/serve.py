@@ -69,6 +69,11 @@ def serve(
     server = api.open_server(places, where, options)
 
     def started() -> None:
+        if not server.local:
+            note(
+                "warning: other machines can reach this server, and read what is sent to it: the token in "
+                "the URL is all that keeps them out"
+            )
         note(f"serving at {server.address.url} (Ctrl-C ends it)")
         if where.open:
             import webbrowser

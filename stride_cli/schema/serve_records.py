@@ -44,6 +44,7 @@ class TokensRecord(TypedDict):
     response: Annotated[str, "the continuation that is attributed"]
     pieces: list[PieceRecord]
     documents: Annotated[list[str], "ids of the documents that were read, a column each"]
+    passages: Annotated[list[str], "of each document, the sentence most like the query"]
     influence: Annotated[
         list[list[float]],
         "scored tokens × documents: a token's part of the document's influence on the whole response; the "

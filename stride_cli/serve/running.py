@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import secrets
@@ -68,8 +69,9 @@ class Server:
             self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
             self.service = Service(shelf, defaults or QueryOptions(), Worker(shelf.warm))
             self._app = build_app(self.service, self.address)
-            for index in shelf.indexes.values():
-                self.service.worker.call(index.session).result()
+            for index in shelf.indexes.values():  # here, where Ctrl-C may end what only imports
+                index.session()
+            self.service.worker.call(lambda: None)  # from now on there is something to read ahead
         except BaseException:
             self._socket.close()
             raise
@@ -105,6 +107,14 @@ class Server:
         finally:
             self.presence.forget()
             self._socket.close()
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine alone can reach it."""
+        try:
+            return ipaddress.ip_address(self.address.host).is_loopback
+        except ValueError:
+            return self.address.host == "localhost"
 
     def stop(self) -> None:
         """Let `run`, in another thread, come to its end."""

@@ -62,6 +62,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     answer, session = index.answer(prompt, options), index.session()
     found = token_influences(session, answer, options)
     factor = 1.0 if answer.scale is None else answer.scale.slope
+    passages = session.passages(answer.query, found.strongest.tolist())
     return {
         "schema": "stride.tokens/1",
         "index": index.name,
@@ -69,6 +70,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "response": answer.query.response,
         "pieces": _pieces(session, answer, found.positions),
         "documents": [session.index.document_id(int(number)) for number in found.documents],
+        "passages": [passages[chunk] for chunk in found.strongest.tolist()],
         "influence": (factor * found.values).tolist(),
         "whole": (factor * found.whole).tolist(),
         "losses": found.losses.tolist(),

@@ -162,11 +162,12 @@ async function divide(answer) {
 }
 
 function wordsOf(pieces) {
-  // tokens of one word are chosen together
+  // tokens of one word are chosen together, and what is nothing but space with what comes after it
   const words = [];
   for (const piece of pieces) {
     const last = words[words.length - 1];
-    const goesOn = last && /[\p{L}\p{N}]$/u.test(last.text) && /^[\p{L}\p{N}]/u.test(piece.text);
+    const goesOn = last && (!last.text.trim()
+      || (/[\p{L}\p{N}]$/u.test(last.text) && /^[\p{L}\p{N}]/u.test(piece.text)));
     if (goesOn && (last.rows.length > 0) === (piece.row !== null)) {
       last.text += piece.text;
       if (piece.row !== null) last.rows.push(piece.row);
@@ -234,7 +235,7 @@ function drawSaid(answer) {
   const buttons = answer.words.map((word, at) => {
     if (!word.rows.length) return make("span", { className: "unscored" }, word.text);
     return make("button", { type: "button", className: "token", tabIndex: -1, "aria-pressed": "false",
-      "data-at": String(at) }, word.text);
+      "aria-label": word.text.trim() ? null : "space", "data-at": String(at) }, word.text);
   });
   group.append(...buttons);
   const pressable = buttons.filter(each => each.tagName === "BUTTON");
@@ -294,10 +295,9 @@ function drawSaid(answer) {
 function chosenHits(answer) {
   // a document's influence on some words is the sum of these words' rows
   const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
-  const known = new Map([...answer.record.hits, ...answer.record.opposers].map(hit => [hit.document, hit]));
   const found = answer.tokens.documents.map((document, column) => {
     const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
-    const passage = known.has(document) ? known.get(document).passage : null;
+    const passage = answer.tokens.passages[column];
     return { document, influence, passage, sign: influence >= 0 ? "supports" : "opposes", flags: [] };
   });
   const all = found.reduce((sum, hit) => sum + Math.abs(hit.influence), 0) || 1;
