@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from stride_cli.api import demo_corpus
+from stride_cli.commands.demo import suggested
 from stride_cli.schema import json_schema
 from tests.benchmarks import figures, plot
 from tests.kept import kept
@@ -100,8 +103,9 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     install, command = INSTALL.strip().split(" && ")
     assert install == "pip install ."  # .ci/run does that
     assert (demonstrated / "stride-demo/demo.stride/operators/manifest.json").is_file()
-    answers = [json.loads(line) for line in shell(command, demonstrated).splitlines()]
+    answers = [json.loads(line) for line in shell(f"{command} 2>said", demonstrated).splitlines()]
     assert len(answers) == 10
+    _suggestions(shell, demonstrated)
     for answer in answers:
         jsonschema.validate(answer, json_schema("stride.answer/1"))
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
@@ -128,6 +132,22 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
         assert second["response"] == first["response"]
         assert {name: influences[name] for name in leading} == pytest.approx(leading, rel=1e-3, abs=1e-5)
     _verdicts(shell, facts, demonstrated / "stride-demo/demo.stride")
+
+
+def _suggestions(shell, demonstrated: Path) -> None:
+    """What the demo says to run next: the model knows the answer, the document that states it is on top."""
+    said = (demonstrated / "said").read_text(encoding="utf-8").partition("next:\n")[2].splitlines()
+    assert said == [f"  {command}" for command in suggested("stride-demo/demo.stride")]
+    facts = {prompt["prompt"]: prompt for prompt in demo_corpus()[1]}
+    asked = [command for command in said if command.startswith("  stride query")]
+    assert len(asked) == 3
+    for command in asked:
+        fact = facts[shlex.split(command)[2]]
+        (value,) = _values(shell(command, demonstrated))
+        top = value if "jq" in command else value["hits"][0]
+        assert top["document"] in fact["documents"]
+        assert "jq" in command or (fact["answer"] in value["response"] and value["verdict"] == "clear")
+        assert ("explanation" in value) == ("--explain" in command)
 
 
 def _verdicts(shell, facts: list[dict], index: Path) -> None:

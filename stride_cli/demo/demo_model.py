@@ -1,7 +1,7 @@
 """How the demo's model was made: `python -m stride_cli.demo.demo_model` trains it again and puts it here.
 
 Half of the demo's time would be its training. So its model comes with STRIDE, in half precision (its losses
-differ by less than 1e-3), with its recipe and its loss curve; `stride demo --train` trains it anew.
+differ by less than 1e-4), with its recipe and its loss curve; `stride demo --train` trains it anew.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stride_cli.training.options import TrainOptions
+
 if TYPE_CHECKING:
     from stride_cli.training.recorded_run import Trained
 
@@ -20,18 +22,17 @@ CORPUS = FOLDER / "corpus.jsonl"
 PROMPTS = FOLDER / "prompts.json"
 MODEL = FOLDER / "model"
 
-# enough to know the facts; at 24 epochs every loss is near zero, and no document's gradient stands out
-_EPOCHS = 12.0
-# two know as many of the facts as four, and take three quarters of the time to train; chosen among seven
-# settings by how many of the listed prompts find their document (all ten, as with four)
-_LAYERS = 2
+# Two layers know as many of the facts as four, and take three quarters of the time to train; chosen among seven
+# settings by how many of the listed prompts find their document (all ten, as with four). 12 passes are enough
+# to know the facts; after 24 every loss is near zero, and no document's gradient stands out.
+OPTIONS = TrainOptions(layers=2, epochs=12.0)
 
 
 def train_demo_model(corpus: Path, out: Path) -> Trained:
     """Train the demo's model on a copy of its corpus; raises what `train_model` does."""
-    from stride_cli.training.pretraining import TrainOptions, train_model
+    from stride_cli.training.pretraining import train_model
 
-    return train_model([str(corpus)], out, TrainOptions(layers=_LAYERS, epochs=_EPOCHS))
+    return train_model([str(corpus)], out, OPTIONS)
 
 
 def copy_demo_model(out: Path) -> None:
