@@ -15,7 +15,6 @@ from stride_cli.data.query_files import read_queries
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.compare import Ground
-from stride_cli.evaluation.metrics import ENOUGH_SUBSETS
 from stride_cli.evaluation.scoring import match_queries
 from stride_cli.output import note
 
@@ -148,11 +147,8 @@ class Bench:
             seed=self.index.seed,
             own_seed=truth.own_seed,
         )
-        if ground.n_subsets < ENOUGH_SUBSETS:
-            note(
-                f"warning: {ground.n_subsets} retrained subsets are few (expected {ENOUGH_SUBSETS} or more): "
-                "the correlations are rough, and so are their intervals"
-            )
+        for warning in ground.warnings:
+            note(f"warning: {warning}")
         return ground
 
     def lds(

@@ -65,6 +65,17 @@ class Ground:
         return seeds_in_words(self.n_seeds, self.own_seed)
 
     @property
+    def warnings(self) -> list[str]:
+        """What a reader of any number found on this ground should know, a clause each."""
+        enough = metrics.ENOUGH_SUBSETS
+        if self.n_subsets >= enough:
+            return []
+        return [
+            f"{self.n_subsets} retrained subsets are few (expected {enough} or more): the correlations are "
+            "rough, and so are their intervals"
+        ]
+
+    @property
     def n_queries(self) -> int:
         return self.measured.shape[0]
 

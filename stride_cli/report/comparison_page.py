@@ -24,6 +24,15 @@ from stride_cli.report.drawing import (
 )
 
 _LEFT, _RIGHT = 150, 30
+# eleven columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
+_PAGE_STYLE = (
+    STYLE
+    + """
+body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
+td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 18rem; }
+.warning { color: var(--c1); } .plot svg { min-width: 46rem; }
+"""
+)
 
 
 def write_page(path: Path, entries: Sequence[Entry], ground: Ground, *, index_name: str) -> None:
@@ -46,35 +55,47 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
         if ground.ceiling
         else "Trained from one seed a subset: how high an LDS the noise allows is not known."
     )
+    title = f"Attribution methods on {html_text(index_name)}"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Attribution methods on {html_text(index_name)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Attribution methods on {html_text(index_name)}</h1>",
+        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body><h1>{title}</h1>",
         f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
         f"{ground.seeds}, {ground.n_queries} queries, "
         f"by {ground.response}.</p>",
         "<p>LDS: how well the scores of a subset’s chunks, summed, predict what a model really retrained on "
         "that subset makes of a query. Spearman correlation over the subsets, mean over queries; intervals "
         f"are 95 % bootstraps over queries and subsets together. {ceiling}</p>",
+        *(
+            f'<p class="warning">{html_text(warning[0].upper() + warning[1:])}.</p>'
+            for warning in ground.warnings
+        ),
         _table(entries),
     ]
     if good:
         parts += [
             "<h2>LDS by method</h2>",
-            _lds_plot(good, ground, colours),
+            _scrolled("LDS by method", _lds_plot(good, ground, colours)),
             "<h2>LDS against cost</h2>",
             '<p class="faint">Seconds to fit the method and to score all queries.</p>',
-            _cost_plot(good, colours),
+            _scrolled("LDS against cost", _cost_plot(good, colours)),
         ]
     if any(entry.distribution for entry in good):
         parts += [
             "<h2>Concentration of influence</h2>",
             '<p class="faint">Part of the total absolute influence that the highest chunks hold, mean over '
             "queries. Dashed: the same for every chunk.</p>",
-            _concentration_plot([entry for entry in good if entry.distribution], colours),
+            _scrolled(
+                "Concentration of influence",
+                _concentration_plot([entry for entry in good if entry.distribution], colours),
+            ),
         ]
     return "\n".join([*parts, "</body></html>", ""])
+
+
+def _scrolled(name: str, wide: str) -> str:
+    """What may be wider than a screen, in a box that scrolls, by keyboard too."""
+    return f'<div class="wide plot" role="region" aria-label="{html_text(name)}" tabindex="0">{wide}</div>'
 
 
 def _table(entries: Sequence[Entry]) -> str:
@@ -112,7 +133,8 @@ def _table(entries: Sequence[Entry]) -> str:
         cells.append("–" if run.memory_bytes is None else f"{run.memory_bytes / 2**20:,.0f}")
         cells.append(f"{run.bytes_per_chunk:,.0f}")
         rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
-    return '<div class="wide"><table>' + "".join(f"<tr>{row}</tr>" for row in rows) + "</table></div>"
+    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    return _scrolled("Methods", table)
 
 
 def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str]) -> str:

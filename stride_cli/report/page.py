@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from stride_cli.characters import html_text, shortened
+from stride_cli.characters import html_text, page_policy, shortened
 from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, write_whole
@@ -111,14 +109,11 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
     answers : one or more
     title : str      for the head of the page
     """
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    # documents may hold anything: besides being escaped, nothing that this page did not bring may run
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     queries = f"{len(answers):,} " + ("query" if len(answers) == 1 else "queries")
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{page_policy(_SCRIPT)}">',
         '<link rel="icon" href="data:,">',
         f"<title>{html_text(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
         f"<h1>{html_text(title)}</h1>",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 from stride_cli.audit.formats import to_csv, to_sarif
-from stride_cli.audit.judge import LEAKED, Finding
+from stride_cli.audit.judge import LEAKED, NOTHING, Finding
 from stride_cli.audit.page import render_page
 from stride_cli.corpus.documents import Document
 
@@ -49,4 +50,22 @@ def test_sarif_and_page_steer_nothing() -> None:
         assert not set(text) & set("\x1b\x07\u202e")
     (result,) = json.loads(sarif)["runs"][0]["results"]
     assert result["properties"]["item"] == NASTY
-    assert "<script>" not in page and r"\x1b]0;owned\x07\u202e" in page
+    assert page.count("<script>") == 1  # its own
+    assert r"\x1b]0;owned\x07\u202e" in page
+
+
+def test_the_page_says_first_how_many_leaked_and_can_be_filtered() -> None:
+    findings = [
+        replace(finding(), document=Document(f"item {number}", text="a", line=1)) for number in range(9)
+    ]
+    findings = [*findings[:4], *(replace(each, verdict=NOTHING) for each in findings[4:])]
+    page = render_page(findings, benchmark="b", index_name="i", level=0.05)
+    body = page.partition("<body>")[2]
+    assert body.index("4 of 9 leaked") < body.index("Of the others") < body.index("<details")
+    assert "<title>4 of 9 leaked: " in page
+    assert body.count('<details data-verdict="0">') == 4 and body.count('<details data-verdict="3">') == 5
+    assert body.count('<span class="verdict v3">no evidence</span>') == 5  # a column of its own
+    assert 'id="filter"' in body and '<option value="3">no evidence</option>' in body
+    # a row shows that it opens; the script is the page's own, and no other runs
+    assert 'summary::before { content: "\\25b8"' in page and "[open] > summary::before" in page
+    assert "script-src 'sha256-" in page and "default-src 'none'" in page and "http" not in body

@@ -61,6 +61,8 @@ def test_page_is_well_formed_and_holds_everything(comparison, tmp_path: Path) ->
     assert text.count("<svg") == 3 and "nan" not in text.lower().replace("font", "")
     for part in ("run.stride", "a&lt;b:c=1", "no &lt;such&gt; thing", "noise ceiling", "method-8"):
         assert part in text, part
+    assert "20 retrained subsets are few (expected 30 or more)" in text
+    assert text.count('class="wide plot" role="region"') == 4  # the table and the plots scroll on a phone
     assert f"{entries[0].estimates['spearman'].mean:.3f}" in text
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
