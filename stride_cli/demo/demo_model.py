@@ -22,9 +22,9 @@ CORPUS = FOLDER / "corpus.jsonl"
 PROMPTS = FOLDER / "prompts.json"
 MODEL = FOLDER / "model"
 
-# Two layers know as many of the facts as four, and take three quarters of the time to train; chosen among seven
-# settings by how many of the listed prompts find their document (all ten, as with four). 12 passes are enough
-# to know the facts; after 24 every loss is near zero, and no document's gradient stands out.
+# Two layers know as many of the facts as four, and take three quarters of the time to train; chosen among
+# seven settings by how many of the listed prompts find their document (all ten, as with four). 12 passes are
+# enough to know the facts; after 24 every loss is near zero, and no document's gradient stands out.
 OPTIONS = TrainOptions(layers=2, epochs=12.0)
 
 
