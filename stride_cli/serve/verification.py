@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.serve_records import VerificationRecord
 
 _KEPT, _AT_ONCE = 32, 1  # jobs that are remembered; that run side by side
+_ALIVE = 2.0  # seconds after which who listens is told that it goes on, though nothing new is known
 _PATIENCE = 5.0  # seconds between asking the process to end, and ending it
 
 
@@ -100,7 +101,7 @@ class Verification:
             async with self._changed:
                 if self.to_record() == told:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), 15)
+                        await asyncio.wait_for(self._changed.wait(), _ALIVE)
             if self.to_record() == told:
                 yield "alive", {}
         if self.result is not None:

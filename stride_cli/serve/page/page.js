@@ -512,7 +512,9 @@ function drawVerification(answer) {
 async function follow(id, bar, told) {
   const answer = await request(`verify/${id}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const begun = Date.now();
   let rest = "";
+  let last = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
@@ -525,7 +527,10 @@ async function follow(id, bar, told) {
       if (kind === "progress" && record.state === "running") {
         if (record.total) { bar.max = record.total; bar.value = record.done; }
         const count = record.total ? `${record.done} of ${record.total} models: ` : "";
-        told.textContent = `${count}${record.message}`;
+        last = `${count}${record.message}`;
+        told.textContent = last;
+      } else if (kind === "alive") {
+        told.textContent = `${last}, ${Math.round((Date.now() - begun) / 1000)} s so far`;
       } else if (kind === "result") {
         told.textContent = record.sentence;
         told.className = "verdict";

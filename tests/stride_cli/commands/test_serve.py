@@ -21,11 +21,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, QueryError, UsageError
+from stride_cli.operators.gradients import KeptGradients, gradient_products
+from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
 from stride_cli.serve.app import ROUTES
 from stride_cli.serve.client import find_server
@@ -504,38 +507,53 @@ def test_the_command_serves_until_it_is_interrupted(workspace: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_verification_runs_beside_and_is_told_as_it_goes_on(server: Server) -> None:
+def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
+    run: Callable[..., Any], workspace: Path, tmp_path: Path
+) -> None:
     """Real training, in a process of its own; one that is cancelled ends, and what it trained is kept."""
     import httpx
 
-    base = f"http://127.0.0.1:{server.address.port}"
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=base, headers=headers, timeout=300) as client:
-        asked = {"prompt": PROMPT, "documents": ["history/french-revolution"], "seeds": 2, "random": 1}
-        job = client.post("/verify", json=asked).json()
-        assert job["state"] == "running"
-        assert client.post("/verify", json=asked).status_code == 409
-        assert client.post("/query", json={"prompt": PROMPT, "read": 0}).status_code == 200  # meanwhile
-        events = _events(client, job["id"])
-        kinds = [kind for kind, _ in events]
-        assert kinds[0] == "progress" and kinds[-2:] == ["result", "end"], events[-2:]
-        counts = [record["done"] for kind, record in events if kind == "progress"]
-        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 2
-        result = events[-2][1]
-        Draft202012Validator(json_schema("stride.verify_hit/1")).validate(result)
-        assert result["documents"][0]["document"] == "history/french-revolution" and result["trained"] == 6
-        again = client.post("/verify", json={**asked, "seeds": 40, "random": 5}).json()
-        deadline = time.monotonic() + 60
-        with client.stream("GET", f"/verify/{again['id']}") as lines:
-            for line in lines.iter_lines():
-                if '"retraining"' in line or time.monotonic() > deadline:
-                    break
-        begun = time.monotonic()
-        ended = client.delete(f"/verify/{again['id']}").json()
-        assert ended["state"] == "cancelled" and time.monotonic() - begun < 15
-        assert _events(client, again["id"])[-1][1]["state"] == "cancelled"
-        bad = client.post("/verify", json={"prompt": "a b", "response": "c", "top": 1, "seeds": 1}).json()
-        assert _events(client, bad["id"])[-1][0] == "end"
+    shutil.copy(workspace / "corpus.jsonl", tmp_path)  # of a model that takes a moment to train
+    for line in (
+        f"model train {tmp_path}/corpus.jsonl --out {tmp_path}/model --epochs 1 --width 32 --vocab 512",
+        f"index build {tmp_path}/corpus.jsonl --model {tmp_path}/model --out {tmp_path}/run.stride",
+        f"train --index {tmp_path}/run.stride --nulls 20",
+    ):
+        assert run(line).code == 0
+    small = Server([WorkspacePath(tmp_path / "run.stride")], ServeOptions(port=0, token=TOKEN))
+    thread = threading.Thread(target=small.run)
+    thread.start()
+    base = f"http://127.0.0.1:{small.address.port}"
+    asked = {"prompt": PROMPT, "documents": ["history/french-revolution"], "seeds": 2, "random": 1}
+    with httpx.Client(base_url=base, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120) as client:
+        try:
+            job = client.post("/verify", json=asked).json()
+            assert job["state"] == "running"
+            assert client.post("/verify", json=asked).status_code == 409
+            assert client.post("/query", json={"prompt": PROMPT, "read": 0}).status_code == 200  # meanwhile
+            events = _events(client, job["id"])
+            kinds = [kind for kind, _ in events]
+            assert kinds[0] == "progress" and kinds[-2:] == ["result", "end"], events[-2:]
+            counts = [record["done"] for kind, record in events if kind == "progress"]
+            assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 6
+            result = events[-2][1]
+            Draft202012Validator(json_schema("stride.verify_hit/1")).validate(result)
+            assert result["documents"][0]["document"] == "history/french-revolution"
+            assert result["trained"] == 6
+            more = client.post("/verify", json={**asked, "seeds": 1000, "random": 50}).json()
+            with client.stream("GET", f"/verify/{more['id']}") as lines:
+                assert any('"message": "retraining"' in line for line in lines.iter_lines())
+            begun = time.monotonic()
+            ended = client.delete(f"/verify/{more['id']}").json()
+            assert ended["state"] == "cancelled" and time.monotonic() - begun < 15
+            assert _events(client, more["id"])[-1][1]["state"] == "cancelled"
+            # of a response that no two documents support
+            bad = client.post("/verify", json={"prompt": "a", "response": "b", "top": 60, "read": 0}).json()
+            kind, told = _events(client, bad["id"])[-2]
+            assert kind == "error" and "documents support this response" in told["message"] and told["fix"]
+        finally:
+            small.stop()
+            thread.join(20)
 
 
 def _events(client: Any, name: str) -> list[tuple[str, Any]]:
@@ -561,6 +579,36 @@ def test_verbatim_runs_are_the_longest_that_say_something() -> None:
         for start, stop, count in verbatim_runs(" ".join(document), joined):
             run = " ".join(document)[start:stop]
             assert run in joined and count == len(run.split())
+
+
+def test_whoever_listens_is_told_of_progress_in_place_of_a_bar() -> None:
+    told: list[Any] = []
+    with progress_told_to(lambda *each: told.append(each)), progress("reading", 3) as bar:
+        bar.advance()
+        bar.describe("more")
+        bar.advance(2)
+    assert told == [("reading", 0.0, 3), ("reading", 1.0, 3), ("more", 3.0, 3)]
+
+
+def test_gradients_are_kept_up_to_so_many_bytes_and_answer_as_read_anew(server: Server) -> None:
+    session = server.service.shelf.find(None).session()
+    chunks, steered = session.workspace.chunks, session.steered[0]
+    rows, before = np.array([3, 5, 8, 13]), chunks.kept
+    queries = [torch.randn(2, space.gate_size) for space in steered.spaces]
+    try:
+        chunks.kept = None
+        anew = gradient_products(steered, queries, chunks, rows)
+        chunks.kept = KeptGradients(3 * 4 * steered.gate_size)  # of three chunks
+        gradient_products(steered, queries, chunks, rows[:3])
+        assert chunks.kept.known(steered, rows).tolist() == [3, 5, 8]
+        assert not chunks.kept.room_for(steered, 1)
+        again = gradient_products(steered, queries, chunks, rows)
+        assert chunks.kept.known(steered, rows).tolist() == [5, 8, 13]  # the one of longest ago has left
+        np.testing.assert_allclose(again, anew, rtol=1e-3, atol=1e-3 * np.abs(anew).max())
+        single = gradient_products(steered, [query[:1] for query in queries], chunks, rows)
+        np.testing.assert_allclose(single, anew[:, :1], rtol=1e-3, atol=1e-3 * np.abs(anew).max())
+    finally:
+        chunks.kept = before
 
 
 def test_questions_are_checked_as_flags_are() -> None:
