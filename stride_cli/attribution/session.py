@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
+_HITS_TOGETHER = 8  # hits whose chunks are looked at at once, for the sentences that carry their influence
 _TOGETHER = 64  # prompts of a file whose chunks are read in one pass, at most
 _OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
@@ -48,7 +49,8 @@ class Answer:
     query : Query
     loss : float                       mean nats per scored token
     supporters, opposers : list of Hit
-    passages : dict                    chunk number → its best-matching passage
+    passages : dict                    chunk number → the sentence of it that carries its influence, where
+                                       chunks are read; else the one most like the query
     solution : Solution                what the Lasso recovered
     influences : Solution              the same with the weights that documents are ranked by: read, shrunk
     method : "linear" or "exact"
@@ -528,6 +530,8 @@ class Session:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
             passages = self.passages(query, chunks)
+            if attributor.reads:
+                passages |= self._carrying(query, responses, shown)
         verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
@@ -652,6 +656,25 @@ class Session:
         """Labels of a classifier's rows."""
         names = self.model.classes
         return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
+
+    def _carrying(self, query: Query, responses: Any, hits: Sequence[Hit]) -> dict[int, str]:
+        """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them."""
+        import numpy as np
+
+        from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
+
+        steered, reader = self.steered[0], self.workspace.chunks
+        direction = direction_of(steered, query, responses[: self.operators.n_subsets])
+        found = {}
+        for start in range(0, len(hits), _HITS_TOGETHER):
+            some = hits[start : start + _HITS_TOGETHER]
+            batch = reader.batch(np.array([hit.chunk for hit in some]))
+            for hit, values in zip(some, token_influence(steered, direction, batch), strict=True):
+                tokens, supports = self.index.chunk_tokens(hit.chunk), hit.sign == "supports"
+                carried = carried_by(self.model.tokenizer, tokens, values, supports=supports)
+                if carried.passage:
+                    found[hit.chunk] = carried.passage
+        return found
 
     def passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
         """Of each chunk the sentence most like the query."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.report.carriers import carrying_span, token_influence, token_spans
+from stride_cli.attribution.carriers import carried_by, direction_of, token_influence, token_spans
 from stride_cli.report.explanation import caveats, explain, flags
 
 if TYPE_CHECKING:
@@ -205,11 +205,11 @@ def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:
     reader, hits = ChunkReader(session.index), [*answer.supporters, *answer.opposers]
     records = [*answer.to_record()["hits"], *answer.to_record()["opposers"]]
     own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
-    shown = []
+    direction, shown = direction_of(session.steered[0], answer.query, own), []
     for start in range(0, len(hits), _TOGETHER):
         group = hits[start : start + _TOGETHER]
         batch = reader.batch(np.array([hit.chunk for hit in group]))
-        found = token_influence(session.steered[0], own, batch)
+        found = token_influence(session.steered[0], direction, batch)
         for hit, record, values in zip(group, records[start:], found, strict=False):
             shown.append(_carried(session, answer, hit, record, values))
     return tuple(shown)
@@ -219,14 +219,10 @@ def _carried(
     session: Session, answer: Answer, hit: Hit, record: Mapping[str, Any], values: np.ndarray
 ) -> ShownHit:
     tokens = session.index.chunk_tokens(hit.chunk)
-    text, spans = token_spans(session.model.tokenizer, tokens)
-    signed = values[: len(spans)] * (1 if hit.sign == "supports" else -1)
-    start, stop = carrying_span(text, spans, signed)
-    if stop > start:
-        carrying = np.maximum(signed, 0.0)
-        inside = np.array([start < end and begin < stop for begin, end in spans])
-        held = float(carrying[inside].sum() / carrying.sum())
-        return _shown_hit(record, text=text, span=(start, stop), held=held, whole=True)
+    found = carried_by(session.model.tokenizer, tokens, values, supports=hit.sign == "supports")
+    if found.held is not None:
+        return _shown_hit(record, text=found.text, span=found.span, held=found.held, whole=True)
+    text = found.text
     passage = answer.passages.get(hit.chunk, "").strip("…")
     at = text.find(passage)
     span = (at, at + len(passage)) if at >= 0 else (0, 0)

@@ -142,7 +142,7 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
     if any(measured):
         parts.append(
             "<mark>Highlighted</mark> is the sentence that carries more of a chunk’s influence than any "
-            "other: its tokens respond most when the model is steered towards the query."
+            "other: its tokens have most in common with the query’s gradient."
         )
     elif measured:
         parts.append("<mark>Highlighted</mark> is the sentence of a chunk most like the query.")

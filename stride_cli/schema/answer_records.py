@@ -33,7 +33,11 @@ class HitRecord(TypedDict):
     ]
     sign: Annotated[str, '"supports" or "opposes"']
     chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
-    passage: Annotated[str, "the sentence of that chunk most like the query"]
+    passage: Annotated[
+        str,
+        "the sentence of that chunk that carries its influence, where chunks are read; else the one most "
+        "like the query",
+    ]
     label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
     seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
     neighbours: Annotated[

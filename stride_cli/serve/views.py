@@ -83,7 +83,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
 
 def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
     """The response in pieces of a token each; as one where the tokenizer does not give it back."""
-    from stride_cli.report.carriers import token_spans
+    from stride_cli.attribution.carriers import token_spans
 
     text, spans = token_spans(session.model.tokenizer, answer.query.ids)
     response = answer.query.response
@@ -144,7 +144,7 @@ def _overlaps(text: str, asked: str) -> list[OverlapRecord]:
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
     """Puts influences and carrying sentences to a document's chunks; the influence of all of them."""
-    from stride_cli.report.carriers import carrying_span, token_influence, token_spans
+    from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
 
     factor = 1.0 if answer.scale is None else answer.scale.slope
     solution = answer.influences
@@ -153,16 +153,14 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
         each["influence"] = factor * weights.get(each["chunk"], 0.0)
     looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
     own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
+    direction = direction_of(session.steered[0], answer.query, own)
     for each in looked:
         batch = session.workspace.chunks.batch(np.array([each["chunk"]]))
-        (values,) = token_influence(session.steered[0], own, batch)
-        text, spans = token_spans(session.model.tokenizer, session.index.chunk_tokens(each["chunk"]))
-        signed = values[: len(spans)] * (-1 if (each["influence"] or 0.0) < 0 else 1)
-        start, stop = carrying_span(text, spans, signed)
-        if stop > start:
-            carrying = np.maximum(signed, 0.0)
-            inside = np.array([begin < stop and start < end for begin, end in spans])
-            each["carries"], each["held"] = [start, stop], float(carrying[inside].sum() / carrying.sum())
+        (values,) = token_influence(session.steered[0], direction, batch)
+        tokens, supports = session.index.chunk_tokens(each["chunk"]), (each["influence"] or 0.0) >= 0
+        found = carried_by(session.model.tokenizer, tokens, values, supports=supports)
+        if found.held is not None:
+            each["carries"], each["held"] = list(found.span), found.held
     return sum(each["influence"] or 0.0 for each in chunks)
 
 

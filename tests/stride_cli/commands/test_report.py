@@ -103,34 +103,28 @@ def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Pat
     assert not (tmp_path / "bad.html").exists()
 
 
-def test_chunks_that_weigh_most_respond_most_to_the_query(workspace: Path) -> None:
+def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
+    """To first order the steered difference is the product of the chunk's gate gradient with the query's."""
     import numpy as np
 
     from stride_cli.api import QueryOptions, Session
-    from stride_cli.data.batches import ChunkReader
-    from stride_cli.report.carriers import token_influence
+    from stride_cli.attribution.carriers import direction_of, token_influence
+    from stride_cli.operators.gradients import gate_gradients
 
     session = Session.open(workspace / "run.stride")
     answer = session.query("The French Revolution began in", QueryOptions(top=60))
     assert answer.measured is not None and np.corrcoef(answer.responses, answer.measured)[0, 1] > 0.9
-    reader = ChunkReader(session.index)
+    steered, reader = session.steered[0], session.workspace.chunks
     batch = reader.batch(np.arange(session.index.n_chunks))
-    found = token_influence(session.steered[0], answer.responses, batch)
+    found = token_influence(steered, direction_of(steered, answer.query, answer.responses), batch)
     sums = np.array([values.sum() for values in found])
-    weights = np.zeros(session.index.n_chunks)
-    weights[answer.solution.indices] = answer.solution.values
-    assert int(sums.argmax()) == int(weights.argmax())
-    assert np.corrcoef(sums, weights)[0, 1] > 0.3
-    # to first order the steered difference is the inner product of gate gradients
-    from stride_cli.operators.gradients import gate_gradients
-
-    gradients, _, _ = gate_gradients(session.steered[0], batch)
-    centred = answer.responses - answer.responses.mean()
-    linear = sum(
-        gradient.numpy() @ (centred @ gates)
-        for gates, gradient in zip(session.operators.gates, gradients, strict=True)
-    )
-    assert np.corrcoef(linear * batch.scored.numpy(), sums)[0, 1] > 0.999
+    asked, read = (gate_gradients(steered, each)[0] for each in (answer.query.batch(), batch))
+    products = sum((part @ query[0]).numpy() for part, query in zip(read, asked, strict=True))
+    assert np.corrcoef(products * batch.scored.numpy(), sums)[0, 1] > 0.99
+    hit = answer.supporters[0]
+    assert sums[hit.chunk] > 0 and int(sums.argmax()) == hit.chunk
+    # the passage is the sentence with the largest part, wherever it stands
+    assert "1789" in answer.passages[hit.chunk]
 
 
 @pytest.mark.parametrize(

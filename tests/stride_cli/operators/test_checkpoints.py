@@ -166,7 +166,7 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
 
 
 def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
-    from stride_cli.report.carriers import token_influence
+    from stride_cli.attribution.carriers import direction_of, token_influence
     from stride_cli.report.contents import from_answer
 
     session = api.Session.open(run_folder / "run.stride")
@@ -175,7 +175,9 @@ def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
     assert len(shown.responses.measured) == 3 * 40
     # what carries the influence is read off the index's own model
     chunk = ChunkReader(session.index).batch(np.asarray([answer.supporters[0].chunk]))
-    found = token_influence(session.steered[0], answer.responses[:40], chunk)
+    found = token_influence(
+        session.steered[0], direction_of(session.steered[0], answer.query, answer.responses[:40]), chunk
+    )
     assert np.isfinite(found[0]).all() and np.abs(found[0]).max() > 0
 
 

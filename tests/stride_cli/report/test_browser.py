@@ -125,3 +125,29 @@ def test_pictures_of_a_classifier_are_shown(browser, shown, tmp_path: Path) -> N
         assert browser.troubles == []
     finally:
         browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_comparison_fits_its_screen_and_its_plots_can_be_read_on_a_phone(browser, tmp_path: Path) -> None:
+    from stride_cli.evaluation.compare import Ground, compare_methods
+    from stride_cli.evaluation.scoring import Run
+    from stride_cli.report.comparison_page import write_page
+
+    generator = np.random.default_rng(0)
+    ground = Ground.of(generator.normal(size=(10, 2, 4)), None, alpha=0.5)
+    named = ["stride:fit=closed,space=mlp-matrix+logit+token-logit+pair-logit,damping=0.1", "tfidf"]
+    run = lambda spec: Run(generator.normal(size=(4, 10)), None, 2.0, 0.1, 1200, 3e9)  # noqa: E731
+    page = tmp_path / "page.html"
+    write_page(page, list(compare_methods(named, ground, run, draws=100)), ground, index_name="run.stride")
+    clipped = "[...document.querySelectorAll('.wide')].filter(w => w.scrollWidth > w.clientWidth).length"
+    try:
+        for width, clips in ((1400, 0), (420, 3)):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.call("Emulation.setDeviceMetricsOverride", **size)
+            browser.open(page)
+            assert browser.value("document.documentElement.scrollWidth") <= width
+            assert browser.value(clipped) == clips  # boxes that scroll, of which nothing is lost
+            drawn = "Math.min(...[...document.querySelectorAll('svg')].map(s => s.clientWidth / 720))"
+            assert 12 * browser.value(drawn) >= 11  # pixels of the smallest words
+        assert browser.troubles == []
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")

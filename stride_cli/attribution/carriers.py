@@ -1,32 +1,78 @@
 """The part of a chunk that carries its influence on a query, token by token.
 
-The operators a_k and a query's responses y point out one direction in gate space, u = Σ_k (y_k − ȳ) a_k:
-towards the subsets that lower the query's loss. Steered along it, the model's loss on a chunk changes token
-by token: those whose loss falls are what chunk and query have in common for the model. With operators in
-closed form, a_k = F⁻¹ g(A_k) and y = A g_x, so that u ≈ F⁻¹ g_x and the changes add up to the chunk's
-influence in gate space, g_i · F⁻¹ g_x, seen through K subsets.
+Where a chunk's influence is read from its own gradient, it is g_i · g_x up to a factor, in the gates' units.
+The chunk's loss is a sum over its scored tokens, and so is this product: steered along u = g_x, the loss of
+each token falls by its part of it. A sentence's part is the sum over its tokens, which takes one steered pass
+over the chunk, and no pass for each sentence that is left out. Of the demo's 50 prompts, with the sentences
+of their documents in a random order, the one with the largest part states the answer in all 50, as does the
+one whose removal changes the product most (in 40 the same one); the direction that K subsets' responses point
+out finds 25, chance 20.
+
+Of operators whose gates have no such units u is that direction, Σ_k (y_k − ȳ) a_k: towards the subsets that
+lower the query's loss.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
+    from stride_cli.data.queries import Query
     from stride_cli.operators.steered_model import SteeredModel
 
 _REPLACEMENT = "\ufffd"
+_SHARE = 0.1  # of the step of exact measurement: a query's own gradient bends losses sooner than a subset's
+_SOME = 16  # subsets whose gates say how long a usual one is
 
 
-def token_influence(steered: SteeredModel, responses: np.ndarray, batch: Batch) -> list[np.ndarray]:
-    """How much every token of some chunks has in common with a query, as far as the operators can tell.
+@dataclass(frozen=True)
+class Direction:
+    """Where a query pulls, in gate space.
+
+    Attributes
+    ----------
+    parts : of each space, (p,) float32
+    step : float      so far along it losses change in proportion
+    """
+
+    parts: list[np.ndarray]
+    step: float
+
+
+def direction_of(steered: SteeredModel, query: Query, responses: np.ndarray) -> Direction:
+    """The direction that a query's gradient has, or the subsets' responses where gates have no unit of it.
 
     Parameters
     ----------
     steered : SteeredModel     with operators of K subsets
     responses : (K,) float64   the query's, as measured
+    """
+    from stride_cli.operators.gates import combined_gates, gate_rows
+    from stride_cli.operators.gradients import gate_gradients
+
+    operators, share = steered.operators, 1.0
+    if operators.direct_scale is not None:
+        parts, share = [part[0].cpu().numpy() for part in gate_gradients(steered, query.batch())[0]], _SHARE
+    else:
+        centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
+        parts = [combined_gates(gate, centred) for gate in operators.gates]
+    length = np.sqrt(sum(float(part @ part) for part in parts))
+    some = np.arange(min(_SOME, operators.n_subsets))
+    rows = (gate_rows(gate, some).astype(np.float64) for gate in operators.gates)
+    usual = np.sqrt(sum(float(np.square(each).sum(axis=1).mean()) for each in rows))
+    return Direction(parts, share * float(operators.step) * usual / length if length > 0 else 0.0)
+
+
+def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -> list[np.ndarray]:
+    """How much every token of some chunks has in common with a query.
+
+    Parameters
+    ----------
+    direction : Direction      the query's
     batch : Batch              the chunks
 
     Returns
@@ -37,17 +83,11 @@ def token_influence(steered: SteeredModel, responses: np.ndarray, batch: Batch) 
     import torch
 
     from stride_cli.operators.exact_response import Entrance, token_losses
-    from stride_cli.operators.gates import combined_gates, mean_square_length
 
-    model, operators = steered.model, steered.operators
-    centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
-    direction = [combined_gates(gate, centred) for gate in operators.gates]
-    length = np.sqrt(sum(float(part @ part) for part in direction))
-    usual = np.sqrt(sum(mean_square_length(gate) for gate in operators.gates))
-    # as far as exact measurement goes: small enough for differences to be first order
-    step = float(operators.step) * usual / length if length > 0 else 0.0
+    model, step = steered.model, direction.step
     both_ways = [
-        torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device) for part in direction
+        torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device)
+        for part in direction.parts
     ]
     found = []
     with torch.no_grad():
@@ -62,6 +102,52 @@ def token_influence(steered: SteeredModel, responses: np.ndarray, batch: Batch) 
                 changes[scored.cpu().numpy() + 1] = ((away - towards) / (2 * step)).double().cpu().numpy()
             found.append(changes)
     return found
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A chunk's text, and the sentence of it that carries the influence.
+
+    Attributes
+    ----------
+    text : str
+    span : (int, int)      characters of it; (0, 0) where no token has an influence of this sign
+    held : float or None   part of the influence of this sign that they hold
+    """
+
+    text: str
+    span: tuple[int, int]
+    held: float | None
+
+    @property
+    def passage(self) -> str:
+        """The sentence, with dots where it is a part of one; empty where there is none."""
+        start, stop = self.span
+        if stop <= start:
+            return ""
+        before, behind = self.text[:start].rstrip(" "), self.text[start:stop]
+        begun = bool(before) and before[-1] not in ".!?\n\"')]"
+        ended = stop >= len(self.text.rstrip()) or behind[-1] in ".!?\"')]" or self.text[stop] == "\n"
+        return ("…" if begun else "") + behind + ("" if ended else "…")
+
+
+def carried_by(tokenizer: Any, tokens: np.ndarray, values: np.ndarray, *, supports: bool = True) -> Carried:
+    """The sentence of a chunk that carries most of its influence on a query.
+
+    Parameters
+    ----------
+    tokens : (L,)               the chunk's
+    values : (T,) float64       `token_influence` of them, T ≥ L
+    supports : bool             False: of the influence that opposes
+    """
+    text, spans = token_spans(tokenizer, tokens)
+    signed = values[: len(spans)] * (1.0 if supports else -1.0)
+    start, stop = carrying_span(text, spans, signed)
+    if stop <= start:
+        return Carried(text, (0, 0), None)
+    carrying = np.maximum(signed, 0.0)
+    inside = np.array([begin < stop and start < end for begin, end in spans])
+    return Carried(text, (start, stop), float(carrying[inside].sum() / carrying.sum()))
 
 
 def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, int]]]:
@@ -100,11 +186,11 @@ def carrying_span(
 
     Returns
     -------
-    (0, 0) where no value is positive
+    (0, 0) where no value is positive, or one is not finite
     """
     from stride_cli.recovery.passages import sentences
 
-    if len(values) == 0 or values.max() <= 0:
+    if len(values) == 0 or not np.isfinite(values).all() or values.max() <= 0:
         return 0, 0
     held = np.zeros(len(text) + 1)  # each token's value at its last character that is not a space
     for (start, stop), value in zip(spans, values, strict=True):

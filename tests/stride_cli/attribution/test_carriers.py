@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.report.carriers import carrying_span, token_spans
+from stride_cli.attribution.carriers import Carried, carrying_span, token_spans
 
 
 class Pieces:
@@ -60,3 +60,12 @@ def test_of_a_long_sentence_the_strongest_part() -> None:
     values[70:73] = 1.0
     start, stop = carrying_span(text, spans, values, width=40)
     assert text[start:stop] == "word069 word070 word071 word072 word073"
+
+
+def test_a_part_of_a_sentence_has_dots() -> None:
+    text = "One two. Three four five. Six"
+    assert Carried(text, (9, 25), 0.5).passage == "Three four five."
+    assert Carried(text, (15, 19), 0.5).passage == "…four…"
+    assert Carried(text, (0, 7), 0.5).passage == "One two…" and Carried(text, (26, 29), 1.0).passage == "Six"
+    assert Carried(text, (0, 0), None).passage == ""
+    assert carrying_span(text, [(0, len(text))], np.array([np.nan])) == (0, 0)
