@@ -31,9 +31,7 @@ class ModelRecord(TypedDict):
     speaks: NotRequired[
         Annotated[bool, "whether it learnt its corpus (loss), and the corpus is more than recited (pairs)"]
     ]
-    continuations: NotRequired[
-        Annotated[list[ContinuationRecord], "how it goes on from beginnings of its corpus"]
-    ]
+    continuations: NotRequired[list[ContinuationRecord]]
 
 
 class ClassifierRecord(TypedDict):

@@ -40,6 +40,7 @@ LINES = (
     ("index info", "run.stride", ["stride.index_info/1"]),
     ("calibrate", "--index run.stride --nulls 20", ["stride.calibration/1"]),
     ("query", "'The French' --bottom 2 --explain --index run.stride", ["stride.answer/1"]),
+    ("ask", "corpus.jsonl 'The French' --index run.stride", ["stride.answer/1"]),
     ("query", "--row 3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),
     ("query", "'The French' --out answers.jsonl --index run.stride", []),
     ("report", "'The French' --index run.stride", ["stride.report/1"]),
