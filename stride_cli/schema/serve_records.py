@@ -43,15 +43,19 @@ class TokensRecord(TypedDict):
     prompt: Annotated[str, "the prompt"]
     response: Annotated[str, "the continuation that is attributed"]
     pieces: list[PieceRecord]
-    documents: Annotated[list[str], "ids of the documents that were read, a column each"]
-    passages: Annotated[list[str], "of each document, the sentence most like the query"]
-    influence: Annotated[
-        list[list[float]],
-        "scored tokens × documents: a token's part of the document's influence on the whole response; the "
-        "influence on some of its words is the sum of their rows",
+    documents: list[Annotated[str, "id of a document that was read, a column each"]]
+    passages: list[Annotated[str, "of each document, the sentence most like the query"]]
+    influence: list[
+        list[
+            Annotated[
+                float,
+                "of a scored token (row) and a document (column): the token's part of the document's influence "
+                "on the whole response; the influence on some of its words is the sum of their rows",
+            ]
+        ]
     ]
-    whole: Annotated[list[float], "of each document on the whole response, read by itself: the sum of rows"]
-    losses: Annotated[list[float], "of each scored token, nats"]
+    whole: list[Annotated[float, "influence on the whole response, read by itself: the sum of rows"]]
+    losses: list[Annotated[float, "of each scored token, nats"]]
     unit: Annotated[str, 'of influences, as in the answer: "nats" or "relative"']
     chunks: Annotated[int, "that were read; what a document has in others is not in its column"]
     method: Annotated[str, "what the numbers are, in words"]
