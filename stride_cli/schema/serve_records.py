@@ -49,7 +49,7 @@ class TokensRecord(TypedDict):
         list[
             Annotated[
                 float,
-                "of a scored token (row) and a document (column): the token's part of the document's influence "
+                "of a scored token (row) and a document (column): the token's part of the latter's influence "
                 "on the whole response; the influence on some of its words is the sum of their rows",
             ]
         ]
