@@ -91,10 +91,11 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "flags, body",
     [
-        ("", {}),
-        ("--response 1789 --top 3 --bottom 2", {"response": "1789", "top": 3, "bottom": 2}),
-        ("--stability --prior pairs --read 0", {"stability": True, "prior": "pairs", "read": 0}),
-        ("--no-shrink --lambda-ratio 0.1 --explain", {"shrink": False, "lambda_ratio": 0.1, "explain": True}),
+        ("--response 1789 --bottom 2 --explain", {"response": "1789", "bottom": 2, "explain": True}),
+        (
+            "--stability --prior pairs --read 0 --no-shrink --lambda-ratio 0.1",
+            {"stability": True, "prior": "pairs", "read": 0, "shrink": False, "lambda_ratio": 0.1},
+        ),
     ],
 )
 def test_the_answer_is_the_record_that_stride_query_prints(
@@ -132,7 +133,7 @@ def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
 
 
 def test_those_who_ask_at_once_get_what_they_would_get_alone(client: Any) -> None:
-    prompts = [f"In {year} the king of" for year in range(1700, 1706)]
+    prompts = [f"In {year} the king of" for year in range(1700, 1703)]
     alone = [post(client, "/query", prompt=prompt, top=3) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(lambda prompt: post(client, "/query", prompt=prompt, top=3), prompts))
