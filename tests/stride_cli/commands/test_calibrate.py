@@ -41,6 +41,7 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
     assert (record["verdict"] == "guessing") == (record["judged"]["surer"] > few)
 
 
+@pytest.mark.slow
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
     plain, unread = (verdicts(run, workspace / "run.stride", options) for options in ("", "--read 0"))
     assert plain["read"] > 0 == unread["read"]
@@ -55,6 +56,7 @@ def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspac
             assert other["judged"][name] == pytest.approx(like["judged"][name], abs=0.02)
 
 
+@pytest.mark.slow
 def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: Path) -> None:
     shutil.rmtree(index / "calibration")
     record = verdicts(run, index)

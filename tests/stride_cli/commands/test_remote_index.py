@@ -78,6 +78,7 @@ def test_exporting(run, workspace, remote, what):
     assert there.out == here.out != ""
 
 
+@pytest.mark.slow
 def test_a_query_has_the_same_answer(run, workspace, remote, monkeypatch):
     command = 'query "The French Revolution began in" --max-new-tokens 4 --json --index {}'
     here, there = run(command.format(workspace / "run.stride")), run(command.format(remote))

@@ -369,6 +369,7 @@ def test_a_body_without_a_length_is_cut_off_too(client: Any) -> None:
     assert plain.status_code == 415
 
 
+@pytest.mark.slow
 def test_stride_query_asks_the_server(
     run: Callable[..., Any], server: Server, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
