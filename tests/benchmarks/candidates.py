@@ -24,14 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
+from stride_cli.attribution.defaults import recovery_defaults
 from stride_cli.attribution.direct_readout import projected_influences, query_gradients
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
-from stride_cli.evaluation.resampling import Resampler
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
-from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
@@ -40,10 +37,8 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import note, progress
 from stride_cli.recovery.refinement import debiased
-from stride_cli.recovery.shrinkage import shrink
 from stride_cli.training.truth import Truth
 from tests.benchmarks import frontier
-from tests.benchmarks._machine import machine
 
 READ = (30, 100, 300, 1000)
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)  # bytes of projections
@@ -76,26 +71,8 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     task = WorkspacePath(Path(given.index), given.model).open()
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(ClosedOptions(space=given.space), task.model, task.index)
-    resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
     direct, estimates, size = of_gradients(task, truth.queries, settings)
-    about = {
-        "benchmark": "frontier",
-        "training": "fine-tuning" if was_finetuned(task.model.path) else "pre-training",
-        "chunks": task.n_chunks,
-        "space": "+".join(settings.spaces),
-        "gates": size,
-        "subsets_retrained": truth.n_subsets,
-        "seeds": truth.n_seeds,
-        "queries": len(truth.queries),
-    } | machine("torch", "numpy", "numba")
-
-    def quality(scores: np.ndarray) -> dict[str, float]:
-        record = {}
-        for name, values in (("lds", scores), ("lds_shrunk", shrink(scores, SHRINKAGE))):
-            found = lds(values, truth.masks, truth.losses).spearman
-            drawn = resampler.draw("spearman", predicted_response(values, truth.masks), found).estimate()
-            record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
-        return record
+    about, quality = frontier.facts(task, truth, settings, size), frontier.judge(task, truth)
 
     def judged(name: str, estimate: Estimate) -> Iterator[dict[str, Any]]:
         alone, guide, kept = estimate
@@ -112,8 +89,11 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         done[name] = (made[0], made[0], made[1])
         yield from judged(name, done[name])
     defaults = recovery_defaults(task.index, task.model, "closed", None)
+    designs = {"random": "subsets", "documents": "subsets by documents"}
+    if task.index.n_documents == task.n_chunks:  # there the two are one
+        del designs["documents"]
     for ratio in PER_SUBSET:
-        for design, name in (("random", "subsets"), ("documents", "subsets by documents")):
+        for design, name in designs.items():
             found = of_subsets(direct, task, size, ratio, design, defaults["lambda_ratio"])
             done[f"{name} n/K={ratio}"] = found
             yield from judged(f"{name} n/K={ratio}", found)

@@ -20,7 +20,7 @@ as `stride query` does in pre-training. `bytes_per_chunk`: of gates in int8, the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,25 +64,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     degree = task.index.degree
     note("a pass over the corpus for each size of projections, and one")
     direct, seconds, size = readouts(task, truth.queries, settings)
-    resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
-    about = {
-        "benchmark": "frontier",
-        "training": "fine-tuning" if was_finetuned(task.model.path) else "pre-training",
-        "chunks": task.n_chunks,
-        "space": "+".join(settings.spaces),
-        "gates": size,
-        "subsets_retrained": truth.n_subsets,
-        "seeds": truth.n_seeds,
-        "queries": len(truth.queries),
-    } | machine("torch", "numpy", "numba")
-
-    def quality(scores: np.ndarray) -> dict[str, float]:
-        record = {}
-        for name, values in (("lds", scores), ("lds_shrunk", shrink(scores, SHRINKAGE))):
-            found = lds(values, truth.masks, truth.losses).spearman
-            drawn = resampler.draw("spearman", predicted_response(values, truth.masks), found).estimate()
-            record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
-        return record
+    about, quality = facts(task, truth, settings, size), judge(task, truth)
 
     def cost(columns: np.ndarray, n_subsets: int, projection_bytes: float = 0.0) -> dict[str, float]:
         # int8 gates with their scales, and the design's own rows
@@ -117,6 +99,35 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield {"what": what, **same, **quality(found)} | about
             same = {"what": "subsets", "design": design, **cost(columns, n_subsets)}
             yield {**same, **quality(scores)} | about
+
+
+def facts(task: Any, truth: Truth, settings: Any, size: int) -> dict[str, Any]:
+    """What all records of a run share."""
+    return {
+        "benchmark": "frontier",
+        "training": "fine-tuning" if was_finetuned(task.model.path) else "pre-training",
+        "chunks": task.n_chunks,
+        "space": "+".join(settings.spaces),
+        "gates": size,
+        "subsets_retrained": truth.n_subsets,
+        "seeds": truth.n_seeds,
+        "queries": len(truth.queries),
+    } | machine("torch", "numpy", "numba")
+
+
+def judge(task: Any, truth: Truth) -> Callable[[np.ndarray], dict[str, float]]:
+    """LDS of scores (Q, n), and of the same scores shrunk, each with its standard error."""
+    resampler = Resampler(measured_response(truth.losses), seed=task.index.seed)
+
+    def quality(scores: np.ndarray) -> dict[str, float]:
+        record = {}
+        for name, values in (("lds", scores), ("lds_shrunk", shrink(scores, SHRINKAGE))):
+            found = lds(values, truth.masks, truth.losses).spearman
+            drawn = resampler.draw("spearman", predicted_response(values, truth.masks), found).estimate()
+            record |= {name: drawn.mean, f"{name}_se": drawn.joint.se}
+        return record
+
+    return quality
 
 
 def readouts(
