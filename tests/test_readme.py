@@ -271,7 +271,9 @@ def test_recall_holds_whatever_is_kept_and_read() -> None:
 
 def test_plots_show_what_is_recorded() -> None:
     quality, found = plot.quality(), plot.projections(plot.read(plot.RESULTS / "projections.jsonl"))
-    for drawing in (quality, found):
+    kept = plot.frontier(plot.read(plot.RESULTS / "frontier.jsonl"))
+    assert kept.count("<circle") == 7 + 5 + 4 + 3 and ">trackstar<" in kept  # a point for each size
+    for drawing in (quality, found, kept):
         ElementTree.fromstring(drawing)
     assert ">.794 ± .019<" in quality and ">.528 ± .052<" in quality
     assert "2,048 B a chunk" in found and ">.94<" in found and "int8" not in found

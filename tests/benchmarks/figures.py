@@ -373,6 +373,20 @@ def subsets_table(training: str, field: str) -> str:
     return markdown(lines)
 
 
+def estimates_table() -> str:
+    """LDS of what finds chunks to read: alone, and with so many of the chunks that it ranks highest read."""
+    mine = [each for each in records("frontier") if each["what"] == "estimate" and each["by"] != "direct"]
+    counts = sorted({each["read"] for each in mine})
+    heads = [f"{count:,} read" if count else "alone (shrunk)" for count in counts]
+    lines = [["", "bytes a chunk", *heads, "of the 10 strongest, among 100"]]
+    for by in dict.fromkeys(each["by"] for each in mine):
+        found = {each["read"]: each for each in mine if each["by"] == by}
+        cells = [figure(found[count]["lds" if count else "lds_shrunk"], 2) for count in counts]
+        recall = figure(found[100]["recall10"], 2)
+        lines.append([by.replace("subsets ", "subsets, "), f"{found[0]['bytes']:,.0f}", *cells, recall])
+    return markdown(lines)
+
+
 def projections_table() -> str:
     """Of the 10 and 50 strongest chunks by direct readout, how many are among the 100 ranked highest."""
     mine = [each for each in records("projections") if each["what"] == "found" and each["by"] != "direct"]
@@ -465,6 +479,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "suites": suite_facts,
     "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
+    "estimates": estimates_table,
     "projections": projections_table,
     "recovery": recovery_table,
     "solvers": solvers_table,
