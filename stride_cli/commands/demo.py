@@ -59,7 +59,7 @@ def demo(
         _render(rows)
     note(f"the document that states the fact is on top for {found} of {len(asked)} prompts")
     note("\nnext:")
-    for command in suggested(str(session.index.path)):
+    for command in suggested(str(out / "demo.stride")):
         note(f"  {command}")
 
 

@@ -63,7 +63,8 @@ def trained_workspace(folder: Path) -> None:
         wanted[0] = next(line for line in lines if '"history/french-revolution"' in line)
     (folder / "corpus.jsonl").write_text("\n".join(wanted) + "\n", encoding="utf-8")
     commands = (
-        f"model train {folder}/corpus.jsonl --out {folder}/model --epochs 20 --width 64 --vocab 1024",
+        f"model train {folder}/corpus.jsonl --out {folder}/model --epochs 20 --layers 2 --width 64 "
+        "--vocab 1024",
         f"index build {folder}/corpus.jsonl --model {folder}/model --out {folder}/run.stride",
         f"train --index {folder}/run.stride --nulls 100",
     )

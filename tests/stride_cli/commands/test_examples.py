@@ -137,7 +137,7 @@ def test_select(workspace: Path, script: Runs, documents: list[dict], tmp_path: 
         assert len((tmp_path / f"chosen/{name}.jsonl").read_text().splitlines()) == 4
 
 
-SMALL = {"WIDTH": "64", "VOCAB": "512", "METHODS": "stride,tfidf,chance"}
+SMALL = {"WIDTH": "32", "VOCAB": "512", "EPOCHS": "1", "METHODS": "stride,tfidf,chance"}
 
 
 def test_the_pretraining_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: 
         (tmp_path / f"data/{name}.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
     line = ("bash", f"{EXAMPLES}/suites/contamination.sh", "data", "work", "r4.0-s0")
     make = "--documents 80 --words 40 --copies 5 --once 4 --unseen 3 --clean 10 --base 15 --seeds 1 --rates 4"
-    small = {"WIDTH": "64", "VOCAB": "512", "MAKE": make, "EPOCHS": "1"}
+    small = {"WIDTH": "32", "VOCAB": "512", "MAKE": make, "EPOCHS": "1", "BASE_EPOCHS": "1"}
     script(*line, **small)
     cell = tmp_path / "work/r4.0-s0"
     audits = [read((cell / f"{name}.jsonl").read_text()) for name in ("audit", "audit-absent", "audit-made")]
@@ -246,7 +246,8 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     line = ("bash", f"{EXAMPLES}/suites/selection.sh", "pairs.jsonl", "work", "4", "2")
     small = {"PAIRS": "14", "QUERIES": "2", "EACH": "1", "LEAST": "2", "EPOCHS": "1"}
-    done = script(*line, **SMALL, **small)
+    small = SMALL | small
+    done = script(*line, **small)
     table = read(done.stdout)
     assert {row["set"] for row in table if "set" in row} == {"base", "chosen", "random", "bm25"}
     assert all(row["tasks"] == 2 for row in table)
@@ -260,4 +261,4 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
         )
     )
     assert len(held) == 4 and not held & known
-    assert script(*line, **SMALL, **small).stdout == done.stdout  # found finished
+    assert script(*line, **small).stdout == done.stdout  # found finished

@@ -283,7 +283,7 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
         ("query - --index {w}/run.stride", '{"text": "a"}', "stdin:1: there is no 'prompt' (found text)"),
         ("query - --index {w}/run.stride", '{"prompt": ', "stdin:1: the line is broken JSON"),
         ("query - --index {w}/run.stride", "[1]", "stdin:1: the line is JSON, a list"),
-        ("query - --index {w}/run.stride", '{"prompt": "a", "span": "b"}', "stdin:1: the span 'b' is not in"),
+        ("query - --index {w}/run.stride", '{"prompt": "a", "span": "Ω"}', "stdin:1: the span 'Ω' is not in"),
         ("query - --index {w}/run.stride", '{"prompt": "\\ud800"}', "stdin:1: 'prompt' has half of a"),
         ("query --file {w}/nothing --index {w}/run.stride", "", "there is no file"),
         (f"query {PROMPT} --index {{w}}/nothing", "", "nothing"),

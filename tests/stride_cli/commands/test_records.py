@@ -66,6 +66,7 @@ LINES = (
 )
 ELSEWHERE = {
     *("index push", "index pull"),  # test_hub_index.py, with a hub of its own
+    "serve",  # test_serve.py; it writes none
     *("demo", "schema"),  # minutes long, in tests/test_readme.py; the schemas themselves
     # train models again and again: their own tests run them, where conftest.py looks at every record
     *("evaluate tail-patch", "evaluate removal", "evaluate loo", "tune", "verify-hit"),
