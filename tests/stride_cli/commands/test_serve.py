@@ -517,7 +517,8 @@ def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
 
     shutil.copy(workspace / "corpus.jsonl", tmp_path)  # of a model that takes a moment to train
     for line in (
-        f"model train {tmp_path}/corpus.jsonl --out {tmp_path}/model --epochs 1 --layers 2 --width 32 --vocab 512",
+        f"model train {tmp_path}/corpus.jsonl --out {tmp_path}/model --epochs 1 --layers 2 --width 32 "
+        "--vocab 512",
         f"index build {tmp_path}/corpus.jsonl --model {tmp_path}/model --out {tmp_path}/run.stride",
         f"train --index {tmp_path}/run.stride --nulls 20",
     ):
