@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.language_loop import mean_loss
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_model_that_comes_along_was_trained_on_the_corpus_beside_it(tmp_path: Path) -> None:
@@ -34,3 +37,13 @@ def test_the_model_that_comes_along_was_trained_on_the_corpus_beside_it(tmp_path
     copy_demo_model(tmp_path / "model")
     for file in MODEL.iterdir():
         assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_whatever_is_no_code_is_installed_too() -> None:
+    """Every file of the packages is Python or among what pyproject.toml names as data."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for package, patterns in about["tool"]["setuptools"]["package-data"].items():
+        folder = ROOT / package
+        named = {path for pattern in patterns for path in folder.glob(pattern)}
+        rest = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        assert {path for path in rest if path.suffix != ".py"} <= named
