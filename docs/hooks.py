@@ -18,7 +18,6 @@ from urllib.parse import urldefrag
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 PAGES = {
     "index_format/SPEC.md": "reference/format.md",
@@ -47,6 +46,8 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add what is made here, and what pages link to."""
+    if str(ROOT) not in sys.path:  # mkdocs forgets what is added while this file is loaded
+        sys.path.insert(0, str(ROOT))
     made = {"records.md": _records()}
     for source, page in PAGES.items():
         path = ROOT / source
