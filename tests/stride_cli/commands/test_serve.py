@@ -50,8 +50,10 @@ def server(workspace: Path) -> Iterator[Server]:
     """One that listens, in a thread."""
     place = WorkspacePath(workspace / "run.stride")
     opened = Server([place], ServeOptions(port=0, token=TOKEN))
-    thread = threading.Thread(target=opened.run)
+    listening = threading.Event()
+    thread = threading.Thread(target=opened.run, kwargs={"started": listening.set})
     thread.start()
+    assert listening.wait(60)
     yield opened
     opened.stop()
     thread.join(20)
