@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """Index an embedded encyclopaedia and ask a small model which documents taught it its answers.
 
-    No network and no GPU; under a minute on two cores. Stopped, it goes on where it was; run again, it
+    No network and no GPU; about a minute on two cores. Stopped, it goes on where it was; run again, it
     answers at once.
     """
     from stride_cli import api
