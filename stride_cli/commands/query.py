@@ -140,20 +140,21 @@ def query(
     served = None if no_server or text is None else _served(place, options, given)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span}
+    asking: Any
     if served is not None:
-        found = answered(served, read_prompts(text, None), options, bad, given=asked, together=together)
-        show_answers(found, out, bad, verbose=options.check, explained=explained)
-        bad.leave()
-        return
-    session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
-    options = with_judges(options, session.index, given)
-    if row is not None:
-        require_examples(session.index, 'stride query "some text"')
-    if session.model.table is not None and text is None:
-        prompts = read_rows(classifier_queries(session, row, file, response), file)
+        asking, prompts = served, read_prompts(text, None)
     else:
-        prompts = read_prompts(text, file)
-    found = answered(session, prompts, options, bad, given=asked, together=together)
+        asking = session = api.Session.open(
+            place.index, model_path=place.model, device=place.device, dtype=place.dtype
+        )
+        options = with_judges(options, session.index, given)
+        if row is not None:
+            require_examples(session.index, 'stride query "some text"')
+        if session.model.table is not None and text is None:
+            prompts = read_rows(classifier_queries(session, row, file, response), file)
+        else:
+            prompts = read_prompts(text, file)
+    found = answered(asking, prompts, options, bad, given=asked, together=together)
     show_answers(found, out, bad, verbose=options.check, explained=explained)
     bad.leave()
 

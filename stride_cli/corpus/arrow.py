@@ -13,15 +13,8 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from stride_cli.corpus.documents import Document, DocumentParser, Foreign
-from stride_cli.corpus.streams import (
-    DamagedStream,
-    ReadLog,
-    Source,
-    refuse_change,
-    refuse_expansion,
-    unreadable,
-)
-from stride_cli.corpus.table_rows import VALUE_BYTES, Column, Row, damaged, message_type, plain_type
+from stride_cli.corpus.streams import ReadLog, Source, refuse_change, unreadable
+from stride_cli.corpus.table_rows import Column, RowReader, damaged, message_type, plain_type
 from stride_cli.errors import CorpusError, require_extra
 
 _ROWS = 256  # that become Python objects at once
@@ -73,10 +66,11 @@ def _documents(
     if not read and before.st_size:
         # no row can be a document, and how many there are is a mere number
         parser.document(foreign, source.name, 1, reader.schema.names)
-    done = row = given = 0
+    rows = RowReader(source.name, before.st_size, parser, log, kind="Arrow", otherwise=_OTHERWISE)
+    done = 0
     log.enter(lambda: done)
     while True:
-        with _damage_at(source.name, row):
+        with _damage_at(source.name, rows.row):
             batch = next(reader, None)
             if batch is None:
                 break
@@ -84,23 +78,9 @@ def _documents(
             batch.validate(full=True)
         for first in range(0, batch.num_rows, _ROWS):
             part = batch.slice(first, _ROWS)
-            with _damage_at(source.name, row):
+            with _damage_at(source.name, rows.row):
                 columns = [Column(name, part.column(name)) for name in read]
-            for index in range(part.num_rows):
-                row += 1
-                values = Row(parser.max_bytes, f"{source.name}:{row}", "Arrow")
-                try:
-                    record = foreign | values.all_of(columns, index)
-                    document = parser.document(record, source.name, row, reader.schema.names)
-                except CorpusError as error:
-                    log.reject(error)
-                else:
-                    yield document
-                given += values.taken + VALUE_BYTES
-                try:
-                    refuse_expansion(before.st_size, given, _OTHERWISE)
-                except DamagedStream as error:
-                    raise CorpusError(f"{source.name}:{row}: {error.message}", fix=error.fix) from None
+            yield from rows.documents(columns, part.num_rows, foreign, reader.schema.names)
         done = min(before.st_size, done + batch.nbytes)
     done = before.st_size
     after = os.fstat(raw.fileno())

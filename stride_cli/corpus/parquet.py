@@ -23,7 +23,7 @@ from stride_cli.corpus.streams import (
     refuse_expansion,
     unreadable,
 )
-from stride_cli.corpus.table_rows import VALUE_BYTES, Column, Row, damaged, message_type, plain_type
+from stride_cli.corpus.table_rows import Column, RowReader, damaged, message_type, plain_type
 from stride_cli.errors import CorpusError, require_extra
 
 _ROWS = 256  # of a batch, at most
@@ -104,37 +104,23 @@ def _documents(
     source: Source, raw: BinaryIO, opened: ExitStack, parser: DocumentParser, log: ReadLog
 ) -> Iterator[Document]:
     before = os.fstat(raw.fileno())
-    row = given = 0
-    with _damage_at(source.name, row):
+    made = RowReader(source.name, before.st_size, parser, log, kind="Parquet", otherwise=_OTHERWISE)
+    with _damage_at(source.name, 0):
         file = opened.enter_context(_open(source))
         rows = file.metadata.num_rows
         table = _table(file, parser, source.name)
-    log.enter(lambda: before.st_size * min(row, rows) // max(rows, 1))
+    log.enter(lambda: before.st_size * min(made.row, rows) // max(rows, 1))
     if rows and not table.read:
         # no row can be a document, and how many there are is a mere number
         parser.document(table.foreign, source.name, 1, table.columns)
     batches = _batches(file, table, raw, opened, source)
     while True:
-        with _damage_at(source.name, row):
+        with _damage_at(source.name, made.row):
             batch = next(batches, None)
             found = [] if batch is None else [Column(name, batch.column(name)) for name in table.read]
         if batch is None:
             break
-        for index in range(batch.num_rows):
-            row += 1
-            values = Row(parser.max_bytes, f"{source.name}:{row}")
-            try:
-                record = table.foreign | values.all_of(found, index)
-                document = parser.document(record, source.name, row, table.columns)
-            except CorpusError as error:
-                log.reject(error)
-            else:
-                yield document
-            given += values.taken + VALUE_BYTES
-            try:
-                refuse_expansion(before.st_size, given, _OTHERWISE)
-            except DamagedStream as error:
-                raise CorpusError(f"{source.name}:{row}: {error.message}", fix=error.fix) from None
+        yield from made.documents(found, batch.num_rows, table.foreign, table.columns)
     after = os.fstat(raw.fileno())
     refuse_change(source.name, (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns))
 

@@ -3,10 +3,20 @@ have; for every file whose columns pyarrow reads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from stride_cli.corpus.documents import MOST_MESSAGES, Foreign, not_utf8, too_long, too_many_messages
+from stride_cli.corpus.documents import (
+    MOST_MESSAGES,
+    Document,
+    DocumentParser,
+    Foreign,
+    not_utf8,
+    too_long,
+    too_many_messages,
+)
+from stride_cli.corpus.streams import DamagedStream, ReadLog, refuse_expansion
 from stride_cli.errors import CorpusError, first_line
 
 _OBJECT_BYTES = 8 << 20  # of a column of a batch that becomes Python objects at once
@@ -81,6 +91,60 @@ def is_simple(kind: Any) -> bool:
         types.is_integer, types.is_floating, types.is_boolean,
     )  # fmt: skip
     return any(test(kind) for test in tests)
+
+
+class RowReader:
+    """Makes documents of the rows of a file, batch after batch, within what it may expand to.
+
+    Parameters
+    ----------
+    name : str            what the file is called
+    stored : int          its bytes
+    kind : str            its format, in errors
+    otherwise : str       what can be done with a file that expands to too much
+
+    Attributes
+    ----------
+    row : int             rows that were looked at
+    """
+
+    def __init__(
+        self, name: str, stored: int, parser: DocumentParser, log: ReadLog, *, kind: str, otherwise: str
+    ) -> None:
+        self._name, self._stored, self._parser, self._log = name, stored, parser, log
+        self._kind, self._otherwise = kind, otherwise
+        self._given = self.row = 0
+
+    def documents(
+        self, columns: list[Column], n_rows: int, foreign: dict[str, Foreign], names: list[str]
+    ) -> Iterator[Document]:
+        """The documents of a batch; a row that is none goes to the log.
+
+        Parameters
+        ----------
+        columns : those read
+        foreign : wanted ones of which no document can be made, and what stands for a value
+        names : all columns of the file
+
+        Raises
+        ------
+        CorpusError     the rows so far hold far more than the file does
+        """
+        for index in range(n_rows):
+            self.row += 1
+            values = Row(self._parser.max_bytes, f"{self._name}:{self.row}", self._kind)
+            try:
+                record = foreign | values.all_of(columns, index)
+                document = self._parser.document(record, self._name, self.row, names)
+            except CorpusError as error:
+                self._log.reject(error)
+            else:
+                yield document
+            self._given += values.taken + VALUE_BYTES
+            try:
+                refuse_expansion(self._stored, self._given, self._otherwise)
+            except DamagedStream as error:
+                raise CorpusError(f"{self._name}:{self.row}: {error.message}", fix=error.fix) from None
 
 
 class Row:
