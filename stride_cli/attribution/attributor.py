@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
-_MOST_TOGETHER, _VALUES = 256, 1 << 28  # queries, and numbers of either kind for all of them
+_MOST_TOGETHER, _VALUES = 256, 1 << 27  # queries, and numbers of either kind for all of them
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class Attributor:
 
     @property
     def together(self) -> int:
-        """Queries whose influences of all chunks, and whose gates, may be in memory at once."""
-        wide = max(self.workspace.n_chunks, *(found.gate_size for found in self.operators))
+        """Queries whose influences of all chunks, and whose gradients, may be in memory at once."""
+        wide = max(self.workspace.n_chunks, sum(found.gate_size for found in self.operators))
         return max(1, min(_MOST_TOGETHER, _VALUES // wide))
 
     @property
@@ -330,11 +330,14 @@ class Attributor:
     ) -> list[Attribution]:
         """The solutions with what their likeliest chunks' own gradients say, all in one pass over these."""
         from stride_cli.attribution.direct_readout import chunk_influences, direct_scale, second_estimates
+        from stride_cli.data.batches import RememberingBatch
         from stride_cli.recovery.recall import stated_recall
         from stride_cli.recovery.refinement import candidates, with_weights
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
+        if len(queries) <= self.together:  # asked for by the projections, and again by the reading
+            batches = [RememberingBatch.of(batch) for batch in batches]
         seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
         wanted = [
             candidates(

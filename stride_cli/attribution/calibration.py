@@ -82,6 +82,7 @@ def stored_calibration(index: Index) -> NullAnswers | None:
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     """Losses and strengths of queries, at every length that their responses are cut to; where chunks are read
     for them, without that too."""
+    from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
     chunk_document = np.asarray(attributor.workspace.index.array("corpus/chunk_document"))
@@ -101,7 +102,8 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
             some = cut[start : start + together]
             places = tuple(np.array([place[:2] for place in some]).T)
             rows = asked.groups(QUERY_TOKENS, np.arange(start, start + len(some)))
-            batches, part = [asked.batch(group) for group in rows], asked.take(np.concatenate(rows))
+            batches = [RememberingBatch.of(asked.batch(group)) for group in rows]
+            part = asked.take(np.concatenate(rows))
             measured = attributor.measure(batches)
             found = unread.influences(None, batches, measured.responses)
             losses[places] = measured.losses

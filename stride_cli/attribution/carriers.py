@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from stride_cli.operators.steered_model import SteeredModel
 
 _REPLACEMENT = "\ufffd"
+_PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer → token → its text
 _SHARE = 0.1  # of the step of exact measurement: a query's own gradient bends losses sooner than a subset's
-_SOME = 16  # subsets whose gates say how long a usual one is
 
 
 @dataclass(frozen=True)
@@ -43,32 +44,34 @@ class Direction:
     step: float
 
 
-def direction_of(steered: SteeredModel, query: Query, responses: np.ndarray) -> Direction:
+def direction_of(
+    steered: SteeredModel, query: Query, responses: np.ndarray, batch: Batch | None = None
+) -> Direction:
     """The direction that a query's gradient has, or the subsets' responses where gates have no unit of it.
 
     Parameters
     ----------
     steered : SteeredModel     with operators of K subsets
     responses : (K,) float64   the query's, as measured
+    batch : Batch, optional    the query's; where it remembers its gradient, that is not taken again
     """
-    from stride_cli.operators.gates import combined_gates, gate_rows
-    from stride_cli.operators.gradients import gate_gradients
+    from stride_cli.operators.gates import combined_gates
+    from stride_cli.operators.linear_response import gradients_with_loss
 
     operators, share = steered.operators, 1.0
     if operators.direct_scale is not None:
-        parts, share = [part[0].cpu().numpy() for part in gate_gradients(steered, query.batch())[0]], _SHARE
+        gradients = gradients_with_loss(steered, batch or query.batch())[0]
+        parts, share = [part[0].numpy() for part in gradients], _SHARE
     else:
         centred = np.asarray(responses, dtype=np.float32) - np.float32(np.mean(responses))
         parts = [combined_gates(gate, centred) for gate in operators.gates]
     length = np.sqrt(sum(float(part @ part) for part in parts))
-    some = np.arange(min(_SOME, operators.n_subsets))
-    rows = (gate_rows(gate, some).astype(np.float64) for gate in operators.gates)
-    usual = np.sqrt(sum(float(np.square(each).sum(axis=1).mean()) for each in rows))
+    usual = operators.usual_length
     return Direction(parts, share * float(operators.step) * usual / length if length > 0 else 0.0)
 
 
 def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -> list[np.ndarray]:
-    """How much every token of some chunks has in common with a query.
+    """How much every token of some chunks has in common with a query: two steered passes over them all.
 
     Parameters
     ----------
@@ -82,26 +85,16 @@ def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -
     """
     import torch
 
-    from stride_cli.operators.exact_response import Entrance, token_losses
+    from stride_cli.operators.exact_response import token_losses_both_ways
 
-    model, step = steered.model, direction.step
-    both_ways = [
-        torch.from_numpy(np.stack([part, -part]) * np.float32(step)).to(model.device)
-        for part in direction.parts
-    ]
-    found = []
-    with torch.no_grad():
-        for tokens, weights in zip(batch.ids, batch.weights, strict=True):
-            changes = np.zeros(len(tokens))
-            scored = torch.nonzero(weights[1:]).flatten()
-            if len(scored) and step > 0:
-                ids = tokens[None, : int(scored[-1]) + 2].to(model.device)
-                scored = scored.to(model.device)
-                entrance = Entrance.of(steered, ids, scored, ids[0, scored + 1])
-                towards, away = token_losses(steered, entrance, both_ways)
-                changes[scored.cpu().numpy() + 1] = ((away - towards) / (2 * step)).double().cpu().numpy()
-            found.append(changes)
-    return found
+    step, changes = direction.step, np.zeros(batch.ids.shape)
+    if step > 0:
+        device = steered.model.device
+        gates = [torch.from_numpy(part * np.float32(step)).to(device) for part in direction.parts]
+        with torch.no_grad():
+            (towards, away), places = token_losses_both_ways(steered, batch, gates)
+        changes.flat[places.cpu().numpy()] = ((away - towards) / (2 * step)).double().cpu().numpy()
+    return list(changes)
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,10 @@ def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, i
     """
     listed = [int(token) for token in ids]
     text = str(tokenizer.decode(listed, skip_special_tokens=True))
-    pieces = [str(tokenizer.decode([token], skip_special_tokens=True)) for token in listed]
+    known = _PIECES.setdefault(tokenizer, {})
+    for token in set(listed) - known.keys():
+        known[token] = str(tokenizer.decode([token], skip_special_tokens=True))
+    pieces = [known[token] for token in listed]
     spans, at = [], 0
     if "".join(pieces) == text:
         for piece in pieces:

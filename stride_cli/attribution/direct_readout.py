@@ -16,7 +16,8 @@ from scipy.special import ndtr
 
 from stride_cli.errors import UsageError
 from stride_cli.operators.gates import gate_responses
-from stride_cli.operators.gradients import gate_gradients, gradient_products
+from stride_cli.operators.gradients import gradient_products
+from stride_cli.operators.linear_response import gradients_with_loss, joined
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -29,12 +30,9 @@ if TYPE_CHECKING:
 
 
 def query_gradients(steered: SteeredModel, batches: Sequence[Batch]) -> list[torch.Tensor]:
-    """Gate gradients of queries, one (Q, p) float32 on the CPU a space; batches are taken as they come."""
-    kept: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
-    for batch in batches:
-        for part, gradient in zip(kept, gate_gradients(steered, batch)[0], strict=True):
-            part.append(gradient.cpu())
-    return [torch.cat(parts) for parts in kept]
+    """Gate gradients of queries, one (Q, p) float32 on the CPU a space."""
+    found = [gradients_with_loss(steered, batch)[0] for batch in batches]
+    return [joined(parts) for parts in zip(*found, strict=True)]
 
 
 def direct_scale(operators: Operators) -> float:

@@ -121,12 +121,14 @@ def predicted_sums(attributor: Attributor, queries: QuerySet, removed: np.ndarra
     removed : (sets, n) bool
     """
     from stride_cli.attribution.attributor import dense
+    from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QUERY_TOKENS
 
     found = np.zeros((len(removed), len(queries)))
     for start in range(0, len(queries), attributor.together):
         rows = np.arange(start, min(start + attributor.together, len(queries)))
-        batches = [queries.batch(group) for group in queries.groups(QUERY_TOKENS, rows)]
+        groups = queries.groups(QUERY_TOKENS, rows)
+        batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
         measured = attributor.measure(batches)
         influences = dense(attributor.influences(queries.take(rows), batches, measured.responses))
         found[:, rows] = removed.astype(np.float64) @ influences.T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.attributor import Attribution, Attributor, Measured
     from stride_cli.attribution.scale import Scale
     from stride_cli.attribution.verdict import NullAnswers, Verdict
+    from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
-_HITS_TOGETHER = 8  # hits whose chunks are looked at at once, for the sentences that carry their influence
 _TOGETHER = 64  # prompts of a file whose chunks are read in one pass, at most
 _OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
@@ -197,6 +197,7 @@ class _Asked:
     """A prompt with its response, what the subsets say of it, and the seconds of each stage."""
 
     query: Query
+    batch: Batch
     measured: Measured
     seconds: dict[str, float]
 
@@ -416,6 +417,7 @@ class Session:
         clock: Callable[[], float],
     ) -> _Asked:
         """One prompt's response, and what the subsets say of it."""
+        from stride_cli.data.batches import RememberingBatch
         from stride_cli.data.queries import form_of
         from stride_cli.data.query_files import as_query
 
@@ -430,8 +432,9 @@ class Session:
         )
         generated = clock()
         check = self._spot_check() if options.check else None
-        measured = attributor.measure([query.batch()], check=check)
-        return _Asked(query, measured, {"generate": generated - start, "measure": clock() - generated})
+        batch = RememberingBatch.of(query.batch())
+        measured = attributor.measure([batch], check=check)
+        return _Asked(query, batch, measured, {"generate": generated - start, "measure": clock() - generated})
 
     def _answers(
         self,
@@ -482,7 +485,7 @@ class Session:
         reached: dict[str, float] = {}
         attributions = attributor.influences(
             QuerySet.from_queries(queries),
-            [query.batch() for query in queries],
+            [each.batch for each in asked],
             np.concatenate([each.measured.responses for each in asked]),
             reached=lambda stage: reached.__setitem__(stage, clock()),
         )
@@ -529,9 +532,8 @@ class Session:
         if labels:
             passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         else:
-            passages = self.passages(query, chunks)
-            if attributor.reads:
-                passages |= self._carrying(query, responses, shown)
+            passages = self._carrying(asked, shown) if attributor.reads else {}
+            passages |= self.passages(query, chunks, known=passages)
         verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
@@ -657,33 +659,42 @@ class Session:
         names = self.model.classes
         return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
 
-    def _carrying(self, query: Query, responses: Any, hits: Sequence[Hit]) -> dict[int, str]:
+    def _carrying(self, asked: _Asked, hits: Sequence[Hit]) -> dict[int, str]:
         """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them."""
         import numpy as np
 
         from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
+        from stride_cli.data.batches import consecutive_groups
 
         steered, reader = self.steered[0], self.workspace.chunks
-        direction = direction_of(steered, query, responses[: self.operators.n_subsets])
-        found = {}
-        for start in range(0, len(hits), _HITS_TOGETHER):
-            some = hits[start : start + _HITS_TOGETHER]
+        responses = asked.measured.responses[0, : self.operators.n_subsets]
+        direction = direction_of(steered, asked.query, responses, asked.batch)
+        # long chunks with long ones: little of a batch is padding
+        chunk_tokens = {hit.chunk: self.index.chunk_tokens(hit.chunk) for hit in hits}
+        hits = sorted(hits, key=lambda hit: len(chunk_tokens[hit.chunk]))
+        lengths, found = [len(chunk_tokens[hit.chunk]) for hit in hits], {}
+        for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
+            some = [hits[place] for place in group]
             batch = reader.batch(np.array([hit.chunk for hit in some]))
             for hit, values in zip(some, token_influence(steered, direction, batch), strict=True):
-                tokens, supports = self.index.chunk_tokens(hit.chunk), hit.sign == "supports"
+                tokens, supports = chunk_tokens[hit.chunk], hit.sign == "supports"
                 carried = carried_by(self.model.tokenizer, tokens, values, supports=supports)
                 if carried.passage:
                     found[hit.chunk] = carried.passage
         return found
 
-    def passages(self, query: Query, chunks: Sequence[int]) -> dict[int, str]:
-        """Of each chunk the sentence most like the query."""
+    def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
+        """Of each chunk, but for those `known`, the sentence most like the query."""
         from stride_cli.recovery.passages import best_passage, rarity
 
+        if all(chunk in known for chunk in chunks):
+            return {}
         texts = {
             chunk: str(self.model.tokenizer.decode(self.index.chunk_tokens(chunk), skip_special_tokens=True))
             for chunk in dict.fromkeys(chunks)
         }
         weights = rarity(texts.values())
         wanted = f"{query.prompt} {query.response}"
-        return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items()}
+        return {
+            chunk: best_passage(text, wanted, weights) for chunk, text in texts.items() if chunk not in known
+        }

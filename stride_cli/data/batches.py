@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,32 @@ class Batch:
     def take(self, rows: slice) -> Batch:
         """Some of its rows."""
         return Batch(self.rows[rows], self.ids[rows], self.weights[rows])
+
+
+@dataclass(frozen=True)
+class RememberingBatch(Batch):
+    """A batch that keeps what models' passes over it gave, for as long as it lives.
+
+    Queries' gradients are asked for by the measurement, the projections, the reading and the passages, and
+    are the same each time.
+
+    Attributes
+    ----------
+    passes : dict      number of an object (`id`) → the object, and what its pass gave
+    """
+
+    passes: dict[int, tuple[Any, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, batch: Batch) -> RememberingBatch:
+        """The batch; itself where it is one already."""
+        return batch if isinstance(batch, RememberingBatch) else cls(batch.rows, batch.ids, batch.weights)
+
+    def remembered(self, of: Any, compute: Callable[[], Any]) -> Any:
+        """What `compute` gave the first time that it was asked for, for the sake of this object."""
+        if id(of) not in self.passes:
+            self.passes[id(of)] = of, compute()
+        return self.passes[id(of)][1]
 
 
 def scored_pairs(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from stride_cli.data.batches import Batch
+import numpy as np
+import torch
+
+from stride_cli.data.batches import Batch, RememberingBatch
 from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.steered_model import SteeredModel
@@ -32,17 +35,38 @@ def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
 
 def measure_linear_with_loss(steered: SteeredModel, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
-    operators = steered.operators
+    gradients, losses = gradients_with_loss(steered, batch)
+    responses = np.zeros((len(batch.ids), steered.operators.n_subsets))
+    for gates, gradient in zip(steered.operators.gates, gradients, strict=True):
+        responses += gate_responses(gates, gradient.numpy())
+    return responses, losses
+
+
+def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
+    """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and their losses, (Q,) float64.
+
+    As many queries at once as memory allows; of a `RememberingBatch` once for each operators.
+    """
+    if isinstance(batch, RememberingBatch):
+        found: tuple[list[torch.Tensor], np.ndarray] = batch.remembered(
+            steered.operators, lambda: _gradients_with_loss(steered, batch)
+        )
+        return found
+    return _gradients_with_loss(steered, batch)
+
+
+def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
     rows = max(1, steered.tokens_at_once // batch.ids.shape[1])
-    gradients: list[list[np.ndarray]] = [[] for _ in steered.spaces]
+    gradients: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
     losses: list[np.ndarray] = []
     for start in range(0, len(batch.ids), rows):
-        part = batch.take(slice(start, start + rows))
-        found, _, loss = gate_gradients(steered, part)
+        found, _, loss = gate_gradients(steered, batch.take(slice(start, start + rows)))
         for kept, gradient in zip(gradients, found, strict=True):
-            kept.append(gradient.cpu().numpy())
+            kept.append(gradient.cpu())
         losses.append(loss.cpu().numpy())
-    responses = np.zeros((len(batch.ids), operators.n_subsets))
-    for gates, kept in zip(operators.gates, gradients, strict=True):
-        responses += gate_responses(gates, np.concatenate(kept))
-    return responses, np.concatenate(losses)
+    return [joined(kept) for kept in gradients], np.concatenate(losses)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parts of rows as one; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,11 @@ class Folding:
         return folded / np.float32(len(self._places)) ** 0.5
 
 
+@lru_cache(maxsize=2)  # to draw one takes longer than to use it
+def _folding(size: int, count: int, seed: int) -> Folding:
+    return Folding(size, count, seed)
+
+
 @dataclass(frozen=True)
 class Projections:
     """8 b signs of every chunk.
@@ -121,7 +127,7 @@ class Projections:
         estimates : (Q, n) float32
         noise : (Q,) float32      ‖v‖: the estimates' errors have the standard deviation ``noise_q step_i``
         """
-        folding = Folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
+        folding = _folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
         planes, units, noise = bit_planes(folding(gradients))
         found = np.empty((len(units), len(self)), np.float32)
         pieces = [self.codes] if isinstance(self.codes, np.ndarray) else self.codes.shards

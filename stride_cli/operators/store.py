@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
-from stride_cli.operators.gates import Gates, PackedGates
+from stride_cli.operators.gates import Gates, PackedGates, gate_rows
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
 from stride_cli.operators.spaces import space_from_arrays
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 _CHECKPOINT = "checkpoint_"
+_SOME = 16  # subsets whose gates say how long usual ones are
 
 
 def array_name(name: str, checkpoint: int = 0) -> str:
@@ -69,6 +71,13 @@ class Operators:
     def gate_size(self) -> int:
         """p summed over the spaces."""
         return sum(gate.shape[1] for gate in self.gates)
+
+    @cached_property
+    def usual_length(self) -> float:
+        """Root mean square length of subsets' gates, all spaces together, of the first few subsets."""
+        some = np.arange(min(_SOME, self.n_subsets))
+        rows = (gate_rows(gate, some).astype(np.float64) for gate in self.gates)
+        return float(np.sqrt(sum(float(np.square(each).sum(axis=1).mean()) for each in rows)))
 
     @property
     def coverage(self) -> float:
