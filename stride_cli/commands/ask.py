@@ -126,7 +126,7 @@ def ask(
     bad = BadInput(read.on_bad, as_json=out.as_json)
     if bad.stops and any(not prompt.strip() for prompt in prompts or []):
         raise QueryError("a prompt is empty (expected some text)", fix='stride ask CORPUS "some text"')
-    where = index or _beside(corpus, ".stride")
+    where = index or beside(corpus, ".stride")
     model_path: str | None = general.model
     if not where.exists():
         if train:
@@ -196,7 +196,7 @@ def _prompts(corpus: str, prompts: list[str], file: Path | None) -> Iterator[Pro
     return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(prompts, 1))
 
 
-def _beside(corpus: str, suffix: str) -> Path:
+def beside(corpus: str, suffix: str) -> Path:
     """A place beside the corpus, named as it is."""
     path = Path(corpus)
     if not path.exists() and (glob.has_magic(corpus) or "://" in corpus):
@@ -232,7 +232,7 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
     from stride_cli.commands.model import show_ending
     from stride_cli.training.options import TrainOptions
 
-    out = _beside(corpus, ".model") if model is None else Path(model)
+    out = beside(corpus, ".model") if model is None else Path(model)
     with output.progress("making a model"):
         from stride_cli.models.language.language_recipe import read_recipe
         from stride_cli.training.corpus_chunks import read_corpus

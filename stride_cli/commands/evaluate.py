@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands import evaluate_retraining, evaluate_selection, evaluate_truth
+from stride_cli.commands import evaluate_causes, evaluate_retraining, evaluate_selection, evaluate_truth
 from stride_cli.commands.evaluate_options import Compared, Measured, open_bench
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
 from stride_cli.commands.panels import CommandLine
@@ -269,6 +269,9 @@ app.command(
 )(evaluate_retraining.loo)
 app.command(epilog=DISTRIBUTION_EXAMPLE, short_help="How influence is spread over the chunks.")(distribution)
 app.command(epilog=COMPARE_EXAMPLE, short_help="Methods side by side on the same truth.")(compare)
+app.command(
+    epilog=evaluate_causes.EXAMPLE, short_help="Which method finds documents that are known to be causes?"
+)(evaluate_causes.causes)
 app.command(epilog=evaluate_selection.EXAMPLE, short_help="Fine-tune on chosen, random and BM25 documents.")(
     evaluate_selection.selection
 )

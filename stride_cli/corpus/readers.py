@@ -43,6 +43,7 @@ __all__ = [
     "ReadOptions",
     "open_documents",
     "read_documents",
+    "read_records",
 ]
 
 DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
@@ -148,6 +149,28 @@ def read_documents(
         SeenIds(known_ids, scratch),
     )
     return _read(found, parser, log)
+
+
+def read_records(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of a file of JSON Lines (also .gz and .zst), each with its line, from 1.
+
+    Raises
+    ------
+    CorpusError      no such file; with file and line: broken JSON, no object, not UTF-8, too long, damaged
+    """
+    (source,) = find_sources([path])
+    try:
+        with open_stream(source, ReadLog()) as stream:
+            for number, line in read_lines(stream, DEFAULT_MAX_DOCUMENT_BYTES):
+                if line is None:
+                    raise too_long(f"{source.name}:{number}", DEFAULT_MAX_DOCUMENT_BYTES, "line")
+                if number == 1:
+                    refuse_foreign(line, source.name)
+                line = line.removeprefix(_BOM)
+                if line.strip():
+                    yield number, _parse_json(line, source.name, number)
+    except DamagedStream as error:
+        raise _damaged(source, error) from None
 
 
 def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterator[Document]:

@@ -58,6 +58,36 @@ class LdsOptions(Options):
 
 
 @dataclass(frozen=True)
+class CausesOptions(Options):
+    """How methods are judged by documents that are known to be causes.
+
+    Attributes
+    ----------
+    methods : None: STRIDE, with the index's own operators where it has them, and what it is compared with
+    at : the k of Recall@k; None: 1, 5, 10 and 50, as far as there are so many documents
+    known : only queries count that the model answers rightly
+    base : path of a model that must not answer them rightly
+    fresh : what earlier runs have kept is not used
+    """
+
+    methods: str | None = option(
+        None,
+        f"{_METHODS} Default: STRIDE, with the index's operators where it has them "
+        "(stride:stored=true), and every kind of other method.",
+        short="--method",
+    )
+    at: str | None = option(
+        None, "Numbers k of Recall@k, separated by commas; default: 1,5,10,50.", example="1,5,10"
+    )
+    draws: int = option(1000, "Bootstrap resamples of every interval.", low=100, high=10**6)
+    known: bool = option(False, "Only queries count that the model answers rightly.")
+    base: str | None = option(
+        None, "The model before it was trained on this corpus: queries that it answers do not count."
+    )
+    fresh: bool = option(False, "Score anew what earlier runs have kept (INDEX.causes).")
+
+
+@dataclass(frozen=True)
 class TailPatchOptions(Options):
     """How one training step on a query's top chunks is measured."""
 

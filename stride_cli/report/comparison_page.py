@@ -16,14 +16,15 @@ from stride_cli.report.drawing import (
     WIDTH,
     Scale,
     apart,
+    interval_plot,
     label,
     log_line,
+    scrolled,
     svg,
     ticks_for,
     write_whole,
 )
 
-_LEFT, _RIGHT = 150, 30
 # eleven columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
 _PAGE_STYLE = (
     STYLE
@@ -75,27 +76,22 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
     if good:
         parts += [
             "<h2>LDS by method</h2>",
-            _scrolled("LDS by method", _lds_plot(good, ground, colours)),
+            scrolled("LDS by method", _lds_plot(good, ground, colours)),
             "<h2>LDS against cost</h2>",
             '<p class="faint">Seconds to fit the method and to score all queries.</p>',
-            _scrolled("LDS against cost", _cost_plot(good, colours)),
+            scrolled("LDS against cost", _cost_plot(good, colours)),
         ]
     if any(entry.distribution for entry in good):
         parts += [
             "<h2>Concentration of influence</h2>",
             '<p class="faint">Part of the total absolute influence that the highest chunks hold, mean over '
             "queries. Dashed: the same for every chunk.</p>",
-            _scrolled(
+            scrolled(
                 "Concentration of influence",
                 _concentration_plot([entry for entry in good if entry.distribution], colours),
             ),
         ]
     return "\n".join([*parts, "</body></html>", ""])
-
-
-def _scrolled(name: str, wide: str) -> str:
-    """What may be wider than a screen, in a box that scrolls, by keyboard too."""
-    return f'<div class="wide plot" role="region" aria-label="{html_text(name)}" tabindex="0">{wide}</div>'
 
 
 def _table(entries: Sequence[Entry]) -> str:
@@ -134,43 +130,18 @@ def _table(entries: Sequence[Entry]) -> str:
         cells.append(f"{run.bytes_per_chunk:,.0f}")
         rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
     table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    return _scrolled("Methods", table)
+    return scrolled("Methods", table)
 
 
 def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str]) -> str:
     """A dot and its interval for each method, best first."""
-    found = sorted(
-        ((entry.method, entry.estimates["spearman"].joint) for entry in entries if entry.estimates),
-        key=lambda pair: -pair[1].mean,
+    found = [(entry.method, entry.estimates["spearman"].joint) for entry in entries if entry.estimates]
+    return interval_plot(
+        [(method, joint.mean, joint.low, joint.high) for method, joint in found],
+        colours,
+        "LDS of each method with its 95 % interval",
+        ceiling=None if ground.ceiling is None else (ground.ceiling.value, "noise ceiling"),
     )
-    values = [value for _, joint in found for value in (joint.low, joint.high)] + [0.0]
-    if ground.ceiling:
-        values.append(ground.ceiling.value)
-    ticks = ticks_for(min(values), max(values))
-    height = 30 * len(found) + 50
-    scale = Scale(ticks[0], ticks[-1], _LEFT, WIDTH - _RIGHT)
-    marks = []
-    for tick in ticks:
-        x, kind = scale(tick), "zero" if abs(tick) < 1e-9 else "rule"
-        marks.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="10" y2="{height - 35}"/>')
-        marks.append(label(x, height - 18, f"{tick:g}", "middle", faint=True))
-    if ground.ceiling:
-        x = scale(ground.ceiling.value)
-        marks.append(
-            f'<line class="ceiling" x1="{x:.1f}" x2="{x:.1f}" y1="10" y2="{height - 35}"/>'
-            + label(x, height - 4, "noise ceiling", "end" if x > WIDTH - 100 else "middle", faint=True)
-        )
-    for row, (method, joint) in enumerate(found):
-        y, colour = 28 + 30 * row, colours[method]
-        tip = html_text(f"{method}: {joint.mean:.3f}, {joint.low:.3f} … {joint.high:.3f}")
-        marks.append(
-            f"<g><title>{tip}</title>"
-            f'<line x1="{scale(joint.low):.1f}" x2="{scale(joint.high):.1f}" y1="{y}" y2="{y}" '
-            f'style="stroke:{colour}" stroke-width="3" stroke-opacity=".55" stroke-linecap="round"/>'
-            f'<circle cx="{scale(joint.mean):.1f}" cy="{y}" r="5" style="fill:{colour}"/></g>'
-            + label(_LEFT - 10, y + 4, shortened(method), "end")
-        )
-    return svg(height, marks, "LDS of each method with its 95 % interval")
 
 
 def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from stride_cli.characters import html_text
+from stride_cli.characters import html_text, shortened
 from stride_cli.errors import UsageError
 
 WIDTH = 720
 COLOURS = 8  # --c0 … --c7
+_LEFT, _RIGHT = 150, 30  # of an interval plot: room for the methods' names
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --faint: #59636e; --rule: #d1d9e0;
@@ -92,6 +93,58 @@ def svg(height: float, marks: Sequence[str], name: str, *, width: float = WIDTH)
         + "".join(marks)
         + "</svg>"
     )
+
+
+def scrolled(name: str, wide: str) -> str:
+    """What may be wider than a screen, in a box that scrolls, by keyboard too."""
+    return f'<div class="wide plot" role="region" aria-label="{html_text(name)}" tabindex="0">{wide}</div>'
+
+
+def interval_plot(
+    found: Sequence[tuple[str, float, float, float]],
+    colours: Mapping[str, str],
+    name: str,
+    *,
+    ceiling: tuple[float, str] | None = None,
+) -> str:
+    """A dot and its interval for each method, best first.
+
+    Parameters
+    ----------
+    found : method, mean, low and high of each
+    colours : by method
+    name : what a screen reader says
+    ceiling : a value that is marked, and what it is called
+    """
+    found = sorted(found, key=lambda each: -each[1])
+    values = [value for _, _, low, high in found for value in (low, high)] + [0.0]
+    if ceiling is not None:
+        values.append(ceiling[0])
+    ticks = ticks_for(min(values), max(values))
+    height = 30 * len(found) + 50
+    scale = Scale(ticks[0], ticks[-1], _LEFT, WIDTH - _RIGHT)
+    marks = []
+    for tick in ticks:
+        x, kind = scale(tick), "zero" if abs(tick) < 1e-9 else "rule"
+        marks.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="10" y2="{height - 35}"/>')
+        marks.append(label(x, height - 18, f"{tick:g}", "middle", faint=True))
+    if ceiling is not None:
+        x = scale(ceiling[0])
+        marks.append(
+            f'<line class="ceiling" x1="{x:.1f}" x2="{x:.1f}" y1="10" y2="{height - 35}"/>'
+            + label(x, height - 4, ceiling[1], "end" if x > WIDTH - 100 else "middle", faint=True)
+        )
+    for row, (method, mean, low, high) in enumerate(found):
+        y, colour = 28 + 30 * row, colours[method]
+        tip = html_text(f"{method}: {mean:.3f}, {low:.3f} … {high:.3f}")
+        marks.append(
+            f"<g><title>{tip}</title>"
+            f'<line x1="{scale(low):.1f}" x2="{scale(high):.1f}" y1="{y}" y2="{y}" '
+            f'style="stroke:{colour}" stroke-width="3" stroke-opacity=".55" stroke-linecap="round"/>'
+            f'<circle cx="{scale(mean):.1f}" cy="{y}" r="5" style="fill:{colour}"/></g>'
+            + label(_LEFT - 10, y + 4, shortened(method), "end")
+        )
+    return svg(height, marks, name)
 
 
 def check_place(path: Path) -> None:

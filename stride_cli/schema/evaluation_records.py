@@ -181,6 +181,62 @@ class LooRecord(TypedDict):
     ]
 
 
+class CauseRank(TypedDict):
+    document: Annotated[str, "the document's id"]
+    rank: Annotated[float, "position, 1 = highest; ties share their mid-rank"]
+
+
+class RecallValue(TypedDict):
+    k: Annotated[int, "first documents of the ranking"]
+    value: Annotated[float, "share of the causes among them; expected over the orders of tied documents"]
+
+
+class CauseRanksRecord(TypedDict):
+    schema: Literal["stride.cause_ranks/1"]
+    query: Annotated[str, "the query's id"]
+    method: MethodSpec
+    causes: list[CauseRank]
+    documents: Annotated[int, "documents that are ranked"]
+    recall: list[RecallValue]
+    reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
+    average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
+    seconds: Annotated[float, "of this query, the fit left out"]
+
+
+class CauseMeasureRecord(EstimateRecord):
+    best_other: Annotated[str | None, "of the other methods the one with the highest mean"]
+    difference: Annotated[
+        EstimateRecord, _mean("this method's minus the best other's, query by query; null without another")
+    ]
+
+
+class RecallRecord(CauseMeasureRecord):
+    k: Annotated[int, "first documents of the ranking"]
+
+
+class CausesRecord(TypedDict):
+    schema: Literal["stride.causes/1"]
+    method: MethodSpec
+    error: NotRequired[Failure]
+    queries: Annotated[int, "queries of the file"]
+    counted: Annotated[int, "queries that count: with --known, those that the model answers rightly"]
+    documents: Annotated[int, "documents that are ranked"]
+    recall: list[RecallRecord]
+    mrr: Annotated[CauseMeasureRecord, _mean("mean of 1 / rank of the first cause")]
+    auprc: Annotated[CauseMeasureRecord, _mean("mean area under precision over recall")]
+    seconds: MethodSeconds
+
+
+class KnownRecord(TypedDict):
+    schema: Literal["stride.known/1"]
+    query: Annotated[str, "the query's id"]
+    answer: Annotated[str, "the model's greedy continuation of the prompt"]
+    right: Annotated[bool, "whether it is the response, or begins with it; case and white space aside"]
+    base_answer: Annotated[str | None, "the base model's; null without --base"]
+    base_right: Annotated[bool | None, "whether that one is right; null without --base"]
+    counts: Annotated[bool, "whether the query counts: the model is right, and the base model is not"]
+
+
 class MethodRecord(TypedDict):
     schema: Literal["stride.method/1"]
     method: Annotated[str, "the method's name"]

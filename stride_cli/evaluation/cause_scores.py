@@ -1,0 +1,336 @@
+"""Methods that rank the documents of an index for queries with known causes, and how well they do it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.durable import make_directory, storage
+from index_format.errors import IndexFormatError, IndexReadOnly
+from index_format.location import local_directory
+from stride_cli import __version__
+from stride_cli.errors import StrideError, first_line
+from stride_cli.evaluation.cause_measures import Places, measure_all, measure_names
+from stride_cli.evaluation.ranking import document_scores
+from stride_cli.evaluation.resampling import DRAWS, Interval, mean_interval
+from stride_cli.evaluation.scoring import score_blocks
+from stride_cli.methods.registry import METHODS
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.evaluation.cause_queries import CauseQuery
+    from stride_cli.schema.evaluation_records import (
+        CauseMeasureRecord,
+        CauseRanksRecord,
+        CausesRecord,
+        EstimateRecord,
+    )
+
+# every kind of evidence; what needs retrained models, or an encoder trained for it, is asked for by name
+DEFAULT_METHODS = (
+    "direct",
+    "pairs",
+    "tfidf",
+    "bm25",
+    "embeddings",
+    "rds",
+    "graddot",
+    "logra",
+    "ekfac",
+    "trackstar",
+    "less",
+    "chance",
+)
+
+
+def default_methods(index: Index) -> list[str]:
+    """STRIDE, with the index's operators where it has them, and what it is compared with."""
+    stride = "stride:stored=true" if index.has("operators") else "stride"
+    return [stride, *DEFAULT_METHODS]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One query's causes in one method's ranking; `seconds` that this took, the fit left out."""
+
+    places: Places
+    seconds: float
+
+
+class KeptRanks:
+    """What has been found, so that a stopped evaluation goes on: a file of JSON Lines for each method.
+
+    They are in INDEX.causes, beside the index. A line is written when a query is scored, and holds where its
+    causes stand. What decides that is in its key: the index's content, the method with its options, the
+    query's tokens, its causes, this package's version. A line that a kill has cut is as if it were not there.
+
+    Parameters
+    ----------
+    index : Index
+    fresh : bool      what is there is not read
+    """
+
+    def __init__(self, index: Index, *, fresh: bool = False) -> None:
+        self._index, self._fresh = index, fresh
+        self.directory: Path | None = None
+        with contextlib.suppress(IndexReadOnly):  # read over the network, or from a zip: nothing is kept
+            place = local_directory(index.path)
+            self.directory = place.with_name(place.name + ".causes")
+        about = [__version__, index.attributes["fingerprints"], index.n_chunks, index.seed]
+        self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def key(self, spec: str, ids: np.ndarray, weights: np.ndarray, causes: np.ndarray) -> str:
+        """What decides a method's ranks of a query's causes: SHA-256 in hex."""
+        # what the index has beside its corpus matters to those methods that read it
+        stages = ["operators"] if "stored=" in spec else []
+        entry = METHODS.get(spec.partition(":")[0])
+        stages += ["truth"] if entry is not None and entry.needs == "truth" else []
+        read = [self._index.group_digest(stage) for stage in stages if self._index.has(stage)]
+        digest = hashlib.sha256("/".join([self._digest, spec, *read, ""]).encode())
+        for part in (ids, weights, np.asarray(causes, np.int64)):
+            digest.update(np.int64(len(part)).tobytes() + part.tobytes())
+        return digest.hexdigest()
+
+    def read(self, spec: str) -> dict[str, Any]:
+        """What is kept of a method, by key."""
+        path = self._path(spec)
+        if path is None or self._fresh or not path.is_file():
+            return {}
+        found = {}
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                record = json.loads(line)
+                found[str(record["key"])] = record["found"]
+        return found
+
+    def add(self, spec: str, found: Mapping[str, Any]) -> None:
+        """Keep what has been found, by key, all in one write that has reached the disk."""
+        path = self._path(spec)
+        if path is None:
+            return
+        assert self.directory is not None
+        make_directory(self.directory)
+        lines = [json.dumps({"key": key, "found": value}) for key, value in found.items()]
+        # a line before that a kill has cut is ended first
+        data = ("\n" + "\n".join(lines) + "\n").encode()
+        with storage(path, len(data)), path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _path(self, spec: str) -> Path | None:
+        if self.directory is None:
+            return None
+        name = spec.partition(":")[0]
+        return self.directory / f"{name}-{hashlib.sha256(spec.encode()).hexdigest()[:16]}.jsonl"
+
+
+@dataclass(frozen=True)
+class CauseEntry:
+    """One method's result, or its failure.
+
+    Attributes
+    ----------
+    method : str                  its spec
+    ranked : list of Ranked       for every query
+    values : dict                 measure → (Q,) float64
+    fit_seconds : float           None where all was kept
+    error, fix : str, optional    why it failed; nothing else is there then
+    """
+
+    method: str
+    ranked: list[Ranked]
+    values: dict[str, np.ndarray]
+    fit_seconds: float | None = None
+    error: str | None = None
+    fix: str | None = None
+
+
+class CauseBench:
+    """Methods on the same queries of the same index, one after the other.
+
+    Parameters
+    ----------
+    workspace : Workspace
+    asked : the queries that count, with their causes
+    queries : QuerySet      the same, in tokens
+    kept : KeptRanks
+    ks : of Recall@k
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        asked: Sequence[CauseQuery],
+        queries: QuerySet,
+        kept: KeptRanks,
+        ks: Sequence[int],
+    ) -> None:
+        self.workspace, self.asked, self.queries, self.ks = workspace, asked, queries, list(ks)
+        self._kept = kept
+        self._owner = np.asarray(workspace.index.array("corpus/chunk_document"))
+
+    @property
+    def n_documents(self) -> int:
+        return self.workspace.index.n_documents
+
+    def run(self, spec: str) -> CauseEntry:
+        """One method's ranks of all causes; a failure becomes an entry, so that the other methods go on."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
+                return self._run(spec)
+        except (StrideError, IndexFormatError) as error:
+            return CauseEntry(spec, [], {}, error=error.message, fix=error.fix)
+        except Exception as error:  # a method's library may raise anything
+            return CauseEntry(spec, [], {}, error=f"{type(error).__name__}: {first_line(error)}")
+
+    def _run(self, spec: str) -> CauseEntry:
+        causes = [query.causes for query in self.asked]
+        keys = [
+            self._kept.key(spec, ids, weights, numbers)
+            for ids, weights, numbers in zip(self.queries.ids, self.queries.weights, causes, strict=True)
+        ]
+        there = self._kept.read(spec)
+        found = [_kept(there.get(key), len(c), self.n_documents) for key, c in zip(keys, causes, strict=True)]
+        missing = [row for row, ranked in enumerate(found) if ranked is None]
+        fit_seconds = None
+        if missing:
+            from stride_cli.methods.registry import open_method
+
+            with progress(f"scoring with {spec}", len(self.queries), unit="queries") as bar:
+                bar.advance(len(self.queries) - len(missing))
+                begin = time.perf_counter()
+                method = open_method(spec)
+                method.fit(self.workspace)
+                fit_seconds = time.perf_counter() - begin
+                done, begin = 0, time.perf_counter()
+                for block in score_blocks(method, self.queries.take(missing), self.workspace.n_chunks):
+                    rows = missing[done : done + len(block)]
+                    spent = (time.perf_counter() - begin) / len(block)
+                    scores = document_scores(block, self._owner, self.n_documents)
+                    for row, values in zip(rows, scores, strict=True):
+                        found[row] = Ranked(Places.of(values, causes[row]), spent)
+                    self._kept.add(spec, {keys[row]: _to_keep(found[row]) for row in rows})
+                    done += len(block)
+                    bar.advance(len(block))
+                    begin = time.perf_counter()
+        ranked = [each for each in found if each is not None]
+        measured = [measure_all(each.places, self.ks) for each in ranked]
+        values = {
+            name: np.array([each[name] for each in measured], np.float64) for name in measure_names(self.ks)
+        }
+        return CauseEntry(spec, ranked, values, fit_seconds)
+
+
+def _to_keep(ranked: Ranked | None) -> dict[str, Any]:
+    assert ranked is not None
+    return {
+        "above": ranked.places.above.tolist(),
+        "level": ranked.places.level.tolist(),
+        "seconds": ranked.seconds,
+    }
+
+
+def _kept(found: Any, n_causes: int, n_documents: int) -> Ranked | None:
+    """What a line says, if it can be so."""
+    try:
+        above, level = (np.array(found[name], np.int64) for name in ("above", "level"))
+        seconds = float(found["seconds"])
+    except (TypeError, KeyError, ValueError):
+        return None
+    whole = len(above) == len(level) == n_causes and (above >= 0).all() and (level >= 1).all()
+    return Ranked(Places(above, level, n_documents), seconds) if whole else None
+
+
+def ranks_records(bench: CauseBench, entry: CauseEntry) -> Iterator[CauseRanksRecord]:
+    """``stride.cause_ranks/1`` of every query of one method."""
+    index = bench.workspace.index
+    for row, (query, ranked) in enumerate(zip(bench.asked, entry.ranked, strict=False)):
+        pairs = zip(query.causes.tolist(), ranked.places.ranks.tolist(), strict=True)
+        yield {
+            "schema": "stride.cause_ranks/1",
+            "query": query.id,
+            "method": entry.method,
+            "causes": [{"document": index.document_id(number), "rank": rank} for number, rank in pairs],
+            "documents": bench.n_documents,
+            "recall": [{"k": k, "value": float(entry.values[f"recall@{k}"][row])} for k in bench.ks],
+            "reciprocal_rank": float(entry.values["mrr"][row]),
+            "average_precision": float(entry.values["auprc"][row]),
+            "seconds": ranked.seconds,
+        }
+
+
+def causes_records(
+    bench: CauseBench, entries: Sequence[CauseEntry], *, asked: int, draws: int = DRAWS
+) -> list[CausesRecord]:
+    """``stride.causes/1`` of every method, each against the best of the others.
+
+    Parameters
+    ----------
+    asked : queries of the file, those that do not count among them
+    draws : bootstrap resamples of the queries, the same for all methods and measures
+    """
+    return [_record(bench, entry, entries, asked=asked, draws=draws) for entry in entries]
+
+
+def _record(
+    bench: CauseBench, entry: CauseEntry, entries: Sequence[CauseEntry], *, asked: int, draws: int
+) -> CausesRecord:
+    def of(name: str) -> CauseMeasureRecord:
+        return _measure(entry, entries, name, draws=draws, seed=bench.workspace.seed)
+
+    query_seconds = [each.seconds for each in entry.ranked]
+    record: CausesRecord = {
+        "schema": "stride.causes/1",
+        "method": entry.method,
+        "queries": asked,
+        "counted": len(bench.asked),
+        "documents": bench.n_documents,
+        "recall": [{"k": k, **of(f"recall@{k}")} for k in bench.ks],
+        "mrr": of("mrr"),
+        "auprc": of("auprc"),
+        "seconds": {
+            "fit": entry.fit_seconds,
+            "query": float(np.mean(query_seconds)) if query_seconds else None,
+        },
+    }
+    if entry.error is not None:
+        record["error"] = entry.error
+    return record
+
+
+def _measure(
+    entry: CauseEntry, entries: Sequence[CauseEntry], name: str, *, draws: int, seed: int
+) -> CauseMeasureRecord:
+    """One measure's mean, and what it is ahead of the best other method, query by query."""
+    others = [each for each in entries if each.error is None and each is not entry]
+    best = max(others, key=lambda each: float(each.values[name].mean()), default=None)
+    own = None if entry.error is not None else entry.values[name]
+    ahead = None if own is None or best is None else own - best.values[name]
+    record: CauseMeasureRecord = {
+        **_estimate(own, draws, seed),
+        "best_other": None if ahead is None or best is None else best.method,
+        "difference": _estimate(ahead, draws, seed),
+    }
+    return record
+
+
+def _estimate(values: np.ndarray | None, draws: int, seed: int) -> EstimateRecord:
+    if values is None:
+        return {"mean": None, "se": None, "low": None, "high": None}
+    # one name: the same resamples of the queries for every method and measure
+    found: Interval = mean_interval(values, draws=draws, seed=seed, name="queries of causes")
+    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}
