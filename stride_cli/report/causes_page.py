@@ -88,7 +88,6 @@ def _measures(records: Sequence[CausesRecord]) -> dict[str, dict[str, Mapping[st
 def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
     """Every measure of every method, or what it is ahead of the best other method."""
     heads = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
-    heads = [cell for head in heads for cell in (head, "95 % interval")]
     heads += ["best other"] if ahead else ["fit, s", "a query, s"]
     rows = ["".join(f"<th>{head}</th>" for head in ["method", *heads])]
     sign = "+" if ahead else ""
@@ -103,10 +102,11 @@ def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
         cells = []
         for measure in [*record["recall"], record["mrr"], record["auprc"]]:
             found: Mapping[str, Any] = measure["difference"] if ahead else measure
-            cells.append("–" if found["mean"] is None else f"{found['mean']:{sign}.3f}")
-            cells.append(
-                "–" if found["low"] is None else f"{found['low']:{sign}.3f} … {found['high']:{sign}.3f}"
-            )
+            if found["mean"] is None:
+                cells.append("–")
+                continue
+            span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}"
+            cells.append(f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>')
         if ahead:
             cells.append(html_text(record["auprc"]["best_other"] or "–") + " (AUPRC)")
         else:

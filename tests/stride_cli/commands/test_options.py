@@ -17,6 +17,7 @@ from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import (
+    CausesOptions,
     HitOptions,
     LdsOptions,
     LooOptions,
@@ -70,6 +71,7 @@ COMMANDS: tuple[tuple[str, type], ...] = (
     ("evaluate tail-patch --index gone.stride", TailPatchOptions),
     ("evaluate removal --index gone.stride", RemovalOptions),
     ("evaluate loo --index gone.stride", LooOptions),
+    ("evaluate causes --index gone.stride --queries gone.jsonl", CausesOptions),
     (SELECTION, JudgingOptions),
     ("baseline tfidf --index gone.stride", RankingOptions),
 )

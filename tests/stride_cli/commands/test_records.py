@@ -56,6 +56,11 @@ LINES = (
         ["stride.comparison/1"] * 2,
     ),
     ("evaluate distribution", f"{ASKED} --method chance", ["stride.distribution/1"]),
+    (
+        "evaluate causes",
+        "--index run.stride --queries causes.jsonl --methods tfidf,chance",
+        [*["stride.cause_ranks/1"] * 2, *["stride.causes/1"] * 2],
+    ),
     ("baseline", "--list", ["stride.method/1"]),
     ("baseline", f"tfidf {ASKED} --top 2", ["stride.ranking/1"] * 3),
     ("index append", "more.jsonl --index run.stride", ["stride.index/1"]),
@@ -120,6 +125,8 @@ def test_every_record_is_as_described(run, tmp_path: Path) -> None:
         rows = [{"id": document["id"], "text": document["text"][:160]} for document in chosen]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    asked = {"id": "a", "prompt": "The French", "response": "Revolution", "causes": [documents[0]["id"]]}
+    (tmp_path / "causes.jsonl").write_text(json.dumps(asked) + "\n", encoding="utf-8")
     random = np.random.default_rng(0)
     images = random.integers(0, 17, (24, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "digits.npz", images=images, labels=np.arange(24) % 3)
