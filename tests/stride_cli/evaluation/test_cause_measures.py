@@ -1,4 +1,4 @@
-"""Recall@k, MRR and AUPRC of known causes: scikit-learn where there are no ties, all orders where there are."""
+"""Recall@k, MRR and AUPRC of known causes: against scikit-learn without ties, all orders with them."""
 
 from __future__ import annotations
 
