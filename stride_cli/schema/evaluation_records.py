@@ -203,7 +203,8 @@ class CauseRanksRecord(TypedDict):
     seconds: Annotated[float, "of this query, the fit left out"]
 
 
-class CauseMeasureRecord(EstimateRecord):
+class CauseMeasureRecord(SpreadRecord):
+    mean: Annotated[float | None, "mean over the queries that count; null where the method failed"]
     best_other: Annotated[str | None, "of the other methods the one with the highest mean"]
     difference: Annotated[
         EstimateRecord, _mean("this method's minus the best other's, query by query; null without another")
