@@ -35,6 +35,10 @@ class CorpusError(StrideError, ValueError):
     """A corpus that cannot be read; names the file and line."""
 
 
+class EmptyRange(CorpusError):
+    """No document begins in the part of a corpus that was asked for."""
+
+
 class ModelError(StrideError, ValueError):
     """A checkpoint that cannot be loaded, or whose structure is not understood."""
 

@@ -13,18 +13,22 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from stride_cli.corpus.documents import Document, DocumentParser, Foreign
+from stride_cli.corpus.ranges import Share
 from stride_cli.corpus.streams import ReadLog, Source, refuse_change, unreadable
 from stride_cli.corpus.table_rows import Column, RowReader, damaged, message_type, plain_type
 from stride_cli.errors import CorpusError, require_extra
 
 _ROWS = 256  # that become Python objects at once
+_ALL_ROWS = 1 << 62
 _MAGIC = b"ARROW1\0\0"  # of the file format, in which a stream follows
 _DICTIONARY = 2  # of MessageHeader in Arrow's Message.fbs
 _OTHERWISE = "can be written as Parquet"
 
 
-def read_arrow(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    """The documents of an Arrow file, of the streaming or the file format; the row is the line.
+def read_arrow(
+    source: Source, parser: DocumentParser, log: ReadLog, share: Share | None = None
+) -> Iterator[Document]:
+    """The documents of an Arrow file, or of a share of its rows; the row is the line.
 
     Raises
     ------
@@ -47,13 +51,13 @@ def read_arrow(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
         with _damage_at(source.name, 0):
             data = pyarrow.memory_map(str(source.path)).read_buffer()
         try:
-            yield from _documents(source, raw, data, parser, log)
+            yield from _documents(source, raw, data, parser, log, share)
         finally:
             log.leave()
 
 
 def _documents(
-    source: Source, raw: BinaryIO, data: Any, parser: DocumentParser, log: ReadLog
+    source: Source, raw: BinaryIO, data: Any, parser: DocumentParser, log: ReadLog, share: Share | None
 ) -> Iterator[Document]:
     import pyarrow.ipc
 
@@ -67,21 +71,30 @@ def _documents(
         # no row can be a document, and how many there are is a mere number
         parser.document(foreign, source.name, 1, reader.schema.names)
     rows = RowReader(source.name, before.st_size, parser, log, kind="Arrow", otherwise=_OTHERWISE)
-    done = 0
+    wanted = (0, _ALL_ROWS)
+    if share is not None:
+        with _damage_at(source.name, 0):  # no value of them is looked at
+            wanted = share.of(sum(batch.num_rows for batch in pyarrow.ipc.open_stream(data.slice(start))))
+    done = ended = 0
     log.enter(lambda: done)
-    while True:
+    while ended < wanted[1]:
         with _damage_at(source.name, rows.row):
             batch = next(reader, None)
             if batch is None:
                 break
-            batch = batch.select(read)
-            batch.validate(full=True)
+            n_bytes, row, ended = batch.nbytes, ended, ended + batch.num_rows
+            if ended > wanted[0]:
+                batch = batch.select(read)
+                batch.validate(full=True)
+        first = max(0, wanted[0] - row)
+        rows.row = row + first
+        batch = batch.slice(first, max(0, min(ended, wanted[1]) - row - first))
         for first in range(0, batch.num_rows, _ROWS):
             part = batch.slice(first, _ROWS)
             with _damage_at(source.name, rows.row):
                 columns = [Column(name, part.column(name)) for name in read]
             yield from rows.documents(columns, part.num_rows, foreign, reader.schema.names)
-        done = min(before.st_size, done + batch.nbytes)
+        done = min(before.st_size, done + n_bytes)
     done = before.st_size
     after = os.fstat(raw.fileno())
     refuse_change(source.name, (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns))

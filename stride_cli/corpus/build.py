@@ -25,7 +25,8 @@ from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import EMPTY_CORPUS
 from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
-from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
+from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
+from stride_cli.corpus.ranges import Range
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents, read_documents
 from stride_cli.corpus.streams import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
@@ -119,7 +120,8 @@ def build_index(
     local_directory(out)
     sources = [pinned(source) for source in sources]
     # before anything is created: no such file, a pattern without a match
-    documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent)
+    part = None if options.range is None else Range.parse(options.range)
+    documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent, part=part)
     settings = {
         "format_version": FORMAT_VERSION,
         **model.fingerprints,
@@ -129,13 +131,17 @@ def build_index(
         "seed": options.seed,
         "store_text": options.store_text,
     }
+    if part is not None:
+        settings["range"] = str(part)
     with (
         _storage_errors(out),
         IndexWriter.create(out, build_key=_key(settings), overwrite=options.overwrite) as writer,
     ):
         corpus = _Corpus(writer, chunker, store_text=options.store_text)
         progress = corpus.add(documents, log, _Progress(), options.commit_seconds)
-        k, d = choose_design(corpus.n_chunks, options)
+        # of a part, whose design is for looking at it alone
+        design = options if part is None else limited_design(corpus.n_chunks, options)
+        k, d = choose_design(corpus.n_chunks, design)
         writer.commit(asdict(progress))
         _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=options.seed)
         writer.publish(

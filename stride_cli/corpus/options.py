@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
+from stride_cli.corpus.ranges import Range
 from stride_cli.errors import UsageError
 from stride_cli.options import MORE, Options, option
 
@@ -60,6 +61,8 @@ class BuildOptions(DesignOptions):
     seed : of the design
     store_text : whether the index keeps the documents' texts (queries show passages either way, decoded from
         tokens)
+    range : which part of the corpus (`corpus.ranges.Range`), for `stride index merge`; its design, which the
+        merge draws anew for all chunks, has no more subsets than the part has chunks
     overwrite : replace an index, and discard an unfinished build of another corpus or other settings
     commit_seconds : work between two commits: what a kill can cost (more where committing takes over 5 % of
         that); 0: after every batch
@@ -67,10 +70,22 @@ class BuildOptions(DesignOptions):
 
     seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1, panel=MORE)
     store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text", panel=MORE)
+    range: str | None = option(
+        None,
+        "Build part I of N of the corpus, for stride index merge.",
+        metavar="I/N",
+        panel=MORE,
+        example="1/8",
+    )
     overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")
     commit_seconds: float = option(
         2.0, "How often progress is saved: what a kill can cost.", low=0, panel=MORE
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.range is not None:
+            Range.parse(self.range)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from stride_cli.corpus.documents import Document, DocumentParser, Foreign
 from stride_cli.corpus.parquet_pages import BY_DICTIONARY, BY_PREFIX, DICTIONARY, RowGroup, pages, row_groups
+from stride_cli.corpus.ranges import Share
 from stride_cli.corpus.streams import (
     DamagedStream,
     ReadLog,
@@ -27,6 +28,7 @@ from stride_cli.corpus.table_rows import Column, RowReader, damaged, message_typ
 from stride_cli.errors import CorpusError, require_extra
 
 _ROWS = 256  # of a batch, at most
+_ALL_ROWS = 1 << 62
 _BATCH_BYTES = 64 << 20  # what a batch is to take at most; a single row may take more
 _READ_BYTES = 1 << 20  # of a column at once, as stored
 # of a page, decompressed: pyarrow writes 1 MiB, or 1,024 values where these are long
@@ -68,8 +70,10 @@ class _Table:
     foreign: dict[str, Foreign]
 
 
-def read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
-    """The documents of a Parquet file; the row is the line.
+def read_parquet(
+    source: Source, parser: DocumentParser, log: ReadLog, share: Share | None = None
+) -> Iterator[Document]:
+    """The documents of a Parquet file, or of a share of its rows; the row is the line.
 
     Raises
     ------
@@ -95,13 +99,18 @@ def read_parquet(source: Source, parser: DocumentParser, log: ReadLog) -> Iterat
         raise unreadable(source.name, error) from None
     with raw, ExitStack() as opened:
         try:
-            yield from _documents(source, raw, opened, parser, log)
+            yield from _documents(source, raw, opened, parser, log, share)
         finally:
             log.leave()
 
 
 def _documents(
-    source: Source, raw: BinaryIO, opened: ExitStack, parser: DocumentParser, log: ReadLog
+    source: Source,
+    raw: BinaryIO,
+    opened: ExitStack,
+    parser: DocumentParser,
+    log: ReadLog,
+    share: Share | None,
 ) -> Iterator[Document]:
     before = os.fstat(raw.fileno())
     made = RowReader(source.name, before.st_size, parser, log, kind="Parquet", otherwise=_OTHERWISE)
@@ -113,10 +122,11 @@ def _documents(
     if rows and not table.read:
         # no row can be a document, and how many there are is a mere number
         parser.document(table.foreign, source.name, 1, table.columns)
-    batches = _batches(file, table, raw, opened, source)
+    wanted = (0, _ALL_ROWS) if share is None else share.of(rows)
+    batches = _batches(file, table, raw, opened, source, wanted)
     while True:
         with _damage_at(source.name, made.row):
-            batch = next(batches, None)
+            made.row, batch = next(batches, (made.row, None))
             found = [] if batch is None else [Column(name, batch.column(name)) for name in table.read]
         if batch is None:
             break
@@ -197,13 +207,24 @@ def _open(source: Source, **options: Any) -> Any:
     return pyarrow.parquet.ParquetFile(source.path, pre_buffer=False, buffer_size=_READ_BYTES, **options)
 
 
-def _batches(file: Any, table: _Table, raw: BinaryIO, opened: ExitStack, source: Source) -> Iterator[Any]:
-    """The rows of a file, batch by batch: every row group as its pages demand."""
+def _batches(
+    file: Any,
+    table: _Table,
+    raw: BinaryIO,
+    opened: ExitStack,
+    source: Source,
+    wanted: tuple[int, int],
+) -> Iterator[tuple[int, Any]]:
+    """Rows first … stop-1 of a file, batch by batch, each with its first: every row group as its pages
+    demand."""
     by_dictionary = None
     paths = [leaf.path for leaf in table.leaves]
     size = os.fstat(raw.fileno()).st_size
-    taken = given = 0
+    taken = given = ended = 0
     for number, group in enumerate(row_groups(raw) if table.leaves else ()):
+        row, ended = ended, ended + group.rows
+        if ended <= wanted[0] or row >= wanted[1]:
+            continue
         where = f"{source.name}: row group {number}"
         found = [_look_at(group, leaf, raw, where) for leaf in table.leaves]
         # columns may share their bytes, in a file made so
@@ -216,7 +237,13 @@ def _batches(file: Any, table: _Table, raw: BinaryIO, opened: ExitStack, source:
                 texts = [leaf.path for leaf in table.leaves if leaf.texts]
                 by_dictionary = opened.enter_context(_open(source, read_dictionary=texts))
             chosen, rows = by_dictionary, max(1, min(group.rows, MOST_VALUES))
-        yield from chosen.iter_batches(batch_size=rows, row_groups=[number], columns=paths, use_threads=False)
+        for batch in chosen.iter_batches(
+            batch_size=rows, row_groups=[number], columns=paths, use_threads=False
+        ):
+            first, stop = max(0, wanted[0] - row), min(batch.num_rows, wanted[1] - row)
+            if first < stop:
+                yield row + first, batch.slice(first, stop - first)
+            row += batch.num_rows
 
 
 @dataclass(slots=True)

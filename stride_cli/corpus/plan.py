@@ -122,6 +122,12 @@ def choose_design(n_chunks: int, design: DesignOptions = DesignOptions()) -> tup
     return n_subsets, degree
 
 
+def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
+    """The same with no more subsets, and no higher degree, than n chunks can have."""
+    low = [None if value is None else max(1, min(value, n_chunks)) for value in (design.n_subsets, design.degree)]
+    return DesignOptions(block_size=design.block_size, n_subsets=low[0], degree=low[1])
+
+
 def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSION) -> int:
     """The number of subsets K for n chunks where the user gives none."""
     if n_chunks <= _ALL_UP_TO:

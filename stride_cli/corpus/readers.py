@@ -22,10 +22,12 @@ from stride_cli.corpus.documents import (
 )
 from stride_cli.corpus.ids import SeenIds
 from stride_cli.corpus.parquet import read_parquet
+from stride_cli.corpus.ranges import Range, Share
 from stride_cli.corpus.streams import (
     DamagedStream,
     ReadLog,
     Source,
+    decompressed_bytes,
     find_sources,
     open_stream,
     read_lines,
@@ -33,7 +35,7 @@ from stride_cli.corpus.streams import (
     total_bytes,
     unreadable,
 )
-from stride_cli.errors import CorpusError, StrideError
+from stride_cli.errors import CorpusError, EmptyRange, StrideError, UsageError
 from stride_cli.options import CORPUS, Options, option, own
 
 __all__ = [
@@ -91,11 +93,12 @@ def open_documents(
     known_ids: Iterable[str] = (),
     first_number: int = 0,
     scratch: Path | None = None,
+    part: Range | None = None,
 ) -> tuple[Iterator[Document], ReadLog]:
     """`read_documents`, and the log of the read."""
     log = ReadLog(options.on_bad)
     documents = read_documents(
-        sources, options, known_ids=known_ids, first_number=first_number, scratch=scratch, log=log
+        sources, options, known_ids=known_ids, first_number=first_number, scratch=scratch, log=log, part=part
     )
     return documents, log
 
@@ -108,6 +111,7 @@ def read_documents(
     first_number: int = 0,
     scratch: Path | None = None,
     log: ReadLog | None = None,
+    part: Range | None = None,
 ) -> Iterator[Document]:
     """Stream the documents of a corpus in order.
 
@@ -127,6 +131,9 @@ def read_documents(
         Where the ids seen are kept when they are many; default: the system's temporary directory.
     log : ReadLog, optional
         Receives what is skipped and how far the read is; then `on_bad` is the log's.
+    part : Range, optional
+        Read this part alone; of compressed JSON Lines that it begins or ends in, what is before it is read
+        over twice.
 
     Memory: one document, and up to 20,000 ids seen; more of them are on disk, some 40 bytes each.
 
@@ -135,12 +142,18 @@ def read_documents(
     CorpusError
         With file and line: broken JSON, not an object, missing or duplicate id, empty document, not UTF-8,
         a NUL, too long, a wrong type; a truncated archive. And: no such file, a pattern without a match, no
-        document at all.
+        document at all (of a part: `EmptyRange`).
+    UsageError
+        A part of what has no size: stdin, a pipe.
         Sources are looked up at the call, before the first document is asked for.
     """
     found = find_sources(sources)
     log = log if log is not None else ReadLog(options.on_bad)
     log.bytes_total = total_bytes(found)
+    shares: list[Share | None] | None = None
+    if part is not None:
+        shares = part.shares(_sizes(found, part))
+        log.bytes_total = sum(share.high - share.low for share in shares if share is not None)
     parser = DocumentParser(
         options.fields,
         options.max_document_bytes,
@@ -148,7 +161,7 @@ def read_documents(
         first_number,
         SeenIds(known_ids, scratch),
     )
-    return _read(found, parser, log)
+    return _read(found, shares, parser, log)
 
 
 def read_records(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -173,18 +186,39 @@ def read_records(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise _damaged(source, error) from None
 
 
-def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+def _sizes(sources: list[Source], part: Range) -> list[int]:
+    """Bytes of every source on disk; UsageError where one has no size."""
+    sizes = [total_bytes([source]) for source in sources]
+    for source, size in zip(sources, sizes, strict=True):
+        if size is None:
+            raise UsageError(
+                f"--range {part} is of files, and {source.name} is a stream: what it is part of is not known",
+                fix="write it to a file first, or build without --range",
+            )
+    return [size for size in sizes if size is not None]
+
+
+def _read(
+    sources: list[Source], shares: list[Share | None] | None, parser: DocumentParser, log: ReadLog
+) -> Iterator[Document]:
     count = 0
     try:
-        for source in sources:
+        for source, share in zip(sources, shares or [None] * len(sources), strict=True):
+            if shares is not None and share is None:
+                continue
+            log.take(share)
+            if share is not None and share.whole:
+                share = None
             if source.kind == "parquet":
-                documents = read_parquet(source, parser, log)
+                documents = read_parquet(source, parser, log, share)
             elif source.kind == "arrow":
-                documents = read_arrow(source, parser, log)
-            elif source.kind == "text":
+                documents = read_arrow(source, parser, log, share)
+            elif source.kind == "jsonl":
+                documents = _read_jsonl(source, parser, log, share)
+            elif share is None or share.low == 0:  # the file is one document, and begins here
                 documents = _read_text(source, parser, log)
             else:
-                documents = _read_jsonl(source, parser, log)
+                continue
             for document in documents:
                 count += 1
                 yield document
@@ -193,16 +227,24 @@ def _read(sources: list[Source], parser: DocumentParser, log: ReadLog) -> Iterat
     if count == 0:
         names = ", ".join(source.name for source in sources[:3]) + (", …" if len(sources) > 3 else "")
         skipped = f" ({log.skipped} bad records were skipped)" if log.skipped else ""
+        if shares is not None:
+            raise EmptyRange(
+                f"{names}: expected at least one document in the range, found none{skipped}",
+                fix="give --range of fewer parts: every part needs a document that begins in it",
+            )
         raise CorpusError(
             f"{names}: expected at least one document, found none{skipped}",
             fix='give a file with lines such as {"id": "a", "text": "..."}',
         )
 
 
-def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+def _read_jsonl(
+    source: Source, parser: DocumentParser, log: ReadLog, share: Share | None
+) -> Iterator[Document]:
     try:
+        first, stop = (0, None) if share is None else share.of(decompressed_bytes(source))
         with open_stream(source, log) as stream:
-            for number, line in read_lines(stream, parser.max_bytes):
+            for number, line in read_lines(stream, parser.max_bytes, first, stop):
                 if number == 1 and line is not None:
                     refuse_foreign(line, source.name)
                 where = f"{source.name}:{number}"

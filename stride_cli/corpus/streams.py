@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from stride_cli import output
 from stride_cli.corpus.hub_files import fetch_files, find_folder
+from stride_cli.corpus.ranges import Share
 from stride_cli.errors import CorpusError, require_extra
 from stride_cli.hub import is_hub_address
 
@@ -56,6 +57,7 @@ UNWATCHED = 64 << 20
 # of which no document is meant to consist; a line beyond it is not even passed over
 _ENDLESS_LINE = 1 << 30
 SKIPS_TOLD = 10
+_PASSED_BYTES = 1 << 20  # at once, of what another range reads
 
 
 class DamagedStream(Exception):
@@ -140,6 +142,7 @@ class ReadLog:
         self._tell = tell
         self._bytes_before = 0
         self._position: Callable[[], int] | None = None
+        self._share: Share | None = None
 
     def reject(self, error: CorpusError) -> None:
         """Raise the error, or count it as a skipped record."""
@@ -157,7 +160,14 @@ class ReadLog:
     @property
     def bytes_done(self) -> int:
         """Bytes read so far, before decompression."""
-        return self._bytes_before + (self._position() if self._position else 0)
+        position = self._position() if self._position else 0
+        if self._share is not None:
+            position = min(max(position, self._share.low), self._share.high) - self._share.low
+        return self._bytes_before + position
+
+    def take(self, share: Share | None) -> None:
+        """Of the next source no more than a share is to be read (None: all of it)."""
+        self._share = share
 
     def enter(self, position: Callable[[], int] | None) -> None:
         """A source is being read; `position` gives its bytes read so far."""
@@ -530,22 +540,50 @@ class _ZstdStream(_Packed):
         return _broken(f"the zstd data is damaged: {reason}")
 
 
-def read_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
+def decompressed_bytes(source: Source) -> int:
+    """How many bytes a file gives; one that is compressed is read to its end.
+
+    Raises
+    ------
+    DamagedStream, CorpusError, MissingExtraError      as `open_stream`
+    """
+    lines = length = 0
+    try:
+        with open_stream(source, ReadLog()) as stream:
+            if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
+                return os.fstat(stream.fileno()).st_size
+            while piece := stream.read(_PASSED_BYTES):
+                length += len(piece)
+                lines += piece.count(b"\n")
+    except DamagedStream as error:
+        error.line = lines + 1
+        raise
+    return length
+
+
+def read_lines(
+    stream: BinaryIO, limit: int, first: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, bytes | None]]:
     """Lines with their numbers (from 1); None for a line of more than `limit` bytes, never held whole.
+
+    Those that begin at byte `first` or later, and before byte `stop`.
 
     Raises
     ------
     DamagedStream       the operating system refuses to read on; a line has no end within 1 GiB
     """
-    number = 0
+    number = place = 0
     try:
-        while line := stream.readline(limit + 1):
+        if first > 0:
+            number, place = _pass_to(stream, first)
+        while (stop is None or place < stop) and (line := stream.readline(limit + 1)):
             number += 1
+            place += len(line)
             if len(line) > limit and not line.endswith(b"\n"):
                 del line
                 yield number, None  # who reads may want no more of it
                 number -= 1  # where what happens now happens
-                _pass_over(stream, limit)
+                place += _pass_over(stream, limit)
                 number += 1
             else:
                 yield number, line
@@ -561,8 +599,23 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None
         raise refused from None
 
 
-def _pass_over(stream: BinaryIO, passed: int) -> None:
-    """The rest of a line of which so many bytes are read."""
+def _pass_to(stream: BinaryIO, first: int) -> tuple[int, int]:
+    """Read over the lines that begin before byte `first`: how many these are, and where they end."""
+    lines = place = 0
+    while place < first - 1 and (piece := stream.read(min(_PASSED_BYTES, first - 1 - place))):
+        lines += piece.count(b"\n")
+        place += len(piece)
+    while piece := stream.readline(_PASSED_BYTES):  # the rest of the line that has the byte before `first`
+        place += len(piece)
+        if piece.endswith(b"\n"):
+            lines += 1
+            break
+    return lines, place
+
+
+def _pass_over(stream: BinaryIO, passed: int) -> int:
+    """The rest of a line of which `passed` bytes are read: how many bytes more there were."""
+    before = passed
     while (piece := stream.readline(1 << 16)) and not piece.endswith(b"\n"):
         passed += len(piece)
         if passed > _ENDLESS_LINE:
@@ -571,3 +624,4 @@ def _pass_over(stream: BinaryIO, passed: int) -> None:
                 fix="give JSON Lines, one object a line; lines that end in a carriage return alone become "
                 "some by: tr '\\r' '\\n' < FILE",
             )
+    return passed + len(piece) - before
