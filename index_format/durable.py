@@ -45,6 +45,21 @@ def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def require_space(directory: Path, n_bytes: int, *, what: str) -> None:
+    """StorageFull where the disk of a directory has less than so many bytes free.
+
+    Parameters
+    ----------
+    what : str      that needs them, for people: "merging into c.stride"
+    """
+    free = _free_bytes(directory)
+    if free < n_bytes:
+        raise StorageFull(
+            f"{what} needs about {n_bytes:,} bytes, and the disk of {directory} has {free:,} free",
+            fix="free some space, or choose a place on another disk",
+        )
+
+
 def write_all(fd: int, data: bytes | bytearray | memoryview, path: Path) -> None:
     """Write all of `data` to `fd` at its position; StorageFull when the disk is full."""
     view = memoryview(data).cast("B")

@@ -203,6 +203,45 @@ def append(
 
 
 @app.command(
+    short_help="Join indexes that were built apart.",
+    epilog=_example(
+        "stride index merge part-1.stride part-2.stride --out run.stride",
+        "stride index merge parts/*.stride --out run.stride",
+    ),
+)
+def merge(
+    indexes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INDEX...",
+            help="Indexes of one model, and built with the same options.",
+            show_default=False,
+            autocompletion=complete_index,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
+    ] = Path("run.stride"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Join indexes that were built apart: the same as an index built of their corpora, one after the other.
+
+    The ranges of one corpus (stride index build --range) are put in order. Subsets are drawn for all chunks
+    as one build would draw them, so operators of the parts are of other subsets, and stay behind.
+    """
+    from stride_cli.corpus.merge import merge_indexes
+
+    begin = time.monotonic()
+    merged = merge_indexes([locate(index) for index in indexes], out, overwrite=overwrite)
+    _report(merged, out, time.monotonic() - begin, json)
+    next_step("stride", "train", "--index", str(out))
+
+
+@app.command(
     short_help="What a build would make: sizes, subsets, coverage.",
     epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000"),
 )

@@ -22,7 +22,7 @@ from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer, Encoded
-from stride_cli.corpus.documents import EMPTY_CORPUS
+from stride_cli.corpus.documents import EMPTY_CORPUS, merged_digest
 from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
@@ -134,8 +134,8 @@ def build_index(
     if part is not None:
         settings["range"] = str(part)
     with (
-        _storage_errors(out),
-        IndexWriter.create(out, build_key=_key(settings), overwrite=options.overwrite) as writer,
+        storage_errors(out),
+        IndexWriter.create(out, build_key=settings_key(settings), overwrite=options.overwrite) as writer,
     ):
         corpus = _Corpus(writer, chunker, store_text=options.store_text)
         progress = corpus.add(documents, log, _Progress(), options.commit_seconds)
@@ -143,7 +143,7 @@ def build_index(
         design = options if part is None else limited_design(corpus.n_chunks, options)
         k, d = choose_design(corpus.n_chunks, design)
         writer.commit(asdict(progress))
-        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=options.seed)
+        append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=options.seed)
         writer.publish(
             {
                 "seed": options.seed,
@@ -218,15 +218,15 @@ def append_to_index(
         conversations=counts.get("conversations", 0),
     )
     seed, k, d = index.seed, index.n_subsets, index.degree
-    key = _key(
+    key = settings_key(
         {"append_to": fingerprint, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
     )
     del index
-    with _storage_errors(path), IndexWriter.extend(path, build_key=key) as writer:
+    with storage_errors(path), IndexWriter.extend(path, build_key=key) as writer:
         corpus = _Corpus(writer, chunker, store_text=store_text)
         progress = corpus.add(documents, log, start, commit_seconds)
         writer.commit(asdict(progress))
-        _append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=seed)
+        append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=seed)
         attributes["fingerprints"] = {**attributes["fingerprints"], "corpus": progress.digest}
         attributes["counts"] = _counts(
             corpus, progress, skipped=log.skipped + counts.get("skipped_records", 0)
@@ -264,16 +264,20 @@ def compare_corpus(
     """
     files = [Path(source.path) for source in find_sources(sources) if source.path is not None]
     state = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    known = _key({"index": index.digest, "files": state, "reading": asdict(reading)})
+    known = settings_key({"index": index.digest, "files": state, "reading": asdict(reading)})
     if recall("corpora", known) is not None:
         return "same", index.n_documents
     documents, log = open_documents(sources, reading)
-    digest, count, begins = EMPTY_CORPUS, 0, False
+    digest, count, begins, ends = EMPTY_CORPUS, 0, False, _ends_of_parts(index)
     with output.progress("comparing the corpus with its index", _megabytes(log), unit="MB") as ticker:
         done = 0.0
         for document in documents:
             digest = document.digest(digest)
             count += 1
+            if count in ends:
+                # each part has a chain of its own; that of a part that differs leads nowhere
+                ends[count] = digest.hex()
+                digest = merged_digest(list(ends.values())) if count == max(ends) else EMPTY_CORPUS
             if count == index.n_documents:
                 begins = digest.hex() == index.attributes["fingerprints"]["corpus"]
             ticker.advance(log.bytes_done / 1e6 - done)
@@ -284,6 +288,17 @@ def compare_corpus(
         return "grown", count
     remember("corpora", known, str(index.path))
     return "same", count
+
+
+def _ends_of_parts(index: Index) -> dict[int, str]:
+    """Of an index whose fingerprint is made of those of its parts (`documents.merged_digest`): where each
+    ends, in documents, and its fingerprint."""
+    config = index.attributes.get("config") or {}
+    if config.get("merged_exactly", True):
+        return {}
+    appended = config.get("appended") or [{"first_document": index.n_documents}]
+    begins = [part["first_document"] for part in config["merged"]] + [appended[0]["first_document"]]
+    return dict(zip(begins[1:], (part["corpus"] for part in config["merged"]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -504,7 +519,7 @@ class _Corpus:
             if not blocks.loss_masks:
                 return
             self._append_earlier_masks()
-        masks = _suffix_masks(blocks.lengths, blocks.loss_starts.astype(np.int64))
+        masks = suffix_masks(blocks.lengths, blocks.loss_starts.astype(np.int64))
         ends = np.cumsum(blocks.lengths)
         for number, mask in blocks.loss_masks.items():
             masks[ends[number] - len(mask) : ends[number]] = mask
@@ -516,17 +531,17 @@ class _Corpus:
             last = min(first + _MASK_BLOCK, self.n_chunks)
             lengths = np.diff(read("corpus/chunk_offsets", first, last + 1))
             starts = read("corpus/loss_start", first, last).astype(np.int64)
-            self._writer.append("corpus/loss_mask", _suffix_masks(lengths, starts))
+            self._writer.append("corpus/loss_mask", suffix_masks(lengths, starts))
 
 
-def _suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """1 from each chunk's start to its end: (sum of lengths,) uint8."""
     begins = np.cumsum(lengths) - lengths
     positions = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
     return (positions >= np.repeat(starts, lengths)).astype(np.uint8)
 
 
-def _append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree: int, seed: int) -> None:
+def append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree: int, seed: int) -> None:
     """The design of all chunks that have none yet, and its transpose anew; blockwise.
 
     Nothing is committed: it takes seconds, and a resumed build makes it again from (seed, chunk number).
@@ -591,7 +606,8 @@ def _recorded(sources: Sequence[str], index: str | Path) -> list[str]:
     ]
 
 
-def _key(settings: dict[str, Any]) -> str:
+def settings_key(settings: dict[str, Any]) -> str:
+    """The build key of what determines an index: SHA-256 in hex."""
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -600,7 +616,7 @@ def _megabytes(log: ReadLog) -> float | None:
     return None if log.bytes_total is None else log.bytes_total / 1e6
 
 
-class _storage_errors:
+class storage_errors:
     """Turns what the operating system refuses at the index's place into a StorageError."""
 
     def __init__(self, out: str | Path) -> None:

@@ -15,6 +15,7 @@ from stride_cli.options import CORPUS, option
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+_MERGED_CORPUS = b"STRIDE corpus, merged, version 1"
 MOST_ID_BYTES = 1 << 20  # ids are held by readers of an index, and written with each hit
 # of one conversation: chat templates take time that grows with the square of their number
 MOST_MESSAGES = 10_000
@@ -87,6 +88,12 @@ class Document:
         # lengths first: no two different documents give the same bytes
         lengths = ",".join(str(len(part)) for part in data).encode()
         return hashlib.sha256(b"\n".join([previous, lengths, *data])).digest()
+
+
+def merged_digest(parts: Sequence[str]) -> bytes:
+    """The fingerprint of a corpus of which only its parts' are known (hex), and not the documents as they
+    were read."""
+    return hashlib.sha256(b"\n".join([_MERGED_CORPUS, *(part.encode() for part in parts)])).digest()
 
 
 @dataclass(frozen=True, slots=True)

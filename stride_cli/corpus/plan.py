@@ -124,7 +124,9 @@ def choose_design(n_chunks: int, design: DesignOptions = DesignOptions()) -> tup
 
 def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
     """The same with no more subsets, and no higher degree, than n chunks can have."""
-    low = [None if value is None else max(1, min(value, n_chunks)) for value in (design.n_subsets, design.degree)]
+    low = [
+        None if value is None else max(1, min(value, n_chunks)) for value in (design.n_subsets, design.degree)
+    ]
     return DesignOptions(block_size=design.block_size, n_subsets=low[0], degree=low[1])
 
 

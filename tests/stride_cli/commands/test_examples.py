@@ -74,6 +74,17 @@ def test_own_corpus(workspace: Path, script: Runs) -> None:
     assert answer["documents"][0]["document"] == "history/french-revolution"
 
 
+def test_slurm(workspace: Path, script: Runs) -> None:
+    """The tasks of an array job, one after the other, and the one that merges."""
+    run = ("bash", f"{EXAMPLES}/slurm.sh", f"{workspace}/corpus.jsonl", f"{workspace}/model", "run")
+    for task in ("3", "1", "2"):
+        script(*run, SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_TASK_MAX="3")
+    done = script(*run, SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_TASK_MAX="0")
+    assert read(done.stdout)[0]["schema"] == "stride.index/1"
+    query = script("stride", "query", "The French Revolution began in", "--index", "run/run.stride")
+    assert json.loads(query.stdout)["hits"][0]["document"] == "history/french-revolution"
+
+
 def test_ask(workspace: Path, script: Runs) -> None:
     done = script("python", f"{EXAMPLES}/ask.py", f"{workspace}/run.stride", "The French Revolution began in")
     lines = done.stdout.splitlines()

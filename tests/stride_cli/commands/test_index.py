@@ -501,3 +501,58 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepar
     prepared.run([*command, "killed"], check=True, env=environment)
     assert contents(killed) == whole
     assert not journal.parent.exists()
+
+
+def test_ranges_are_built_and_merged(here: Path, stride: Callable[..., Result]) -> None:
+    assert stride("index build corpus.jsonl --model model --out whole").code == 0
+    for number in (1, 2, 3):
+        built = stride(f"index build corpus.jsonl --model model --range {number}/3 --out part-{number}")
+        assert built.code == 0, built.err
+    merged = stride("index merge part-3 part-1 part-2 --out merged")
+    assert merged.code == 0 and "stride train --index merged" in merged.err
+    (record,) = merged.records()
+    assert record["schema"] == "stride.index/1" and record["documents"] == 40
+    ours, theirs = contents(here / "merged"), contents(here / "whole")
+    arrays = {name for name in theirs if "/" in name}
+    assert {name for name in ours if "/" in name} == arrays
+    assert all(ours[name] == theirs[name] for name in arrays)
+    assert stride("index verify merged").code == 0
+    lacking = stride("index merge part-1 part-3 --out other")
+    assert lacking.code == 3 and "2/3 is lacking" in lacking.err and "--range 2/3" in lacking.err
+    assert stride("index build corpus.jsonl --model model --range 4/3 --out x").code == 2
+    empty = stride("index build corpus.jsonl --model model --range 999/1000 --out x")
+    assert empty.code == 2 and "no" in empty.err and "fewer parts" in empty.err
+    assert not list(here.glob("x*")) and not list(here.glob("other*"))
+
+
+@pytest.mark.slow
+def test_a_merge_that_is_killed_leaves_nothing_that_looks_whole(here: Path, prepared: Prepared) -> None:
+    """kill -9 wherever the merge happens to be; the same command goes on."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for number in range(1, 5):
+        Path(f"{number}.jsonl").write_text(corpus(1500, seed=number))
+        line = f"index build {number}.jsonl --model model --out part-{number}"
+        prepared.run(["stride", *line.split()], check=True, env=environment)
+    line = "index build 1.jsonl 2.jsonl 3.jsonl 4.jsonl --model model --out whole"
+    prepared.run(["stride", *line.split()], check=True, env=environment)
+    line = "index merge part-1 part-2 part-3 part-4 --out merged"
+    command = ["stride", *line.split()]
+    journal, rng, killed = Path("merged.partial/journal.jsonl"), random.Random(1), 0
+    for _ in range(6):
+        with Path("err").open("wb") as err:
+            process = prepared.start(command, stderr=err)
+            while process.poll() is None and not journal.exists():
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
+        killed += process.returncode != 0 and not Path("merged").exists()
+        if Path("merged").exists():
+            break
+    assert killed >= 1
+    if not Path("merged").exists():
+        prepared.run(command, check=True, env=environment)
+    ours, theirs = contents(here / "merged"), contents(here / "whole")
+    assert all(ours[name] == theirs[name] for name in theirs if "/" in name)
+    assert not journal.parent.exists()

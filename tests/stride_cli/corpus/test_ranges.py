@@ -13,6 +13,8 @@ from stride_cli.corpus.ranges import Range
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import CorpusError, EmptyRange, UsageError
 
+_FILES = ["a.jsonl", "b.jsonl.gz", "empty.jsonl", "c.parquet", "d.txt", "e.arrow"]
+
 
 def _records(count: int) -> list[dict[str, str]]:
     rng = random.Random(4)
@@ -43,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     rows = pyarrow.Table.from_pylist(records[48:])
     with pyarrow.ipc.new_stream(str(place / "e.arrow"), rows.schema) as writer:
         writer.write_table(rows, max_chunksize=4)
-    return [str(place / name) for name in "a.jsonl b.jsonl.gz empty.jsonl c.parquet d.txt e.arrow".split()]
+    return [str(place / name) for name in _FILES]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
@@ -70,7 +72,9 @@ def test_a_bad_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
 def test_a_line_too_long_is_in_one_range(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl"
     long = json.dumps({"id": "long", "text": "y" * 500}).encode()
-    corpus.write_bytes(_lines(_records(3)) + b"\n" + long + b"\n" + json.dumps({"id": "z", "text": "z"}).encode())
+    corpus.write_bytes(
+        _lines(_records(3)) + b"\n" + long + b"\n" + json.dumps({"id": "z", "text": "z"}).encode()
+    )
     found, reading = [], ReadOptions(on_bad="skip", max_document_bytes=200)
     for number in range(1, 5):
         try:
