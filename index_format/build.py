@@ -177,6 +177,18 @@ class Build:
     ) -> None:
         self.close()
 
+    def scratch_path(self, name: str) -> Path:
+        """A file or directory of the builder's own (a training checkpoint, parts of a build): kept for a
+        resume, deleted by `publish`.
+
+        Writing it durably, and telling from `state` which one is good, is the builder's business.
+        """
+        if Path(name).name != name:
+            raise ValueError(f"a scratch file's name has no directories, found {name!r}")
+        self._check_usable()
+        durable.make_directory(self._partial / "scratch")
+        return self._partial / "scratch" / name
+
     # ---- beginning and resuming ----
 
     def _check_free(self) -> None:

@@ -295,17 +295,6 @@ class GroupWriter(Build):
             shard_bytes=shard_bytes,
         )
 
-    def scratch_path(self, name: str) -> Path:
-        """A file of the builder's own (a training checkpoint): kept for a resume, deleted by `publish`.
-
-        Writing it durably, and telling from `state` which one is good, is the builder's business.
-        """
-        if Path(name).name != name:
-            raise ValueError(f"a scratch file's name has no directories, found {name!r}")
-        self._check_usable()
-        durable.make_directory(self._partial / "scratch")
-        return self._partial / "scratch" / name
-
     def publish(self, attributes: Mapping[str, Any]) -> None:
         """Complete the group and put it in its place; the writer is closed afterwards.
 

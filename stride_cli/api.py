@@ -133,7 +133,13 @@ def build_index(
         context=context_length(model_path),
         settings_fingerprint=settings_fingerprint(model_path),
     )
-    return build.build_index(sources, model, out, options, reading or ReadOptions())
+    if not options.in_ranges:
+        return build.build_index(sources, model, out, options, reading or ReadOptions())
+    from stride_cli.corpus.apart import build_apart
+    from stride_cli.training.engines import open_engine
+
+    engine = open_engine(options.engine)
+    return build_apart(sources, model, out, options, reading or ReadOptions(), engine=engine)
 
 
 def build_index_of_run(
@@ -174,7 +180,9 @@ def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None
     from stride_cli.corpus.readers import Fields, ReadOptions
     from stride_cli.options import entries, refuse_foreign
 
-    given = {"block_size": options.block_size, "store_text": options.store_text}
+    given = {
+        name: getattr(options, name) for name in ("block_size", "store_text", "range", "workers", "engine")
+    }
     given |= {name: getattr(reading, name) for name in entries(ReadOptions)}
     given |= {name: getattr(reading.fields, name) for name in entries(Fields)}
     refuse_foreign(

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from index_format.design import build_columns
-from index_format.errors import IndexFormatError
+from index_format.errors import IndexFormatError, IndexIncomplete
 from index_format.layout import FORMAT_VERSION
 from index_format.location import local_directory
 from index_format.reader import Index
@@ -122,21 +122,18 @@ def build_index(
     # before anything is created: no such file, a pattern without a match
     part = None if options.range is None else Range.parse(options.range)
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent, part=part)
-    settings = {
-        "format_version": FORMAT_VERSION,
-        **model.fingerprints,
-        "block_size": block_size,
-        "n_subsets": options.n_subsets,
-        "degree": options.degree,
-        "seed": options.seed,
-        "store_text": options.store_text,
-    }
+    settings = settings_of_build(model, options, block_size)
     if part is not None:
         settings["range"] = str(part)
     with (
         storage_errors(out),
         IndexWriter.create(out, build_key=settings_key(settings), overwrite=options.overwrite) as writer,
     ):
+        if "parts" in (writer.state or {}):
+            raise IndexIncomplete(
+                f"{out}.partial was begun by several processes, which built parts of it",
+                fix="go on with the same --workers, or discard it with --overwrite",
+            )
         corpus = _Corpus(writer, chunker, store_text=options.store_text)
         progress = corpus.add(documents, log, _Progress(), options.commit_seconds)
         # of a part, whose design is for looking at it alone
@@ -152,16 +149,40 @@ def build_index(
                 "design": "regular",
                 "block_size": block_size,
                 "fingerprints": {"corpus": progress.digest, **model.fingerprints},
-                "model_path": _recorded_model(model.path, out),
-                "config": {"sources": _recorded(sources, out), **settings, "reading": asdict(reading)},
+                "model_path": recorded_model(model.path, out),
+                "config": recorded_config(sources, out, settings, reading),
                 "counts": _counts(corpus, progress, skipped=log.skipped),
                 "created_by": f"stride {__version__}",
             }
         )
-    if model.path is not None and Path(model.path).exists():
-        # for copies of the index alone
-        remember("places", model.fingerprint, str(Path(model.path).absolute()))
+    remember_model(model)
     return Index.open(out)
+
+
+def settings_of_build(model: IndexedModel, options: BuildOptions, block_size: int) -> dict[str, Any]:
+    """All that decides an index beside its corpus."""
+    return {
+        "format_version": FORMAT_VERSION,
+        **model.fingerprints,
+        "block_size": block_size,
+        "n_subsets": options.n_subsets,
+        "degree": options.degree,
+        "seed": options.seed,
+        "store_text": options.store_text,
+    }
+
+
+def recorded_config(
+    sources: Sequence[str], out: str | Path, settings: Mapping[str, Any], reading: ReadOptions
+) -> dict[str, Any]:
+    """What an index records of how it was built."""
+    return {"sources": _recorded(sources, out), **settings, "reading": asdict(reading)}
+
+
+def remember_model(model: IndexedModel) -> None:
+    """Keep in mind where a model is, for copies of the index alone."""
+    if model.path is not None and Path(model.path).exists():
+        remember("places", model.fingerprint, str(Path(model.path).absolute()))
 
 
 def append_to_index(
@@ -594,7 +615,8 @@ def _counts(corpus: _Corpus, progress: _Progress, *, skipped: int) -> dict[str, 
     }
 
 
-def _recorded_model(path: str | None, index: str | Path) -> str | None:
+def recorded_model(path: str | None, index: str | Path) -> str | None:
+    """The model's path as an index records it."""
     local = path is not None and Path(path).exists()
     return recorded_path(path, index) if path is not None and local else path
 

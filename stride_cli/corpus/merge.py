@@ -68,6 +68,10 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
     return Index.open(place)
 
 
+class SharedId(CorpusError):
+    """A document's id is in two parts."""
+
+
 @dataclass(frozen=True)
 class Merged:
     """What parts are together.
@@ -189,7 +193,8 @@ def copy_parts(writer: IndexWriter, parts: Sequence[Index]) -> Merged:
     state = writer.state or {"parts": 0, "digest": parts[0].attributes["fingerprints"]["corpus"]}
     if "parts" not in state:
         raise IndexIncomplete(
-            f"{writer.path}.partial was begun by one process", fix="discard it with --overwrite"
+            f"{writer.path}.partial was begun by one process",
+            fix="go on without --workers and --engine, or discard it with --overwrite",
         )
     if not numbered:
         _check_ids(parts, writer.path.parent)
@@ -315,7 +320,7 @@ def _check_ids(parts: Sequence[Index], scratch: Path) -> None:
                 name = part.document_id(document)
                 if (before := seen.take(name, called, document)) is not None:
                     where, _, number = before.rpartition(":")
-                    raise CorpusError(
+                    raise SharedId(
                         f"{called}: expected ids that differ, found id {name[:80]!r} of document {document} "
                         f"again, first as document {number} of {where}",
                         fix="give each document its own id, or build the parts with --number-ids",

@@ -63,6 +63,7 @@ class BuildOptions(DesignOptions):
         tokens)
     range : which part of the corpus (`corpus.ranges.Range`), for `stride index merge`; its design, which the
         merge draws anew for all chunks, has no more subsets than the part has chunks
+    workers, engine : who builds it (`corpus.apart.build_apart`); the index is the same
     overwrite : replace an index, and discard an unfinished build of another corpus or other settings
     commit_seconds : work between two commits: what a kill can cost (more where committing takes over 5 % of
         that); 0: after every batch
@@ -77,6 +78,20 @@ class BuildOptions(DesignOptions):
         panel=MORE,
         example="1/8",
     )
+    workers: int | None = option(
+        None,
+        "Build ranges of the corpus in N processes; default: in this one.",
+        metavar="N",
+        low=1,
+        panel=MORE,
+    )
+    engine: str = option(
+        "local",
+        "Processes of this machine, or tasks of a Ray cluster.",
+        choices=("local", "ray"),
+        listed=True,
+        panel=MORE,
+    )
     overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")
     commit_seconds: float = option(
         2.0, "How often progress is saved: what a kill can cost.", low=0, panel=MORE
@@ -86,6 +101,16 @@ class BuildOptions(DesignOptions):
         super().__post_init__()
         if self.range is not None:
             Range.parse(self.range)
+            if self.in_ranges:
+                raise UsageError(
+                    f"--range {self.range} is a part, and --workers or --engine would divide it again",
+                    fix="leave them out: the tokenizer uses all cores by itself; or give more ranges",
+                )
+
+    @property
+    def in_ranges(self) -> bool:
+        """Whether other processes are to build it, range by range."""
+        return self.engine != "local" or (self.workers or 1) > 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Where retraining runs: in this process, in processes of this machine, or as tasks of a Ray cluster."""
+"""Where work runs: in this process, in processes of this machine, or as tasks of a Ray cluster.
+
+Work is a `Trainer` with groups of jobs, or whatever else has its `prepare`, `run` and `peak_bytes`: what
+builds ranges of a corpus, say.
+"""
 
 from __future__ import annotations
 
@@ -107,10 +111,10 @@ def run_local(
                     status = worker.stop()
                     if attempts[number] == _ATTEMPTS:
                         raise StrideError(
-                            f"a worker died {_ATTEMPTS} times over the same models (last status {status})",
+                            f"a worker died {_ATTEMPTS} times over the same work (last status {status})",
                             fix="out of memory? use fewer --workers; what is finished is kept",
                         ) from None
-                    note(f"a worker died (status {status}); its models are trained again")
+                    note(f"a worker died (status {status}); its work is done again")
                     pool[pool.index(worker)] = fresh = start(worker.slot)
                     fresh.send(number, groups)
                     continue
@@ -139,8 +143,9 @@ def default_workers(trainer: Trainer) -> int:
     if not need or free is None or count * need <= free:
         return count
     fewer = max(1, free // need)
+    doing = getattr(trainer, "doing", "training one")
     note(
-        f"{fewer} at a time: training one takes about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are available "
+        f"{fewer} at a time: {doing} takes about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are available "
         "(--workers changes that)"
     )
     return fewer
@@ -217,6 +222,8 @@ class _Spawner:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "STRIDE_NO_PROGRESS": "1",  # the bar is this process's
             variable("trust_code"): "1",  # what the trainer runs was let run here, or it would not be here
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
@@ -298,15 +305,14 @@ def serve(descriptor: int, parent: int) -> None:
     line = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
         payload = line.recv_bytes()  # before anything slow: the parent waits for it to be taken
-        import torch
-
-        torch.set_num_threads(1)
         trainer: Any
         try:
             trainer = pickle.loads(payload)
             trainer.prepare()
         except (ImportError, AttributeError) as error:
             trainer = error
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
         del payload
         while True:
             what, value = line.recv()
@@ -396,7 +402,7 @@ def _ray_tasks(
                     answer = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     raise StrideError(
-                        f"Ray could not train a group of models: {str(error).splitlines()[0]}",
+                        f"Ray could not do a part of the work: {str(error).splitlines()[0]}",
                         fix="look at the cluster with `ray status`, and rerun: what is finished is kept",
                     ) from error
                 if isinstance(answer, BaseException):
@@ -408,6 +414,8 @@ def _ray_tasks(
 
 
 def _run_on_ray(trainer: Trainer, jobs: list[Job]) -> Any:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["STRIDE_NO_PROGRESS"] = "1"
     try:
         # what the trainer runs was let run where it was made
         with one_thread(), permitted(Permissions(trust_code=True)):
@@ -421,7 +429,7 @@ def _portable(error: Exception) -> Exception:
     if isinstance(error, StrideError | IndexFormatError):
         return error.with_traceback(None)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    return RuntimeError(f"retraining failed in a worker:\n{trace}")
+    return RuntimeError(f"work failed in a worker:\n{trace}")
 
 
 def _device_kind(trainer: Trainer) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -62,6 +63,7 @@ def main(place: str, model_path: str, asked: str, folder: Path) -> None:
         nodes.add_node(num_cpus=1)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         node = next(iter(nodes.worker_nodes))
+        build(model_path, folder)
         disturber = threading.Thread(target=disturb)
         disturber.start()
         found = quietly(trainer, jobs, store)
@@ -82,6 +84,23 @@ def main(place: str, model_path: str, asked: str, folder: Path) -> None:
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+def build(model_path: str, folder: Path) -> None:
+    """An index that the nodes build is, byte by byte, the one that this process builds."""
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"id": f"d{n}", "text": f"{n} is {n + 1} " * n}) + "\n" for n in range(1, 90))
+    )
+    found = []
+    for name, engine in (("whole", "local"), ("apart", "ray")):
+        options = api.BuildOptions(engine=engine, workers=3 if engine == "ray" else None)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            api.build_index([str(corpus)], model_path=model_path, out=folder / name, options=options)
+        assert said.getvalue() == ""
+        files = sorted(path for path in (folder / name).rglob("*") if path.is_file())
+        found.append({path.relative_to(folder / name): path.read_bytes() for path in files})
+    assert found[0] == found[1]
 
 
 def quietly(trainer: Trainer, jobs: list[Job], store: Path) -> list[Outcome]:
