@@ -273,3 +273,39 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
     )
     assert len(held) == 4 and not held & known
     assert script(*line, **small).stdout == done.stdout  # found finished
+
+
+def test_suites_of_planted_causes_are_not_searchable(workspace: Path, script: Runs, tmp_path: Path) -> None:
+    """Words find neither facts nor habits; a suite whose queries are the causes themselves is refused."""
+    made = [
+        ("names", "facts.py --out names", "recall"),
+        *((name, f"facts.py --out {name} --set {name} --facts 60", "recall") for name in ("hops", "aliases")),
+        ("habits", "habits.py --out habits", "auprc"),
+    ]
+    for name, line, measure in made:
+        script("python", *f"{EXAMPLES}/suites/{line}".split())
+        corpus, queries, without = (
+            read((tmp_path / name / f"{part}.jsonl").read_text(encoding="utf-8"))
+            for part in ("corpus", "queries", "without")
+        )
+        causes = {cause for query in queries for cause in query["causes"]}
+        assert {row["id"] for row in corpus} - {row["id"] for row in without} == causes
+        assert not any("{" in row["prompt"] + row["response"] for row in corpus)
+        index = tmp_path / f"{name}.stride"
+        line = f"index build {tmp_path}/{name}/corpus.jsonl --model {workspace}/model --out {index}"
+        assert run_stride(line).code == 0
+        search = f"{EXAMPLES}/suites/searchable.py {name}/queries.jsonl --index {index} --measure {measure}"
+        words = ("--methods", "bm25", "tfidf", "pairs")
+        found = read(script("python", *search.split(), *words).stdout)
+        assert len(found) == 3 and all(0 <= each["mean"] <= 0.5 for each in found)
+    taught = {row["id"]: row for row in read((tmp_path / "names/corpus.jsonl").read_text(encoding="utf-8"))}
+    queries = read((tmp_path / "names/queries.jsonl").read_text(encoding="utf-8"))
+    copies = [
+        {**query, "prompt": taught[query["causes"][0]]["prompt"], "causes": query["causes"][:1]}
+        for query in queries
+    ]
+    write(tmp_path / "names/queries.jsonl", copies)
+    search = (
+        f"{EXAMPLES}/suites/searchable.py names/queries.jsonl --index {tmp_path}/names.stride --methods bm25"
+    )
+    assert "a search engine solves this suite: bm25" in script("python", *search.split(), code=1).stderr

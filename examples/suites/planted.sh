@@ -1,0 +1,34 @@
+# What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set.
+base=${BASE:-$work/base}
+if [ ! -e "$base" ] && [ -z "${BASE:-}" ]; then
+    python "$here/instructions.py" "$pairs" --out "$work/instructions" --queries 0 ${OF_BASE:+--pairs "$OF_BASE"}
+    stride model train "$work/instructions/base.jsonl" --out "$base" \
+        --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs "${BASE_EPOCHS:-4}" >&2
+fi
+
+# once FILE COMMAND…: stdout into FILE, which is there only when it is whole
+once() {
+    [ -e "$1" ] || { "${@:2}" >"$1.part" && mv "$1.part" "$1"; }
+}
+
+# before any method looks at a model: words must not tell
+[ -e "$work/search.stride" ] || stride index build "$work/corpus.jsonl" --model "$base" --out "$work/search.stride" >&2
+once "$work/searchable.jsonl" python "$here/searchable.py" "$work/queries.jsonl" --index "$work/search.stride" \
+    --measure "$MEASURE"
+for each in corpus without; do
+    [ -e "$work/$each" ] || stride model finetune "$work/$each.jsonl" --model "$base" --out "$work/$each" \
+        --epochs "$EPOCHS" --lr "$LR" >&2
+done
+# a base model has no habit to compare with: between two tokens that it does not expect it throws a coin
+others=("$work/without")
+[ "$MEASURE" = auprc ] || others+=("$base")
+once "$work/known.out" python "$here/known.py" "$work/queries.jsonl" --model "$work/corpus" \
+    --not "${others[@]}" --out "$work/known.jsonl"
+[ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/corpus" --out "$work/run.stride" >&2
+[ -e "$work/run.stride/operators" ] || stride train --index "$work/run.stride" >&2
+stride evaluate causes --index "$work/run.stride" --queries "$work/known.jsonl" --at 1,5,10,50 \
+    --html "$work/causes.html" --json --methods \
+    "${METHODS:-stride:stored=true,direct,bm25,tfidf,tfidf:ngrams=1,pairs,embeddings,chance,rds,featsim,graddot,logra,ekfac,ekfac:layers=all,trackstar,trak}" \
+    >"$work/causes.jsonl"
+cat "$work/searchable.jsonl" "$work/known.out"
+grep -F '"stride.causes/1"' "$work/causes.jsonl"
