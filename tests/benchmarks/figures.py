@@ -25,7 +25,7 @@ import re
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -373,9 +373,9 @@ def subsets_table(training: str, field: str) -> str:
     return markdown(lines)
 
 
-def estimates_table() -> str:
+def estimates_table(record: str = "frontier") -> str:
     """LDS of what finds chunks to read: alone, and with so many of the chunks that it ranks highest read."""
-    mine = [each for each in records("frontier") if each["what"] == "estimate" and each["by"] != "direct"]
+    mine = [each for each in records(record) if each["what"] == "estimate" and each["by"] != "direct"]
     counts = sorted({each["read"] for each in mine})
     heads = [f"{count:,} read" if count else "alone (shrunk)" for count in counts]
     lines = [["", "bytes a chunk", *heads, "of the 10 strongest, among 100"]]
@@ -480,6 +480,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
     "estimates": estimates_table,
+    "estimates_wikitext": partial(estimates_table, "frontier_wikitext"),
     "projections": projections_table,
     "recovery": recovery_table,
     "solvers": solvers_table,
