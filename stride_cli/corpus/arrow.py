@@ -82,10 +82,11 @@ def _documents(
             batch = next(reader, None)
             if batch is None:
                 break
-            n_bytes, row, ended = batch.nbytes, ended, ended + batch.num_rows
+            n_bytes, row, ended = 0, ended, ended + batch.num_rows
             if ended > wanted[0]:
                 batch = batch.select(read)
                 batch.validate(full=True)
+                n_bytes = batch.nbytes  # follows offsets, which are checked by now
         first = max(0, wanted[0] - row)
         rows.row = row + first
         batch = batch.slice(first, max(0, min(ended, wanted[1]) - row - first))
