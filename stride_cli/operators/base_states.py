@@ -29,7 +29,8 @@ class Entered:
     weights: torch.Tensor
 
     def rows(self, chosen: torch.Tensor) -> Entered:
-        """Only some of its rows."""
+        """Only some of its rows, by number or mask."""
+        chosen = chosen.to(self.hidden.device)
         inputs = None if self.inputs is None else self.inputs[chosen]
         rest = (self.tokens[chosen], self.targets[chosen], self.weights[chosen])
         return Entered(self.hidden[chosen], inputs, *rest)

@@ -100,12 +100,12 @@ class LayerMatrixSpace(OperatorSpace):
         scored = seen.scored[:, None, None]
         for number, (read, pull) in enumerate(zip(seen.drawn.inner, seen.drawn.given, strict=True)):
             # A_j = Σ_t φ_t φ_tᵀ of what layer j reads, (B, T, in) …
-            wide = read_units(read.shape[-1], options.seed)
+            wide = read_units(read.shape[-1], options.seed).to(read.device)
             moments.add(("read", number), read[..., wide][active].float(), single=True)
             if options.all_labels:
                 continue  # see `_label_moments`
             # … and S_j = Σ_t δ_t δ_tᵀ of the gradients in what it gives, (B, T, out), per token again
-            long = read_units(pull.shape[-1], options.seed)
+            long = read_units(pull.shape[-1], options.seed).to(pull.device)
             per_token = pull[..., long][active] * scored.expand(*active.shape, 1)[active]
             moments.add(("pull", number), per_token.float(), single=len(long) > _SINGLE_UNITS)
 
@@ -137,7 +137,8 @@ class LayerMatrixSpace(OperatorSpace):
             root = probability.sqrt()  # (B, 1)
             count = len(found.given)
             for number, pull in enumerate(found.given):
-                rows = pull[:, 0, read_units(pull.shape[-1], seed)]  # a classifier's states have one position
+                units = read_units(pull.shape[-1], seed).to(pull.device)
+                rows = pull[:, 0, units]  # a classifier's states have one position
                 moments.add(number, rows * root.to(rows.dtype))
         return [moments[number] for number in range(count)]
 
