@@ -33,6 +33,11 @@ LINES = (
     ("index plan", "corpus.jsonl --model model", ["stride.index_plan/1"]),
     ("index build", "corpus.jsonl --model model", ["stride.index/1"]),
     ("index build", "--from-run model --out again.stride", ["stride.index/1"]),
+    *(
+        ("index build", f"corpus.jsonl --model model --range {i}/2 --out {i}.stride", ["stride.index/1"])
+        for i in (1, 2)
+    ),
+    ("index merge", "1.stride 2.stride --out merged.stride", ["stride.index/1"]),
     ("index build", "digits.npz --model mlp --out mlp.stride", ["stride.index/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),
     ("train", "--index run.stride --device cpu", ["stride.train/1"]),
