@@ -39,6 +39,8 @@ _, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
 (EVALUATE,) = blocks("docs/howto/methods.md")
+(CAUSES,) = blocks("docs/howto/causes.md")
+(APART,) = blocks("docs/howto/cluster.md")
 RUN = {
     INSTALL,
     TESTS,
@@ -53,6 +55,8 @@ RUN = {
     REPORT,
     SELECT,
     EVALUATE,
+    CAUSES,
+    APART,
 }
 
 
@@ -213,6 +217,14 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
     assert (shell.directory / "comparison.html").stat().st_size > 10_000
+    # who taught it, where that is known
+    (built,) = [value for value in _values(shell(APART)) if value.get("documents") == 30]
+    assert built["index"] == "whole.stride"
+    known = {"id": "one", "prompt": "The French Revolution began in", "response": " 1789"}
+    known["causes"] = ["history/french-revolution"]
+    (shell.directory / "queries.jsonl").write_text(json.dumps(known) + "\n", encoding="utf-8")
+    taught = [value for value in _values(shell(CAUSES)) if value["schema"] == "stride.causes/1"]
+    assert [each["method"] for each in taught] == ["stride:stored=true", "direct", "bm25", "tfidf"]
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:
