@@ -135,6 +135,13 @@ _SPECS = (
         "1 where fitting used chunk i; chunks beyond its end were appended later and not seen",
     ),
     ArraySpec(
+        "operators/before",
+        ("uint8",),
+        ("...",),
+        False,
+        "1 − p of each token by the model before its training, as 2^(−code/8)",
+    ),
+    ArraySpec(
         "operators/projection_codes",
         ("uint8",),
         ("...",),

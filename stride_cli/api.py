@@ -271,6 +271,8 @@ def train(
         )
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
     identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
+    if base := getattr(options, "base", None):
+        identity["base"] = base
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -283,6 +285,7 @@ def train(
             index,
             lambda model: resolve_settings(options, model, index),
             checkpoints,
+            base=base,
             save_seconds=save_seconds,
         )
         publishing = time.perf_counter()

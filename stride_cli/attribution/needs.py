@@ -99,7 +99,7 @@ def _seconds(
     from stride_cli.operators.closed import fit_spaces
     from stride_cli.operators.exact_response import MOST_STEPS, measure_exact
     from stride_cli.operators.gates import gate_responses
-    from stride_cli.operators.gradients import gate_gradients
+    from stride_cli.operators.gradients import chunk_gradients
     from stride_cli.operators.linear_response import measure_linear
     from stride_cli.operators.options import ClosedOptions, resolve_settings
     from stride_cli.operators.projections import Projector
@@ -128,7 +128,7 @@ def _seconds(
 
     def all_chunks() -> None:
         for batch in more.batches(settings.batch_tokens):
-            projector.add(batch, [each.cpu() for each in gate_gradients(steered, batch)[0]])
+            projector.add(batch, [each.cpu() for each in chunk_gradients(steered, batch)[0]])
 
     a_pass = _timed(all_chunks)[1] / here
     seconds += a_pass * tokens

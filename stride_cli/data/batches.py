@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from index_format.errors import IndexDamaged
+from stride_cli.data.residual_codes import BEFORE, unpacked
 
 if TYPE_CHECKING:
     from index_format.reader import Index
 
+_FEW_TOKENS = 1 << 16
 _TOGETHER = 32  # whose gate gradients are held together
 _WINDOW = 256  # chunks sorted by length together: little padding, order still close to the index's
 
@@ -28,11 +30,13 @@ class Batch:
     rows : (B,) int64              which chunk (or query) each row is
     ids : (B, T) int64             token ids; padding is 0 and is never scored
     weights : (B, T) float32       ω of the paper's fidelity loss: 1 where the token is scored, else 0
+    before : (B, T) float32        of chunks, where it is known: 1 − p of each token before training
     """
 
     rows: np.ndarray
     ids: torch.Tensor
     weights: torch.Tensor
+    before: torch.Tensor | None = None
 
     @property
     def scored(self) -> torch.Tensor:
@@ -41,7 +45,8 @@ class Batch:
 
     def take(self, rows: slice) -> Batch:
         """Some of its rows."""
-        return Batch(self.rows[rows], self.ids[rows], self.weights[rows])
+        before = None if self.before is None else self.before[rows]
+        return Batch(self.rows[rows], self.ids[rows], self.weights[rows], before)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,21 @@ class ChunkReader:
         # `stride_cli.operators.gradients.KeptGradients` of a process that answers many queries
         self.kept: Any = None
 
+    @cached_property
+    def before(self) -> Any:
+        """Residuals of tokens before training (`residual_codes`), of the first chunks at least; None where
+        the index has none. A fit sets its own."""
+        if not self._index.has(BEFORE):
+            return None
+        found = self._index.array(BEFORE)
+        if found.dtype != np.uint8 or found.ndim != 1 or len(found) not in self.offsets:
+            raise IndexDamaged(
+                f"{BEFORE} of index {self._index.path} is no byte for each token of its first chunks (found "
+                f"{found.dtype}, shape {found.shape})",
+                fix="fit operators anew: stride train --overwrite",
+            )
+        return found
+
     def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) and loss weights (T,) of one chunk."""
         start, stop = int(self.offsets[row]), int(self.offsets[row + 1])
@@ -171,7 +191,25 @@ class ChunkReader:
     def batch(self, rows: np.ndarray) -> Batch:
         """The given chunks as one batch."""
         pairs = [self.chunk(int(row)) for row in rows]
-        return pad_batch(np.asarray(rows), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        batch = pad_batch(np.asarray(rows), [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        return batch if self.before is None else replace(batch, before=self._before(rows, batch.ids.shape))
+
+    def _before(self, rows: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
+        """1 − p of tokens before training, padded with 1; of chunks appended since, as of the usual token."""
+        found = torch.ones(shape, dtype=torch.float32)
+        for position, row in enumerate(np.asarray(rows).tolist()):
+            start, stop = int(self.offsets[row]), int(self.offsets[row + 1])
+            if stop <= len(self.before):
+                found[position, : stop - start] = torch.from_numpy(
+                    unpacked(np.asarray(self.before[start:stop]))
+                )
+            else:
+                found[position] = self._usual_before
+        return found
+
+    @cached_property
+    def _usual_before(self) -> float:
+        return float(unpacked(np.asarray(self.before[:_FEW_TOKENS])).mean())
 
     def plan(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
         """Chunk numbers grouped into batches of at most ``batch_tokens`` padded tokens, in a fixed order.

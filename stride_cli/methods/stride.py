@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class StrideMethod:
                                         queries' reliability, (Q,) in `reliability` once they are scored
     """
 
-    @takes(*FLAT, RecoveryOptions, leave_out=("checkpoints", "seed"))
+    @takes(*FLAT, RecoveryOptions, leave_out=("checkpoints", "seed", "base"))
     def __init__(
         self,
         *,
@@ -144,11 +145,12 @@ class StrideMethod:
         from stride_cli.operators.options import like_own, resolve_settings
 
         fitted: list[tuple[str | int | None, Operators]] = []
-        options = like_own(self._options, workspace.model, workspace.index)
+        options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for path, design in zip(paths, designs, strict=True):
             model = self._open(path)
             settings = resolve_settings(options, model, workspace.index)
             columns = np.asarray(design.columns)
+            _know_beginnings(workspace, settings)
             operators = fit_operators(
                 model, workspace.chunks, columns, design.n_subsets, settings, rows=design.rows
             )
@@ -238,7 +240,7 @@ class DirectReadout:
     shrink : bool                    as for `StrideMethod`
     """
 
-    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project"))
+    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project", "base"))
     def __init__(self, *, checkpoints: str | None = None, shrink: bool = True, **given: Any) -> None:
         self.name = "direct"
         self.bytes_per_chunk = 0.0
@@ -259,9 +261,10 @@ class DirectReadout:
 
         self._task = workspace
         self._parts: list[tuple[Any, SteeredModel]] = []  # settings, and the model, fitted or with bases only
-        options = like_own(self._options, workspace.model, workspace.index)
+        options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
+            _know_beginnings(workspace, settings)
             steered = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
                 self._parts.append((settings, steered))
@@ -322,6 +325,21 @@ class DirectReadout:
             spread = np.median(deviation, axis=1)[:, None, None]
             scores = scores / np.maximum(spread, np.finfo(float).tiny)
         return scores.sum(axis=0)
+
+
+def _options_for(options: Any, checkpoints: str | None) -> Any:
+    """Checkpoints are a sum over training themselves: in each, tokens count as they are."""
+    if checkpoints is None or not isinstance(options, ClosedOptions) or options.residuals is not None:
+        return options
+    return replace(options, residuals="final")
+
+
+def _know_beginnings(workspace: Workspace, settings: Any) -> None:
+    """Once for all methods of a comparison, and not at all where the index knows them."""
+    from stride_cli.operators.beginnings import know_beginnings
+
+    if getattr(settings, "residuals", "final") == "average" and workspace.chunks.before is None:
+        know_beginnings(workspace.model, workspace.chunks, settings)
 
 
 def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexMismatch
+from stride_cli.data.residual_codes import BEFORE
 from stride_cli.errors import ModelError
+from stride_cli.operators.beginnings import know_beginnings
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.fitting import fit_operators, set_step
 from stride_cli.operators.opener import Opener
@@ -131,6 +133,7 @@ def fit_with_checkpoints(
     settings_for: Callable[[AttributableModel], Any],
     checkpoints: Sequence[Checkpoint],
     *,
+    base: str | None = None,
     save_seconds: float,
 ) -> list[dict[str, Any]]:
     """Fit the index's own model, then each checkpoint; one model with its operators in memory at a time.
@@ -141,6 +144,7 @@ def fit_with_checkpoints(
     ----------
     models : [the index's own model]; emptied, so that the caller need not keep it from being freed
     settings_for : ClosedSettings or SgdSettings of a model
+    base : path of the model before its training
 
     Returns
     -------
@@ -154,6 +158,7 @@ def fit_with_checkpoints(
     scratch = writer.scratch_path("pass").parent
     done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
     opener = Opener.like(models[0])
+    know_beginnings(models[0], chunks, settings_for(models[0]), base=base, scratch=scratch)
     for number in range(len(done), 1 + len(checkpoints)):
         begun = time.perf_counter()
         if number:
@@ -209,6 +214,8 @@ def _fit_into(
     attributes["model_fingerprint"] = model.fingerprint
     for name, values in arrays.items():
         writer.append(array_name(name, number), values)
+    if number == 0 and operators.averaged and chunks.before is not None:
+        writer.append(BEFORE, np.asarray(chunks.before))
     curve = operators.log.get("loss", np.zeros(0))
     report = {
         "loss": float(curve[-1]) if len(curve) else None,

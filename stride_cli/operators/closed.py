@@ -33,7 +33,7 @@ import torch
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import fit_bases, label_uniforms
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
@@ -70,6 +70,8 @@ class ClosedSettings:
     trajectory : paths of checkpoints along its training, each with the share of `time` that it stands for;
         the model itself has the rest (exact)
     stability : λ_stab
+    residuals : "average": a chunk's tokens count as on average over training (`average_residuals`), or
+        "final"
     project : bytes that are kept of every chunk's own gradient (`projections`); whitened bases only
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
@@ -84,6 +86,7 @@ class ClosedSettings:
     time: float | None = None
     trajectory: tuple[tuple[str, float], ...] = ()
     stability: float = 1.0
+    residuals: str = "final"
     project: int = 0
     batch_tokens: int = 4096
     seed: int = 0
@@ -100,7 +103,8 @@ def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSe
         damping=settings.damping if settings.curvature == "kronecker" else None,
         all_labels=settings.curvature == "exact",
     )
-    return fit_bases(model, chunks, settings.spaces, options)
+    fitted = fit_bases(model, chunks, settings.spaces, options)
+    return replace(fitted, averaged=settings.residuals == "average")
 
 
 def fit_closed(
@@ -176,6 +180,7 @@ def fit_closed(
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
+        averaged=steered.averaged,
         projections=None if projector is None else projector.projections(),
         log={"loss": np.asarray([loss])},
     )
@@ -306,7 +311,7 @@ def _accumulate(
                 wanted = slot[rows] >= 0
                 draws = any(dense) and wanted.any()
                 uniforms = label_uniforms(settings.seed, batch) if draws else None
-                true, drawn, loss = gate_gradients(steered, batch, sampled=uniforms)
+                true, drawn, loss = chunk_gradients(steered, batch, sampled=uniforms)
                 membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))  # (B, d)
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]

@@ -18,6 +18,7 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
+from stride_cli.operators.beginnings import average_residuals
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.signals import Signals
 from stride_cli.operators.steered_model import SteeredModel
@@ -52,7 +53,23 @@ def gate_gradients(
     NumericalError
         An activation or loss is not finite; names the first such row.
     """
-    true, drawn = signals(steered, batch, sampled=sampled)
+    return _gradients(steered, *signals(steered, batch, sampled=sampled))
+
+
+def chunk_gradients(
+    steered: SteeredModel, batch: Batch, *, sampled: np.ndarray | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
+    """`gate_gradients` of training chunks: what operators, projections and readings are made of.
+
+    Where the model is `averaged`, a token counts as on average over training, and not as at its end
+    (`stride_cli.operators.beginnings`); the losses are those at its end.
+    """
+    return _gradients(steered, *signals(steered, batch, sampled=sampled, averaged=steered.averaged))
+
+
+def _gradients(
+    steered: SteeredModel, true: Signals, drawn: Signals | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
     gradients = assemble(steered.spaces, true)
     return gradients, (None if drawn is None else assemble(steered.spaces, drawn)), true.loss
 
@@ -64,6 +81,7 @@ def signals(
     sampled: np.ndarray | None = None,
     with_inputs: bool = False,
     with_prediction: bool = False,
+    averaged: bool = False,
 ) -> tuple[Signals, Signals | None]:
     """Activations and loss gradients of a batch; see `gate_gradients` for the parameters.
 
@@ -78,6 +96,8 @@ def signals(
     ----------
     with_inputs : bool           keep the first block's input although no space reads it
     with_prediction : bool       add up Σ_t p_t over scored positions
+    averaged : bool              see `beginnings.average_residuals`; of the rows' own labels, not of
+                                 drawn ones
     """
     model, spaces, layer = steered.model, steered.spaces, steered.layer
     # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens
@@ -113,6 +133,7 @@ def signals(
     # 4. Through the head, a block of rows at a time (alg:microbatch): of every label the loss, the gradients
     # of spaces at the logits, and −∂loss/∂final, from which step 5 goes on
     uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
+    before = None if batch.before is None else batch.before.to(model.device)
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
     d_final = torch.zeros_like(final)
     d_final_drawn = torch.zeros_like(final) if uniform is not None else None
@@ -123,21 +144,28 @@ def signals(
     for block in head_blocks(model, final, ids, share, tracked=tracked):
         rows, stretch = block.rows, block.stretch
         slope = model.cap_slope(block.values) if logit_spaces else None
-        labels = [ids[rows, block.after]]
-        if uniform is not None:
-            labels.append(block.draw(uniform[rows, block.after]))  # y' ~ p_t, (b, s)
+        own = ids[rows, block.after]
+        # drawn ones first: the errors of its own are scaled in place. y' ~ p_t, (b, s)
+        labels = (
+            [(False, own)]
+            if uniform is None
+            else [(True, block.draw(uniform[rows, block.after])), (False, own)]
+        )
         if with_prediction:
             prediction += block.expected(scored[rows])
-        for number, label in enumerate(labels):
+        for number, (is_drawn, label) in enumerate(labels):
             with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
-                (losses_drawn if number else losses).append((found.surprise * block.weight).sum(dim=1))
+                (losses_drawn if is_drawn else losses).append((found.surprise * block.weight).sum(dim=1))
+                if averaged and not is_drawn:
+                    known = 1.0 if before is None else before[rows, block.after].double()
+                    found.error.mul_(average_residuals(found.doubt, known)[..., None])
                 # logit spaces act before the model's soft cap, where it has one: times its slope
                 before_cap = found.error if slope is None else found.error * slope
                 for position, space in enumerate(logit_spaces):
                     given_inputs = None if inputs is None else inputs[rows, stretch]
                     read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
                     gradient = space.gate_gradient(read, before_cap)  # (b, p)
-                    (logit_drawn if number else logit)[position].append(gradient)
+                    (logit_drawn if is_drawn else logit)[position].append(gradient)
                 if tracked:  # error pulled back through the head, (b, s, d)
                     (d_state,) = torch.autograd.grad(
                         block.raw,
@@ -145,7 +173,7 @@ def signals(
                         found.error.to(block.raw.dtype),
                         retain_graph=number + 1 < len(labels),
                     )
-                    target = d_final_drawn if number else d_final
+                    target = d_final_drawn if is_drawn else d_final
                     assert target is not None
                     target[rows, stretch] = d_state
 
@@ -264,7 +292,7 @@ def weighted_gradients(
     tokens = batch_tokens or steered.tokens_at_once
     groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
     for batch in map(chunks.batch, groups):
-        gradients, share = gate_gradients(steered, batch)[0], chunks.share(batch)
+        gradients, share = chunk_gradients(steered, batch)[0], chunks.share(batch)
         yield batch, [gradient.cpu() * share for gradient in gradients]
 
 

@@ -102,6 +102,8 @@ class ClosedOptions(FitOptions):
     ----------
     damping : γ relative to the mean eigenvalue
     curvature : how the Fisher matrix is taken
+    residuals : how chunks' tokens count
+    base : path of the model before its training
     project : bytes that are kept of every chunk's own gradient, to choose what a query reads
     batch_tokens : padded tokens in one forward pass
     """
@@ -119,6 +121,23 @@ class ClosedOptions(FitOptions):
         None,
         "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
         choices=("kronecker", "fisher", "exact"),
+        panel=MORE,
+    )
+    residuals: str | None = option(
+        None,
+        "closed: a chunk's tokens count by how far the model was from them on average over its training "
+        "(average, the default for language models: what it has learnt by heart counts), or by how far it is "
+        "now (final).",
+        choices=("average", "final"),
+        setting=True,
+        panel=MORE,
+    )
+    base: str | None = option(
+        None,
+        "closed: the model before its fine-tuning, for --residuals average. Default: what stride model "
+        "finetune recorded, where it is there; else tokens count as if the model had known nothing.",
+        metavar="MODEL",
+        example="base",
         panel=MORE,
     )
     project: int | None = option(
@@ -299,6 +318,7 @@ def _closed(
         "damping": _CLASSIFIER_DAMPING if exact else options.damping,
         "batch_tokens": options.batch_tokens or tokens_at_once(model, classes, common["layer"]),
         "stability": options.stability,
+        "residuals": options.residuals,
     }
     if classifier and exact and of_weights:
         network: Any = model
@@ -321,7 +341,9 @@ def _closed(
     if projected is None:
         allowed = is_whitened(chosen) and not classifier
         projected = default_projection(index.n_chunks) if allowed else 0
-    return replace(chosen, project=projected)
+    # checkpoints are a sum over training themselves
+    by_heart = options.residuals is None and is_whitened(chosen) and not (classifier or options.checkpoints)
+    return replace(chosen, project=projected, residuals="average" if by_heart else chosen.residuals)
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:

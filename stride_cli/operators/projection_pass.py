@@ -15,7 +15,7 @@ import torch
 from index_format.errors import IndexExists, IndexMismatch
 from stride_cli.errors import UsageError
 from stride_cli.operators.checkpoints import find_checkpoints, open_stored
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import Projections, Projector
 from stride_cli.operators.saving import save_atomically
@@ -38,6 +38,7 @@ _SETTINGS = {
     "stability": "stability",
     "damping": "damping",
     "curvature": "curvature",
+    "residuals": "residuals",
     "seed": "seed",
 }  # option → what of the operators' settings it decides
 
@@ -81,7 +82,7 @@ def fit_projections(
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
             for batch in map(chunks.batch, chunks.small_groups(plan[number])):
-                projector.add(batch, gate_gradients(steered, batch)[0])
+                projector.add(batch, chunk_gradients(steered, batch)[0])
             bar.advance(len(plan[number]))
             if saved is not None and time.monotonic() - last_saved > pause:
                 started = time.monotonic()
@@ -186,8 +187,9 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
         )
     # without projections: what else would be fitted may not allow them, but is there already
     wanted = asdict(resolve_settings(replace(options, project=0), model, index))
+    settings = {"residuals": "final", **stored["settings"]}  # the first operators did not say
     for name, field in _SETTINGS.items():
-        found, asked = stored["settings"][field], wanted[field]
+        found, asked = settings[field], wanted[field]
         asked = list(asked) if isinstance(asked, tuple) else asked
         if getattr(options, name) is not None and asked != found:
             raise UsageError(

@@ -30,18 +30,21 @@ class SteeredModel:
     spaces : sequence of OperatorSpace      on the model's device
     layer : int                             residual spaces act after this many blocks
     fitted : Operators or None              gates of K subsets in these spaces; None while they are fitted
+    averaged : bool                         chunks' tokens count as on average over training
+                                            (`gradients.average_residuals`)
     """
 
     model: AttributableModel
     spaces: Sequence[OperatorSpace]
     layer: int
     fitted: Operators | None = None
+    averaged: bool = False
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
         """By fitted operators, whose bases go to the model's device."""
         spaces = [space.to(model.device) for space in operators.spaces]
-        return cls(model, spaces, operators.layer, operators)
+        return cls(model, spaces, operators.layer, operators, operators.averaged)
 
     @property
     def operators(self) -> Operators:

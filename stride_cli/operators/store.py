@@ -48,6 +48,7 @@ class Operators:
     seen : (n,) uint8                   1 where the fit has seen the chunk
     direct_scale : float or None        of closed forms with whitened gates: times g_i · g_x, the response to
                                         chunk i alone; None where gates are not sums over chunks' gradients
+    averaged : bool                     of chunks' tokens as on average over training, not as at its end
     projections : Projections or None   a few bytes of every chunk's own gradient
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
@@ -60,6 +61,7 @@ class Operators:
     seen: np.ndarray
     step: float = 1.0
     direct_scale: float | None = None
+    averaged: bool = False
     projections: Projections | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -114,6 +116,7 @@ class Operators:
             "fit": self.fit,
             "step": self.step,
             "direct_scale": self.direct_scale,
+            "averaged": self.averaged,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
             **about(self.projections),
@@ -153,6 +156,7 @@ class Operators:
             seen=np.asarray(arrays["seen"]),
             step=float(attributes["step"]),
             direct_scale=attributes.get("direct_scale"),
+            averaged=bool(attributes.get("averaged", False)),
             projections=read_projections(arrays, attributes),
             log=log,
         )

@@ -295,7 +295,7 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
     chosen = settings_for("residual-matrix+logit", batch_tokens=64)
     whole = fit_closed(model, chunks, columns, K, chosen)
     calls = {"count": 0}
-    real = closed.gate_gradients
+    real = closed.chunk_gradients
 
     def dies(*arguments, **keywords):
         calls["count"] += 1
@@ -303,17 +303,17 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(closed, "gate_gradients", dies)
+    monkeypatch.setattr(closed, "chunk_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
-    monkeypatch.setattr(closed, "gate_gradients", real)
+    monkeypatch.setattr(closed, "chunk_gradients", real)
     calls["count"] = 0
 
     def counts(*arguments, **keywords):
         calls["count"] += 1
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(closed, "gate_gradients", counts)
+    monkeypatch.setattr(closed, "chunk_gradients", counts)
     resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
     assert 0 < calls["count"] < len(chunks.plan(64))
     for a, b in zip(whole.gates, resumed.gates, strict=True):

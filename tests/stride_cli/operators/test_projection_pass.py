@@ -109,9 +109,9 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
 
     unknown = estimates()[before:]
     assert (unknown == unknown[0]).all() and abs(unknown[0]) < 0.1
-    real, read = module.gate_gradients, []
+    real, read = module.chunk_gradients, []
     monkeypatch.setattr(
-        module, "gate_gradients", lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1]
+        module, "chunk_gradients", lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1]
     )
     assert project(copied)["projected"] == n_chunks
     assert sorted(np.concatenate(read)) == sorted([*range(before, n_chunks)] * 2)  # by both models

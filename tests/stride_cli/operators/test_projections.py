@@ -251,7 +251,7 @@ def test_the_fit_itself_is_the_same_with_them(model, chunks: ChunkReader, column
 def test_an_interrupted_fit_continues_to_the_same_bits(
     model, chunks: ChunkReader, columns, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = module.gate_gradients, []
+    real, calls = module.chunk_gradients, []
 
     def dies(*arguments, **keywords):
         calls.append(arguments)
@@ -259,7 +259,7 @@ def test_an_interrupted_fit_continues_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(module, "gate_gradients", dies)
+    monkeypatch.setattr(module, "chunk_gradients", dies)
     saving = {"scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving)
@@ -283,7 +283,7 @@ def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
     np.testing.assert_array_equal(made.codes, whole.codes)
     np.testing.assert_array_equal(made.step, whole.step)
     # of thirty that are known not one is read again; interrupted, it goes on
-    real, read = projection_pass.gate_gradients, []
+    real, read = projection_pass.chunk_gradients, []
 
     def watched(steered, batch):
         if len(read) == 2:
@@ -292,7 +292,7 @@ def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
         read.append(batch.rows)
         return real(steered, batch)
 
-    monkeypatch.setattr(projection_pass, "gate_gradients", watched)
+    monkeypatch.setattr(projection_pass, "chunk_gradients", watched)
     known = Projections(whole.codes[:30], whole.step[:30], whole.seed)
     saving = {"known": known, "scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):

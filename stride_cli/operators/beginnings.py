@@ -1,0 +1,174 @@
+"""How far a model was from each token of its corpus before it was trained on it: ρ₀, a byte a token.
+
+What a model has learnt by heart has no gradient left, though it is what taught the model most. The part of a
+chunk in the weights is the sum of its gradients over training, and in each of these a token counts by its
+residual ρ = 1 − p, by how far the model is from it. Residuals shrink about exponentially, from ρ₀ before
+training to ρ at its end, and then are on average
+
+    (ρ₀ − ρ) / log(ρ₀ / ρ),
+
+which is what a token counts by here, and not ρ. ρ₀ is 1 where training began from nothing; of a fine-tuned
+model its base says what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stride_cli.data.residual_codes import packed
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.language.files import find_offline
+from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.models.loading import model_fingerprint
+from stride_cli.operators.opener import Opener
+from stride_cli.output import note, progress
+
+if TYPE_CHECKING:
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.models.protocol import AttributableModel
+
+_LEAST = 1e-9  # a model that is surer of a token is taken to be so sure: what is smaller is lost to rounding
+_NEAR = 1e-4  # log ratios from which on the quotient is computed as it stands
+
+
+def average_residuals(residual: torch.Tensor, before: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """How many times as large as at its end a token's residual was on average over training.
+
+    Parameters
+    ----------
+    residual : (b, s) float64           ρ, 0 … 1
+    before : (b, s), or a number        ρ₀, above 0
+
+    Returns
+    -------
+    Tensor (b, s) float32               (ρ₀ / ρ − 1) / log(ρ₀ / ρ)
+    """
+    ratio = torch.log(torch.as_tensor(before, dtype=torch.float64) / residual.clamp_min(_LEAST))
+    near = ratio.abs() < _NEAR
+    known = torch.where(near, torch.ones_like(ratio), ratio)
+    return torch.where(near, 1.0 + ratio / 2.0, torch.expm1(known) / known).float()
+
+
+def know_beginnings(
+    model: AttributableModel,
+    chunks: ChunkReader,
+    settings: Any,
+    *,
+    base: str | None = None,
+    scratch: Path | None = None,
+) -> None:
+    """Let chunks know ρ₀ of their tokens, where a fit asks for it and there is a model before training.
+
+    Parameters
+    ----------
+    model : that was trained
+    chunks : ChunkReader                its `before` is set
+    settings : ClosedSettings or SgdSettings
+    base : path of the model before training; default: what a fine-tuning's recipe says, where it is there
+    scratch : directory, optional       where an interrupted pass continues from
+
+    Raises
+    ------
+    ModelError          `base` cannot be loaded
+    UsageError          it has another vocabulary
+    NumericalError      a loss is not finite
+    """
+    chunks.before = None
+    if getattr(settings, "residuals", "final") != "average":
+        return
+    found = base or _recorded_base(model)
+    if found is None:
+        return
+    before = Opener.like(model).load(found)
+    if before.tokenizer_fingerprint != model.tokenizer_fingerprint:
+        raise UsageError(
+            f"the model before training, '{found}', has tokenizer {before.tokenizer_fingerprint} (expected "
+            f"{model.tokenizer_fingerprint}, that of '{model.path}')",
+            fix="give the model that the training began from (--base), or --residuals final",
+        )
+    chunks.before = measure_beginnings(before, chunks, batch_tokens=settings.batch_tokens, scratch=scratch)
+
+
+def _recorded_base(model: AttributableModel) -> str | None:
+    """The model that a fine-tuning began from, by its recipe; None of others, and where it is gone."""
+    recipe = None if model.classes or model.path is None else read_recipe(model.path)
+    if recipe is None or recipe.base is None:
+        return None
+    try:
+        if (
+            find_offline(recipe.base) is not None
+            and model_fingerprint(recipe.base) == recipe.base_fingerprint
+        ):
+            return recipe.base
+        reason = "is not on this machine" if find_offline(recipe.base) is None else "has changed since"
+    except ModelError as error:
+        reason = f"cannot be read: {error.message}"
+    note(
+        f"the model before its fine-tuning, '{recipe.base}', {reason}: tokens count as if it had known "
+        "nothing (--base says where it is)"
+    )
+    return None
+
+
+def measure_beginnings(
+    base: AttributableModel, chunks: ChunkReader, *, batch_tokens: int, scratch: Path | None = None
+) -> np.ndarray:
+    """ρ₀ of every token by one forward pass of the model before training; (N,) uint8, see `packed`.
+
+    Parameters
+    ----------
+    base : AttributableModel            with the corpus's own tokenizer
+    chunks : ChunkReader
+    batch_tokens : int                  padded tokens at once
+    scratch : directory, optional       where an interrupted pass continues from
+
+    Raises
+    ------
+    NumericalError      a loss is not finite
+    """
+    plan = chunks.plan(batch_tokens)
+    found, first = np.zeros(int(chunks.offsets[-1]), np.uint8), 0
+    place = None if scratch is None else scratch / "before.npy"
+    state = None if scratch is None else scratch / "before.json"
+    if place is not None and state is not None:
+        if state.exists():
+            first, found = json.loads(state.read_text()), np.lib.format.open_memmap(place, mode="r+")
+        else:
+            found = np.lib.format.open_memmap(place, mode="w+", dtype=np.uint8, shape=found.shape)
+    with progress("reading the model before training", chunks.n_chunks, unit="chunks") as bar:
+        bar.advance(sum(len(group) for group in plan[:first]))
+        for number in range(first, len(plan)):
+            for rows, residuals in _residuals(base, chunks, plan[number]):
+                for row, residual in zip(rows.tolist(), residuals, strict=True):
+                    start, stop = int(chunks.offsets[row]), int(chunks.offsets[row + 1])
+                    found[start:stop] = packed(residual[: stop - start])
+            bar.advance(len(plan[number]))
+            if state is not None and (number % 64 == 63 or number + 1 == len(plan)):
+                found.flush()  # type: ignore[attr-defined]
+                state.write_text(json.dumps(number + 1))
+    return found
+
+
+@torch.no_grad()
+def _residuals(base: AttributableModel, chunks: ChunkReader, rows: np.ndarray) -> Any:
+    """Of a few chunks, (B, T) float64 each time; 1 where a token is not scored."""
+    from stride_cli.models.head import check_finite, head_blocks
+
+    batch = chunks.batch(rows)
+    ids = batch.ids.to(base.device)
+    final = base.continue_from(base.hidden(ids, base.n_layers), base.n_layers)
+    residuals = torch.ones(ids.shape, dtype=torch.float64)
+    losses = []
+    for block in head_blocks(base, final, ids, batch.weights.to(base.device), tracked=False):
+        with block.labelled(ids[block.rows, block.after]) as found:
+            losses.append(found.surprise.sum(dim=1))
+            residuals[block.rows, block.after] = torch.where(
+                block.weight > 0, found.doubt, torch.ones_like(found.doubt)
+            ).cpu()
+    check_finite(torch.cat(losses), batch)
+    yield batch.rows, residuals.numpy()

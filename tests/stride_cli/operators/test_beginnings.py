@@ -1,0 +1,111 @@
+"""What tokens count as on average over training: against integrals, sums of tokens' gradients, and causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.residual_codes import BEFORE, packed, unpacked
+from stride_cli.operators.beginnings import average_residuals, measure_beginnings
+from stride_cli.operators.gradients import chunk_gradients, gate_gradients
+from stride_cli.operators.steered_model import SteeredModel
+from tests.stride_cli.operators.test_gradients import LAYER, make_space
+from tests.tiny_chunks import MemoryIndex, tiny_model
+
+residuals = st.floats(1e-8, 1.0)
+
+
+@given(residuals, residuals)
+def test_an_average_is_that_of_an_exponential_decay(before: float, now: float) -> None:
+    found = float(average_residuals(torch.tensor([now], dtype=torch.float64), before)[0]) * now
+    time = (np.arange(20_000) + 0.5) / 20_000  # of the training
+    assert found == pytest.approx(float(np.mean(before ** (1 - time) * now**time)), rel=2e-5)
+    assert min(before, now) * (1 - 1e-6) <= found <= max(before, now) * (1 + 1e-6)
+
+
+def test_residuals_that_are_nothing_or_have_not_changed() -> None:
+    none = average_residuals(torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 1e-9]))
+    assert torch.isfinite(none).all()
+    steps = torch.tensor([0.3, 0.3 * (1 + 1e-5), 0.3 * (1 - 1e-5), 0.3 * (1 + 1e-3)], dtype=torch.float64)
+    torch.testing.assert_close(
+        average_residuals(steps, 0.3).double(), (0.3 / steps).sqrt(), rtol=1e-6, atol=0.0
+    )
+
+
+@given(st.lists(st.floats(2.0**-31, 1.0), min_size=1, max_size=20))
+def test_a_byte_holds_a_residual_to_4_5_percent(values: list[float]) -> None:
+    given = np.array(values)
+    assert np.abs(np.log(unpacked(packed(given)) / given)).max() <= np.log(2) / 16 + 1e-6
+    assert np.array_equal(packed(unpacked(packed(given))), packed(given))
+
+
+@pytest.mark.parametrize("name", ["mlp-matrix", "residual-matrix", "token-logit", "pair-logit"])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_chunk_is_the_sum_of_its_tokens_each_as_it_was_on_average(model, name: str, known: bool) -> None:
+    index = MemoryIndex(3)
+    if known:
+        random = np.random.default_rng(1)
+        index.arrays[BEFORE] = random.integers(0, 60, len(index.arrays["corpus/tokens"])).astype(np.uint8)
+    chunks = ChunkReader(index)
+    steered = SteeredModel(model, [make_space(model, name)], LAYER, averaged=True)
+    batch = chunks.batch(np.arange(3))
+    (found,), drawn, loss = chunk_gradients(steered, batch, sampled=np.full(batch.ids.shape, 0.3))
+    (plain,), drawn_plain, loss_plain = gate_gradients(steered, batch, sampled=np.full(batch.ids.shape, 0.3))
+    assert drawn is not None and drawn_plain is not None
+    torch.testing.assert_close(drawn[0], drawn_plain[0], rtol=0, atol=0)  # the Fisher matrix is the end's
+    torch.testing.assert_close(loss, loss_plain, rtol=0, atol=0)
+    wanted = torch.zeros_like(found)
+    for row in range(3):
+        for place in torch.nonzero(batch.weights[row]).flatten().tolist():
+            alone = torch.zeros_like(batch.weights[row : row + 1])
+            alone[0, place] = 1.0
+            one = replace(batch.take(slice(row, row + 1)), weights=alone)
+            (gradient,), _, surprise = gate_gradients(steered, one)
+            before = 1.0 if batch.before is None else float(batch.before[row, place])
+            factor = average_residuals(-torch.expm1(-surprise), before)
+            wanted[row] += (factor[:, None] * gradient)[0] / batch.scored[row]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    if known:  # from nothing, an untrained model has not moved
+        assert (found - plain).norm() > 0.1 * plain.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: bool) -> None:
+    base, chunks = tiny_model(seed=5), ChunkReader(MemoryIndex(23, masked=masked))
+    found = measure_beginnings(base, chunks, batch_tokens=64)
+    for row in range(23):
+        ids, weights = chunks.chunk(row)
+        logits = base.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+        p = logits.softmax(-1)[np.arange(len(ids) - 1), ids[1:].astype(np.int64)].detach().numpy()
+        wanted = np.where(weights[1:] > 0, 1 - p, 1.0)
+        start = chunks.offsets[row]
+        assert np.abs(np.log2(unpacked(found[start + 1 : start + len(ids)]) / wanted)).max() < 1 / 16 + 1e-4
+        assert found[start] == 0
+    # interrupted after its first batches, it gives the same
+    whole = np.array(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path))
+    assert np.array_equal(whole, found)
+    half = np.lib.format.open_memmap(tmp_path / "before.npy", mode="r+")
+    first = chunks.plan(64)[:2]
+    left = np.concatenate([np.arange(chunks.offsets[row], chunks.offsets[row + 1]) for row in first[0]])
+    half[np.setdiff1d(np.arange(len(half)), left)] = 77
+    half.flush()
+    (tmp_path / "before.json").write_text("1")
+    assert np.array_equal(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path), found)
+
+
+def test_chunks_appended_later_count_as_the_usual_token() -> None:
+    index = MemoryIndex(8)
+    chunks = ChunkReader(index)
+    end = int(chunks.offsets[5])
+    index.arrays[BEFORE] = np.full(end, 16, np.uint8)  # a quarter
+    before = chunks.batch(np.array([4, 6])).before
+    assert before is not None
+    assert before[0, : chunks.lengths[4]].tolist() == [0.25] * chunks.lengths[4]
+    assert set(before[1].tolist()) == {0.25}
