@@ -2,13 +2,9 @@
 
 What a model has learnt by heart has no gradient left, though it is what taught the model most. The part of a
 chunk in the weights is the sum of its gradients over training, and in each of these a token counts by its
-residual ρ = 1 − p, by how far the model is from it. Residuals shrink about exponentially, from ρ₀ before
-training to ρ at its end, and then are on average
-
-    (ρ₀ − ρ) / log(ρ₀ / ρ),
-
-which is what a token counts by here, and not ρ. ρ₀ is 1 where training began from nothing; of a fine-tuned
-model its base says what it is.
+residual ρ = 1 − p, by how far the model is from it: by ρ₀ at the beginning, by ρ at the end. Here it counts
+by the mean of both, and not by ρ. ρ₀ is 1 where training began from nothing; of a fine-tuned model its base
+says what it is.
 """
 
 from __future__ import annotations
@@ -33,25 +29,24 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 _LEAST = 1e-9  # a model that is surer of a token is taken to be so sure: what is smaller is lost to rounding
-_NEAR = 1e-4  # log ratios from which on the quotient is computed as it stands
 
 
 def average_residuals(residual: torch.Tensor, before: torch.Tensor | float = 1.0) -> torch.Tensor:
     """How many times as large as at its end a token's residual was on average over training.
 
+    The mean of its beginning and its end; residuals that fell exponentially would have the logarithmic mean,
+    which gives what was learnt by heart too little (measured: docs/benchmarks.md).
+
     Parameters
     ----------
     residual : (b, s) float64           ρ, 0 … 1
-    before : (b, s), or a number        ρ₀, above 0
+    before : (b, s), or a number        ρ₀, 0 … 1
 
     Returns
     -------
-    Tensor (b, s) float32               (ρ₀ / ρ − 1) / log(ρ₀ / ρ)
+    Tensor (b, s) float32               (ρ₀ + ρ) / (2 ρ)
     """
-    ratio = torch.log(torch.as_tensor(before, dtype=torch.float64) / residual.clamp_min(_LEAST))
-    near = ratio.abs() < _NEAR
-    known = torch.where(near, torch.ones_like(ratio), ratio)
-    return torch.where(near, 1.0 + ratio / 2.0, torch.expm1(known) / known).float()
+    return (0.5 + 0.5 * torch.as_tensor(before) / residual.clamp_min(_LEAST)).float()
 
 
 def know_beginnings(

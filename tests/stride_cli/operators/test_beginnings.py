@@ -19,24 +19,14 @@ from stride_cli.operators.steered_model import SteeredModel
 from tests.stride_cli.operators.test_gradients import LAYER, make_space
 from tests.tiny_chunks import MemoryIndex, tiny_model
 
-residuals = st.floats(1e-8, 1.0)
 
-
-@given(residuals, residuals)
-def test_an_average_is_that_of_an_exponential_decay(before: float, now: float) -> None:
-    found = float(average_residuals(torch.tensor([now], dtype=torch.float64), before)[0]) * now
-    time = (np.arange(20_000) + 0.5) / 20_000  # of the training
-    assert found == pytest.approx(float(np.mean(before ** (1 - time) * now**time)), rel=2e-5)
-    assert min(before, now) * (1 - 1e-6) <= found <= max(before, now) * (1 + 1e-6)
-
-
-def test_residuals_that_are_nothing_or_have_not_changed() -> None:
-    none = average_residuals(torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 1e-9]))
-    assert torch.isfinite(none).all()
-    steps = torch.tensor([0.3, 0.3 * (1 + 1e-5), 0.3 * (1 - 1e-5), 0.3 * (1 + 1e-3)], dtype=torch.float64)
-    torch.testing.assert_close(
-        average_residuals(steps, 0.3).double(), (0.3 / steps).sqrt(), rtol=1e-6, atol=0.0
-    )
+def test_a_token_counts_as_in_the_mean_of_both_ends() -> None:
+    now = torch.tensor([0.3, 0.3, 0.3, 1e-6, 0.0], dtype=torch.float64)
+    before = torch.tensor([0.9, 0.3, 0.1, 1.0, 1.0])
+    found = average_residuals(now, before).double()
+    torch.testing.assert_close(found[:4] * now[:4], (now[:4] + before[:4]) / 2, rtol=1e-6, atol=0.0)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(average_residuals(now)[:2], torch.full((2,), (1 + 0.3) / 0.6))
 
 
 @given(st.lists(st.floats(2.0**-31, 1.0), min_size=1, max_size=20))
