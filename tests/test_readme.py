@@ -38,7 +38,7 @@ _, EXPLAINED, UNKNOWN, LOOKED_AT = blocks("docs/tutorial.md")
 _, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
-(EVALUATE,) = blocks("docs/howto/methods.md")
+EVALUATE, IMPORTED = blocks("docs/howto/methods.md")
 (CAUSES,) = blocks("docs/howto/causes.md")
 (APART,) = blocks("docs/howto/cluster.md")
 RUN = {
@@ -55,6 +55,7 @@ RUN = {
     REPORT,
     SELECT,
     EVALUATE,
+    IMPORTED,
     CAUSES,
     APART,
 }
@@ -217,6 +218,17 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
     assert (shell.directory / "comparison.html").stat().st_size > 10_000
+    # a truth of others: five subsets of 30 documents, losses of the same queries
+    measured = []
+    for start in range(5):
+        documents = list(range(start, 30, 3))
+        measured.append({"train_subset": documents, "train_subset_global": documents})
+        measured[-1]["test_loss"] = [2 + 0.1 * (start + q) % 3 for q in range(len(lines))]
+    (shell.directory / "lds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in measured))
+    (shell.directory / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    imported, *judged = [json.loads(line) for line in shell(IMPORTED).splitlines()]
+    assert imported["imported"] == imported["subsets"] == 5
+    assert [record["method"] for record in judged] == ["tfidf", "chance"]
     # who taught it, where that is known
     (built,) = [value for value in _values(shell(APART)) if value.get("documents") == 30]
     assert built["index"] == "whole.stride"

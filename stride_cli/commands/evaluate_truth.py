@@ -19,6 +19,8 @@ from stride_cli.commands.options import (
     flag,
     with_flags,
 )
+from stride_cli.errors import UsageError
+from stride_cli.evaluation.options import ImportOptions
 from stride_cli.training.options import TruthOptions, per_mille
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ Examples:
   stride evaluate truth --index run.stride --queries queries.jsonl --subsets 64 --alpha 0.5
   stride evaluate truth --queries queries.jsonl --subsets 32 --own-seed
   stride evaluate truth --queries queries.jsonl --command 'python train.py --mask {mask} --out {out}'
+  stride evaluate truth --index run.stride --queries test.jsonl --import lds.jsonl
 """
 
 
@@ -53,6 +56,16 @@ def truth(
             },
         ),
     ],
+    imported: Annotated[
+        Path | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help='Retrain nothing, read the losses: JSON Lines of {"train_subset", "train_subset_global", '
+            '"test_loss"}, as the published truths of STRIDE (stride-lds) are.',
+        ),
+    ] = None,
+    reading: Annotated[dict[str, Any], Flags(ImportOptions)],
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, flag(TruthOptions, "overwrite")] = False,
@@ -66,19 +79,27 @@ def truth(
     from stride_cli.config import resolve
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.bench import build_truth_of
+    from stride_cli.evaluation.truth_import import import_truth
     from stride_cli.output import emit, note, wants_json
     from stride_cli.training.truth import seeds_in_words
 
     begin = time.monotonic()
-    options = TruthOptions(**given, overwrite=overwrite)
-    share = per_mille(options.alpha)
+    options, rows = TruthOptions(**given, overwrite=overwrite), ImportOptions(**reading).rows
     general = resolve("general", {"model": model})
-    workspace, wanted, found = build_truth_of(
-        WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto"),
-        queries,
-        options,
-    )
-    chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
+    where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
+    if imported is None:
+        share = per_mille(options.alpha)
+        workspace, wanted, found = build_truth_of(where, queries, options)
+        chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
+    else:
+        if options != TruthOptions(overwrite=overwrite):
+            raise UsageError(
+                "--import reads subsets and losses from a file, and the other options say how to retrain",
+                fix="give --import with --queries, --rows and --overwrite only",
+            )
+        workspace, wanted, found = import_truth(where, imported, queries, rows=rows, overwrite=overwrite)
+        chosen, share = found, round(float(found.alpha[0]) * 1000)
+    models = chosen.n_subsets * chosen.n_seeds
     record: TruthRecord = {
         "schema": "stride.truth/1",
         "index": str(workspace.index.path),
@@ -89,6 +110,7 @@ def truth(
         "queries": len(wanted),
         "trained": found.trained,
         "reused": found.reused,
+        "imported": 0 if imported is None else models,
         "mean_loss": float(chosen.losses.mean()),
         "base_loss": float(chosen.base_losses.mean()),
         "seconds": time.monotonic() - begin,
@@ -97,9 +119,12 @@ def truth(
         emit(record)
         return
     trained_from = seeds_in_words(chosen.n_seeds, chosen.own_seed)
+    done = f"{found.trained:,} models trained, {found.reused:,} already there"
+    if imported is not None:
+        done = f"{models:,} models read from {imported}"
     note(
-        f"{record['subsets']:,} subsets × {trained_from} of α = {record['alpha']:g}: "
-        f"{found.trained:,} models trained, {found.reused:,} already there, in {record['seconds']:.0f} s"
+        f"{record['subsets']:,} subsets × {trained_from} of α = {record['alpha']:g}: {done}, "
+        f"in {record['seconds']:.0f} s"
     )
     note(
         f"mean loss of {len(wanted):,} queries: {record['mean_loss']:.3f} nats after retraining, "

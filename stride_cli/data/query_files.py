@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 
-def read_queries(workspace: Workspace, path: str | Path) -> QuerySet:
+def read_queries(workspace: Workspace, path: str | Path, *, number_ids: bool = False) -> QuerySet:
     """Queries of a file: of documents for a language model, of examples (or ``held-out``) for a classifier.
+
+    `number_ids`: those for a language model are called 0, 1, …, and need no ids.
 
     Raises
     ------
@@ -26,7 +28,8 @@ def read_queries(workspace: Workspace, path: str | Path) -> QuerySet:
 
         model: Any = workspace.model
         return read_examples(model, path)
-    return read_texts(workspace.model, path, block_size=int(workspace.index.attributes["block_size"]))
+    block_size = int(workspace.index.attributes["block_size"])
+    return read_texts(workspace.model, path, block_size=block_size, number_ids=number_ids)
 
 
 def as_query(
@@ -54,7 +57,9 @@ def as_query(
     )
 
 
-def read_texts(model: AttributableModel, path: str | Path, *, block_size: int) -> QuerySet:
+def read_texts(
+    model: AttributableModel, path: str | Path, *, block_size: int, number_ids: bool = False
+) -> QuerySet:
     """Queries from a file of documents, tokenised as an index tokenises its corpus.
 
     A ``{"id", "text"}`` is scored whole, a ``{"id", "prompt", "response"}`` on its response, ``{"id",
@@ -64,6 +69,7 @@ def read_texts(model: AttributableModel, path: str | Path, *, block_size: int) -
     ----------
     path : JSON Lines (also compressed) or Parquet
     block_size : int      most tokens of a query
+    number_ids : bool     call them 0, 1, …, whatever ids they have
 
     Raises
     ------
@@ -80,7 +86,7 @@ def read_texts(model: AttributableModel, path: str | Path, *, block_size: int) -
     if not Path(path).is_file():
         raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
     cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
-    stream, _ = open_documents([str(path)], ReadOptions())
+    stream, _ = open_documents([str(path)], ReadOptions(number_ids=number_ids))
     documents = list(stream)
     if not documents:
         raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
 
 RESPONSES = ("loss", "margin")
+ROWS = ("corpus", "pool")
 FEWEST_CHUNKS = 3  # that are left out one by one: of two, every correlation is ±1
 _METHODS = (
     "Methods, separated by commas, each with options: tfidf:ngrams=1,top=100; any takes top=K (its K "
@@ -55,6 +56,18 @@ class LdsOptions(Options):
         "loss", "loss, or margin (classifiers): what retrained models are asked.", choices=RESPONSES
     )
     draws: int = option(1000, "Bootstrap resamples of every interval.", low=100, high=10**6)
+
+
+@dataclass(frozen=True)
+class ImportOptions(Options):
+    """A truth that others have measured; see `stride_cli.evaluation.truth_import`."""
+
+    rows: str = option(
+        "corpus",
+        "With --import: the index is of the whole corpus (train_subset_global), or of the pool that the run "
+        "drew its subsets from (train_subset).",
+        choices=ROWS,
+    )
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ class Truth:
 
     Attributes
     ----------
-    masks : (R, n) bool                 subset r, of round(α_r · n) chunks
-    alpha : (R,) float64                its share of the chunks
+    masks : (R, n) bool                 subset r, of round(α_r · n) chunks; an imported one: of the chunks of
+                                        its documents
+    alpha : (R,) float64                its share of the chunks; an imported one's: of the documents of all
     losses : (R, S, Q) float64          mean nats per scored token of query q under seed s
     margins : (R, S, Q) float64 | None  classifiers: logit of the label − logsumexp of the others
     base_losses : (Q,) float64          of the model that was trained on everything
@@ -183,7 +184,7 @@ def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions =
         alpha=np.asarray(shares, np.float64) / 1000,
         losses=losses,
         margins=margins,
-        base_losses=_base_losses(workspace, queries),
+        base_losses=base_losses(workspace, queries),
         queries=queries,
         seeds=seeds,
         own_seed=own_seed,
@@ -192,7 +193,7 @@ def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions =
         reused=len(masks) * n_seeds - missing,
     )
     if old is None or jobs:
-        _write(workspace, truth)
+        store_truth(workspace, truth)
     return truth
 
 
@@ -263,7 +264,8 @@ def _stored(workspace: Workspace, queries: QuerySet, trainer: Trainer, own_seed:
     return old
 
 
-def _base_losses(workspace: Workspace, queries: QuerySet) -> np.ndarray:
+def base_losses(workspace: Workspace, queries: QuerySet) -> np.ndarray:
+    """Losses of the index's own model, (Q,) float64, mean nats per scored token."""
     from stride_cli.training.language_trainer import query_losses
 
     return query_losses(workspace.model, queries)
@@ -290,7 +292,8 @@ def _fill(
     return losses, margins
 
 
-def _write(workspace: Workspace, truth: Truth) -> None:
+def store_truth(workspace: Workspace, truth: Truth) -> None:
+    """Put a truth into the index's truth/ group, in place of what is there."""
     path = workspace.index.path
     queries, inputs = own_inputs(workspace.model, truth.queries)
     packed = np.packbits(truth.masks, axis=1)
