@@ -39,7 +39,7 @@ _, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
 EVALUATE, IMPORTED = blocks("docs/howto/methods.md")
-(CAUSES,) = blocks("docs/howto/causes.md")
+CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
 (APART,) = blocks("docs/howto/cluster.md")
 RUN = {
     INSTALL,
@@ -57,6 +57,8 @@ RUN = {
     EVALUATE,
     IMPORTED,
     CAUSES,
+    DATE_LM,
+    SCORES,
     APART,
 }
 
@@ -237,6 +239,24 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     (shell.directory / "queries.jsonl").write_text(json.dumps(known) + "\n", encoding="utf-8")
     taught = [value for value in _values(shell(CAUSES)) if value["schema"] == "stride.causes/1"]
     assert [each["method"] for each in taught] == ["stride:stored=true", "direct", "bm25", "tfidf"]
+    # a set of DATE-LM, and scores that came from elsewhere
+    (shell.directory / "finetuned").symlink_to(shell.directory / "model")
+    (shell.directory / "Counterfact").mkdir()
+    for split, some in (("train", history[:30]), ("ref", history[:3])):
+        rows = []
+        for q in some:
+            words = q["text"].split()
+            entities = {"counterfactual_entity": q["id"], "true_entity": words[0]}
+            texts = {"prompt": " ".join(words[:5]), "response": " ".join(words[5:12])}
+            rows.append(json.dumps({**texts, **entities}))
+        (shell.directory / f"Counterfact/{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    for block, methods in (
+        (DATE_LM, ["stride:stored=true", "bm25"]),
+        (SCORES, ["scores:scores/bm25.json", "tfidf"]),
+    ):
+        judged = [value for value in _values(shell(block)) if value["schema"] == "stride.causes/1"]
+        assert [each["method"] for each in judged] == methods
+        assert all("error" not in each and each["documents"] == 30 for each in judged)
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:

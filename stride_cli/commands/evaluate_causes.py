@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,7 @@ from stride_cli.evaluation.options import CausesOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.evaluation.cause_queries import CauseQuery
@@ -34,6 +37,7 @@ Examples:
   stride evaluate causes --index run.stride --queries queries.jsonl
   stride evaluate causes --train train.jsonl --model finetuned --queries queries.jsonl --base pretrained
   stride evaluate causes --index run.stride --queries queries.jsonl --methods stride,bm25 --html page.html
+  stride evaluate causes --date-lm Counterfact --model finetuned --scores EKFAC.json
 """
 _AT = (1, 5, 10, 50)
 
@@ -41,12 +45,12 @@ _AT = (1, 5, 10, 50)
 @with_flags
 def causes(
     queries: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--queries",
             help='JSON Lines of {"id", "prompt", "response", "causes": [ids of documents]}.',
         ),
-    ],
+    ] = None,
     index: IndexPath = None,
     model: ModelPath = None,
     *,
@@ -57,6 +61,29 @@ def causes(
             metavar="CORPUS",
             help="What --model was trained on: where there is no index yet, it is built of this first, with "
             "operators, as stride ask does.",
+        ),
+    ] = None,
+    date_lm: Annotated[
+        Path | None,
+        typer.Option(
+            "--date-lm",
+            metavar="DIR",
+            help="A set of DATE-LM instead of --train and --queries: its splits train and ref.",
+        ),
+    ] = None,
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--scores",
+            metavar="FILE",
+            help="Also judge these scores of another tool: JSON, a list over queries of lists over "
+            "documents. May be given more than once.",
+        ),
+    ] = None,
+    write_scores: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-scores", metavar="DIR", help="Write every method's scores so: DIR/METHOD.json."
         ),
     ] = None,
     given: Annotated[dict[str, Any], Flags(CausesOptions)],
@@ -73,7 +100,7 @@ def causes(
     bootstraps over queries. Interrupted, the same command goes on where it was (INDEX.causes).
     """
     from stride_cli.evaluation.bench import split_methods
-    from stride_cli.evaluation.cause_queries import build_cause_queries, read_cause_queries
+    from stride_cli.evaluation.cause_queries import build_cause_queries
     from stride_cli.evaluation.cause_scores import (
         CauseBench,
         KeptRanks,
@@ -81,6 +108,7 @@ def causes(
         default_methods,
         ranks_records,
     )
+    from stride_cli.evaluation.score_files import read_scores
     from stride_cli.models.kinds import refuse_classifier
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.drawing import check_place
@@ -90,22 +118,28 @@ def causes(
     wanted = None if options.at is None else _numbers(options.at)
     if html is not None:
         check_place(html)
-    workspace = _workspace(index, model, train, device, dtype)
+    source = _source(queries, train, date_lm, index)
+    workspace = _workspace(source.index, model, source.train, device, dtype)
     refuse_classifier(workspace.index, "causes are documents")
-    asked = read_cause_queries(queries, workspace.index)
+    asked = source.read(workspace.index)
+    n_asked, n_rows = len(asked), source.n_rows or len(asked)
+    foreign = [(path, read_scores(path, n_rows, workspace.index.n_documents)) for path in scores or ()]
     ks = _within(wanted, workspace.index.n_documents)
     built = build_cause_queries(workspace, asked)
     kept = KeptRanks(workspace.index, fresh=options.fresh)
-    n_asked = len(asked)
     if options.known or options.base is not None:
         asked, built = _known(workspace, asked, built, kept, options, json)
-    bench = CauseBench(workspace, asked, built, kept, ks)
+    bench = CauseBench(workspace, asked, built, kept, ks, with_scores=write_scores is not None)
+    read = [bench.take(path, found) for path, found in foreign]
+    del foreign
     entries: list[CauseEntry] = []
-    for spec in chosen or default_methods(workspace.index):
-        entry = bench.run(spec)
-        entries.append(entry)
+    runs = map(bench.run, chosen or default_methods(workspace.index))
+    for number, entry in enumerate(chain(read, runs)):
         if entry.error is not None:
-            note(f"{spec} failed: {entry.error}" + (f"\n  fix: {entry.fix}" if entry.fix else ""))
+            note(f"{entry.method} failed: {entry.error}" + (f"\n  fix: {entry.fix}" if entry.fix else ""))
+        elif write_scores is not None and number >= len(read):
+            bench.write(entry, write_scores, n_rows, one_list=source.one_list)
+        entries.append(entry.without_scores())
         if wants_json(json):
             for ranks in ranks_records(bench, entry):
                 emit(ranks)
@@ -122,6 +156,52 @@ def causes(
         note(f"wrote {html}")
     if all(entry.error is not None for entry in entries):
         raise typer.Exit(EXIT_USAGE)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where documents and queries are; `n_rows` lists of a file of scores, None: one a query."""
+
+    queries: Path
+    train: str | None
+    index: str | None
+    n_rows: int | None = None
+    one_list: bool = False
+
+    def read(self, index: Index) -> list[CauseQuery]:
+        """The queries, with their causes found in the index."""
+        from stride_cli.evaluation.cause_queries import read_cause_queries
+
+        asked = read_cause_queries(self.queries, index)
+        # DATE-LM's are called by their rows, and those without causes are not among them
+        return asked if self.n_rows is None else [replace(query, row=int(query.id)) for query in asked]
+
+
+def _source(queries: Path | None, train: str | None, date_lm: Path | None, index: str | None) -> _Source:
+    """What was named; a set of DATE-LM is written beside its index first, as corpus and queries."""
+    from stride_cli.commands.ask import beside
+    from stride_cli.output import note
+
+    if date_lm is None:
+        if queries is None:
+            raise UsageError(
+                "no queries are given",
+                fix="give --queries FILE with their causes, or a set with --date-lm DIR",
+            )
+        return _Source(queries, train, index)
+    from stride_cli.evaluation.date_lm import convert
+
+    if queries is not None or train is not None:
+        raise UsageError(
+            "--date-lm is corpus and queries, and so are --train and --queries", fix="give one or the other"
+        )
+    place = Path(index) if index is not None else beside(str(date_lm), ".stride")
+    found = convert(date_lm, place.with_name(place.name + ".date-lm"))
+    told = f"DATE-LM ({found.task}): {found.n_train:,} rows of train, {found.n_ref:,} of ref"
+    if found.n_queries < found.n_ref:
+        told += f", of which {found.n_ref - found.n_queries:,} have no cause and are left out"
+    note(told)
+    return _Source(found.queries, str(found.train), str(place), found.n_ref, found.one_list)
 
 
 def _workspace(
@@ -246,11 +326,15 @@ def _show(records: Sequence[CausesRecord]) -> None:
     if first["counted"] < first["queries"]:
         of += f" ({first['queries']:,} asked)"
     measured = [[*record["recall"], record["mrr"], record["auprc"]] for record in records]
+    pooled = any("pooled" in record for record in records)
     rows, ahead = [], []
     for record, found in zip(records, measured, strict=True):
-        rows.append([record["method"], *map(_plain, found), seconds(record["seconds"]["query"])])
+        added = [f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–"]
+        cells = [*map(_plain, found), *(added if pooled else [])]
+        rows.append([record["method"], *cells, seconds(record["seconds"]["query"])])
         ahead.append([record["method"], *(_plain(each["difference"], sign="+") for each in found)])
-    print_table(f"{of}; 95 % intervals", ["method", *names, "a query"], rows)
+    heads = [*names, *(["AUPRC, added up"] if pooled else []), "a query"]
+    print_table(f"{of}; 95 % intervals", ["method", *heads], rows)
     if len(records) > 1:
         print_table("minus the best other method, query by query", ["method", *names], ahead)
 

@@ -32,6 +32,7 @@ class CauseQuery:
     id, prompt, response : str
     causes : (R,) int64       numbers of the documents that taught it, ascending
     where : str               file and line
+    row : int                 which of the queries it is, from 0: where its scores stand in a file of scores
     """
 
     id: str
@@ -39,6 +40,7 @@ class CauseQuery:
     response: str
     causes: np.ndarray
     where: str
+    row: int = 0
 
 
 def read_cause_queries(path: str | Path, index: Index) -> list[CauseQuery]:
@@ -66,7 +68,7 @@ def read_cause_queries(path: str | Path, index: Index) -> list[CauseQuery]:
             )
         seen[name] = where
         causes = _causes(record, name, where, numbers, str(index.path))
-        found.append(CauseQuery(name, prompt, response, causes, where))
+        found.append(CauseQuery(name, prompt, response, causes, where, len(found)))
     if not found:
         raise CorpusError(f"{path}: there is no query in it", fix=f"one object a line: {_LINE}")
     return found

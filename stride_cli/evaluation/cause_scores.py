@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -9,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from index_format.durable import make_directory, storage
 from index_format.errors import IndexFormatError, IndexReadOnly
 from index_format.location import local_directory
 from stride_cli import __version__
-from stride_cli.errors import StrideError, first_line
+from stride_cli.errors import CorpusError, StrideError, first_line
 from stride_cli.evaluation.cause_measures import Places, measure_all, measure_names
 from stride_cli.evaluation.ranking import document_scores
 from stride_cli.evaluation.resampling import DRAWS, Interval, mean_interval
@@ -64,10 +65,18 @@ def default_methods(index: Index) -> list[str]:
 
 @dataclass(frozen=True)
 class Ranked:
-    """One query's causes in one method's ranking; `seconds` that this took, the fit left out."""
+    """One query's causes in one method's ranking.
+
+    Attributes
+    ----------
+    places : Places
+    seconds : float, optional     that this took, the fit left out; None: the scores were read from a file
+    scores : (D,) float32         of all documents, where they are wanted
+    """
 
     places: Places
-    seconds: float
+    seconds: float | None
+    scores: np.ndarray | None = None
 
 
 class KeptRanks:
@@ -147,7 +156,9 @@ class CauseEntry:
     method : str                  its spec
     ranked : list of Ranked       for every query
     values : dict                 measure → (Q,) float64
-    fit_seconds : float           None where all was kept
+    fit_seconds : float           None where all was kept, or read from a file
+    pooled : dict, optional       measure → its value of all queries' scores added up; where all queries have
+                                  the same causes
     error, fix : str, optional    why it failed; nothing else is there then
     """
 
@@ -155,8 +166,13 @@ class CauseEntry:
     ranked: list[Ranked]
     values: dict[str, np.ndarray]
     fit_seconds: float | None = None
+    pooled: dict[str, float] | None = None
     error: str | None = None
     fix: str | None = None
+
+    def without_scores(self) -> CauseEntry:
+        """The same, without the scores of all documents."""
+        return replace(self, ranked=[replace(each, scores=None) for each in self.ranked])
 
 
 class CauseBench:
@@ -169,6 +185,7 @@ class CauseBench:
     queries : QuerySet      the same, in tokens
     kept : KeptRanks
     ks : of Recall@k
+    with_scores : bool      entries hold the scores of all documents
     """
 
     def __init__(
@@ -178,9 +195,13 @@ class CauseBench:
         queries: QuerySet,
         kept: KeptRanks,
         ks: Sequence[int],
+        *,
+        with_scores: bool = False,
     ) -> None:
         self.workspace, self.asked, self.queries, self.ks = workspace, asked, queries, list(ks)
-        self._kept = kept
+        first = asked[0].causes
+        self.pooled = len(asked) > 1 and all(np.array_equal(query.causes, first) for query in asked)
+        self._kept, self._with_scores = kept, with_scores or self.pooled
         self._owner = np.asarray(workspace.index.array("corpus/chunk_document"))
 
     @property
@@ -204,7 +225,10 @@ class CauseBench:
             for ids, weights, numbers in zip(self.queries.ids, self.queries.weights, causes, strict=True)
         ]
         there = self._kept.read(spec)
-        found = [_kept(there.get(key), len(c), self.n_documents) for key, c in zip(keys, causes, strict=True)]
+        found = [
+            _kept(there.get(key), len(c), self.n_documents, with_scores=self._with_scores)
+            for key, c in zip(keys, causes, strict=True)
+        ]
         missing = [row for row, ranked in enumerate(found) if ranked is None]
         fit_seconds = None
         if missing:
@@ -222,37 +246,84 @@ class CauseBench:
                     spent = (time.perf_counter() - begin) / len(block)
                     scores = document_scores(block, self._owner, self.n_documents)
                     for row, values in zip(rows, scores, strict=True):
-                        found[row] = Ranked(Places.of(values, causes[row]), spent)
+                        wanted = values.astype(np.float32) if self._with_scores else None
+                        found[row] = Ranked(Places.of(values, causes[row]), spent, wanted)
                     self._kept.add(spec, {keys[row]: _to_keep(found[row]) for row in rows})
                     done += len(block)
                     bar.advance(len(block))
                     begin = time.perf_counter()
-        ranked = [each for each in found if each is not None]
+        return self._entry(spec, [each for each in found if each is not None], fit_seconds)
+
+    def take(self, path: str | Path, scores: Sequence[np.ndarray | None]) -> CauseEntry:
+        """What a file's scores are worth, as one more method ``scores:PATH``; see `score_files.read_scores`.
+
+        Raises
+        ------
+        CorpusError      it has no scores of a query that counts
+        """
+        ranked = []
+        for query in self.asked:
+            row = scores[query.row]
+            if row is None:
+                raise CorpusError(
+                    f"{path}: list {query.row}, the scores of query '{query.id}', is null",
+                    fix="score every query that has causes",
+                )
+            ranked.append(Ranked(Places.of(row, query.causes), None, row.astype(np.float32)))
+        return self._entry(f"scores:{path}", ranked, None)
+
+    def write(self, entry: CauseEntry, folder: Path, n_rows: int, *, one_list: bool = False) -> Path:
+        """Write an entry's scores as `score_files.read_scores` reads them: a list a row, of `n_rows`."""
+        from stride_cli.evaluation.score_files import scores_path, write_scores
+
+        rows: list[np.ndarray | None] = [None] * n_rows
+        for query, ranked in zip(self.asked, entry.ranked, strict=True):
+            rows[query.row] = ranked.scores
+        path = scores_path(folder, entry.method)
+        write_scores(path, rows, one_list=one_list)
+        return path
+
+    def _entry(self, spec: str, ranked: list[Ranked], fit_seconds: float | None) -> CauseEntry:
         measured = [measure_all(each.places, self.ks) for each in ranked]
         values = {
             name: np.array([each[name] for each in measured], np.float64) for name in measure_names(self.ks)
         }
-        return CauseEntry(spec, ranked, values, fit_seconds)
+        pooled = None
+        if self.pooled:
+            added = np.zeros(self.n_documents)
+            for each in ranked:
+                assert each.scores is not None
+                added += each.scores
+            pooled = measure_all(Places.of(added, self.asked[0].causes), self.ks)
+        return CauseEntry(spec, ranked, values, fit_seconds, pooled)
 
 
 def _to_keep(ranked: Ranked | None) -> dict[str, Any]:
     assert ranked is not None
-    return {
+    kept = {
         "above": ranked.places.above.tolist(),
         "level": ranked.places.level.tolist(),
         "seconds": ranked.seconds,
     }
+    if ranked.scores is not None:
+        kept["scores"] = base64.b64encode(ranked.scores.astype("<f4").tobytes()).decode()
+    return kept
 
 
-def _kept(found: Any, n_causes: int, n_documents: int) -> Ranked | None:
-    """What a line says, if it can be so."""
+def _kept(found: Any, n_causes: int, n_documents: int, *, with_scores: bool) -> Ranked | None:
+    """What a line says, if it can be so, and has the scores where they are wanted."""
+    scores = None
     try:
         above, level = (np.array(found[name], np.int64) for name in ("above", "level"))
         seconds = float(found["seconds"])
+        if with_scores:
+            scores = np.frombuffer(base64.b64decode(found["scores"]), "<f4")
     except (TypeError, KeyError, ValueError):
         return None
+    if scores is not None and len(scores) != n_documents:
+        return None
     whole = len(above) == len(level) == n_causes and (above >= 0).all() and (level >= 1).all()
-    return Ranked(Places(above, level, n_documents), seconds) if whole else None
+    return Ranked(Places(above, level, n_documents), seconds, scores) if whole else None
 
 
 def ranks_records(bench: CauseBench, entry: CauseEntry) -> Iterator[CauseRanksRecord]:
@@ -292,7 +363,7 @@ def _record(
     def of(name: str) -> CauseMeasureRecord:
         return _measure(entry, entries, name, draws=draws, seed=bench.workspace.seed)
 
-    query_seconds = [each.seconds for each in entry.ranked]
+    query_seconds = [each.seconds for each in entry.ranked if each.seconds is not None]
     record: CausesRecord = {
         "schema": "stride.causes/1",
         "method": entry.method,
@@ -307,6 +378,13 @@ def _record(
             "query": float(np.mean(query_seconds)) if query_seconds else None,
         },
     }
+    if entry.pooled is not None:
+        found = entry.pooled
+        record["pooled"] = {
+            "recall": [{"k": k, "value": found[f"recall@{k}"]} for k in bench.ks],
+            "reciprocal_rank": found["mrr"],
+            "average_precision": found["auprc"],
+        }
     if entry.error is not None:
         record["error"] = entry.error
     return record

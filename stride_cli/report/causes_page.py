@@ -88,6 +88,8 @@ def _measures(records: Sequence[CausesRecord]) -> dict[str, dict[str, Mapping[st
 def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
     """Every measure of every method, or what it is ahead of the best other method."""
     heads = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
+    pooled = not ahead and any("pooled" in record for record in records)
+    heads += ["AUPRC, queries added up"] if pooled else []
     heads += ["best other"] if ahead else ["fit, s", "a query, s"]
     rows = ["".join(f"<th>{head}</th>" for head in ["method", *heads])]
     sign = "+" if ahead else ""
@@ -107,6 +109,8 @@ def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
                 continue
             span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}"
             cells.append(f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>')
+        if pooled:
+            cells.append(f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–")
         if ahead:
             cells.append(html_text(record["auprc"]["best_other"] or "–") + " (AUPRC)")
         else:

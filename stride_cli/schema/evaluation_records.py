@@ -200,7 +200,7 @@ class CauseRanksRecord(TypedDict):
     recall: list[RecallValue]
     reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
     average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
-    seconds: Annotated[float, "of this query, the fit left out"]
+    seconds: Annotated[float | None, "of this query, the fit left out; null: read from a file of scores"]
 
 
 class CauseMeasureRecord(SpreadRecord):
@@ -215,16 +215,25 @@ class RecallRecord(CauseMeasureRecord):
     k: Annotated[int, "first documents of the ranking"]
 
 
+class PooledRecord(TypedDict):
+    recall: list[RecallValue]
+    reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
+    average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
+
+
 class CausesRecord(TypedDict):
     schema: Literal["stride.causes/1"]
     method: MethodSpec
     error: NotRequired[Failure]
-    queries: Annotated[int, "queries of the file"]
+    queries: Annotated[int, "queries of the file; of a set of DATE-LM: those with a cause"]
     counted: Annotated[int, "queries that count: with --known, those that the model answers rightly"]
     documents: Annotated[int, "documents that are ranked"]
     recall: list[RecallRecord]
     mrr: Annotated[CauseMeasureRecord, _mean("mean of 1 / rank of the first cause")]
     auprc: Annotated[CauseMeasureRecord, _mean("mean area under precision over recall")]
+    pooled: NotRequired[
+        Annotated[PooledRecord, "of all queries' scores added up; where all queries have the same causes"]
+    ]
     seconds: MethodSeconds
 
 
