@@ -35,7 +35,7 @@ def blocks(page: str) -> list[str]:
 
 INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
 _, EXPLAINED, UNKNOWN, LOOKED_AT = blocks("docs/tutorial.md")
-_, CHECKPOINTS = blocks("docs/howto/model.md")
+_, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
 EVALUATE, IMPORTED = blocks("docs/howto/methods.md")
@@ -51,6 +51,7 @@ RUN = {
     EXPLAINED,
     UNKNOWN,
     LOOKED_AT,
+    ADAPTED,
     CHECKPOINTS,
     REPORT,
     SELECT,
@@ -209,6 +210,9 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     (shell.directory / "my-model").symlink_to(shell.directory / "model")
     about, built = _values(shell(MODEL))
     assert about["parameters"] > 0 and built["documents"] == 30
+    _adapt(shell.directory / "my-model", shell.directory / "lora")
+    *_, fitted, answer = _values(shell(ADAPTED))
+    assert fitted["space"] == "linear-matrix" and len(answer["hits"]) == 3
     (fitted,) = _values(shell(CHECKPOINTS))
     assert len(fitted["checkpoints"]) >= 2
     # the same index, evaluated: fewer subsets and steps than the block asks for, everything else as written
@@ -257,6 +261,15 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
         judged = [value for value in _values(shell(block)) if value["schema"] == "stride.causes/1"]
         assert [each["method"] for each in judged] == methods
         assert all("error" not in each and each["documents"] == 30 for each in judged)
+
+
+def _adapt(base: Path, out: Path) -> None:
+    """Save a small LoRA adapter of a model, as PEFT saves it."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(out)
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:

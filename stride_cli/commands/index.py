@@ -18,6 +18,7 @@ from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
+    AdapterPath,
     Flags,
     IndexPath,
     Json,
@@ -105,6 +106,7 @@ def build(
         str | None,
         typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
     ] = None,
+    adapter: AdapterPath = None,  # `with_flags` makes it the model
     from_run: Annotated[
         Path | None,
         typer.Option(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -23,7 +24,7 @@ from stride_cli.commands.completion import (
 from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
-from stride_cli.options import Entry, entries
+from stride_cli.options import MORE, Entry, entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its parameters that are annotated with `Flags`.
 
     One that opens the model of an index, and so has a parameter annotated with `ModelPath`, gets the flags of
-    `Permissions` as well, and runs with those that are given.
+    `Permissions` as well, and runs with those that are given; and `--adapter`, which it sees as its model.
     """
     signature = inspect.signature(command, eval_str=True)
     opens_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
@@ -149,13 +150,15 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     if opens_model:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("adapter", kind, default=None, annotation=AdapterPath))
         parameters += PERMISSIONS.parameters.values()
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         allowed = permissions(PERMISSIONS.given(values)) if opens_model else Permissions()
         given = {name: flags.given(values) for name, flags in groups.items()}
-        with permitted(allowed):
+        with permitted(allowed), adapted(values):
             command(**values, **given)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -171,6 +174,34 @@ Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
 PERMISSIONS = Flags(Permissions)
+AdapterPath = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR",
+        help="A LoRA adapter that PEFT saved, on --model; without --model, on the base model that it names.",
+        rich_help_panel=MORE,
+    ),
+]
+
+
+@contextmanager
+def adapted(values: dict[str, Any]) -> Iterator[None]:
+    """Takes ``adapter`` out of a command's values: where one is given, it becomes the ``model``, on that."""
+    adapter = values.pop("adapter", None)
+    if adapter is None:
+        yield
+        return
+    from stride_cli.corpus.adapter_base import based_on, is_adapter
+
+    if not is_adapter(adapter):
+        raise UsageError(
+            f"--adapter {adapter} is no adapter (expected a directory with adapter_config.json)",
+            fix="give the directory that peft's save_pretrained wrote; a whole model is a --model",
+        )
+    base, values["model"] = values["model"], adapter
+    with based_on(adapter, base):
+        yield
 
 
 def permissions(given: Mapping[str, Any]) -> Permissions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.errors import ModelError
 
 # the names that model families give it; as in models/adapter.py
@@ -43,6 +44,8 @@ def _configuration(path_or_id: str | Path) -> Any:
     from transformers import AutoConfig
     from transformers.utils import logging
 
+    if is_adapter(path_or_id):
+        path_or_id = base_name(Path(path_or_id).expanduser()) or path_or_id
     path = Path(path_or_id).expanduser()
     options: dict[str, object] = {"trust_remote_code": False}
     where: str | Path = str(path_or_id)

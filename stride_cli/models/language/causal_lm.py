@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,8 @@ class CausalLM:
         """See `AttributableModel`."""
         if fit != "closed":
             return "residual"
+        if self._adapted is not None and self.linear_layers("all"):
+            return "linear-matrix"  # all that training has moved
         parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else "linear"
         return f"{parts}-matrix+logit+token-logit+pair-logit"
 
@@ -285,12 +287,21 @@ class CausalLM:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
 
-        return find_linear_layers(self.blocks, self.d_model, run)
+        found = find_linear_layers(self.blocks, self.d_model, run)
+        if self._adapted is None:
+            return found
+        layers = {self.model.get_submodule(name) for name in self._adapted}
+        return replace(found, all=[layer for layer in found.all if layer in layers])
+
+    @property
+    def _adapted(self) -> frozenset[str] | None:
+        """Names of the layers that an adapter is on; None of a model that was loaded without one."""
+        return getattr(self.model, "adapted_layers", None)
 
     def linear_layers(self, which: str) -> list[nn.Module]:
         """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
-        which its feed-forward part writes, or "all". Empty where a block has no such part that can be told,
-        or several (mixtures of experts)."""
+        which its feed-forward part writes, or "all"; of a model with an adapter, all that this is on. Empty
+        where a block has no such part that can be told, or several (mixtures of experts)."""
         found = self._linear_layers
         return found.mlp if which == "mlp" else found.all
 

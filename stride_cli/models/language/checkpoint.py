@@ -56,6 +56,8 @@ def _load_tokenizer(source: Source) -> Any:
     from transformers import AutoTokenizer
 
     if source.gguf is None and not any((source.directory / name).is_file() for name in _TOKENIZER_FILES):
+        if source.base is not None:
+            return _load_tokenizer(source.base)
         raise ModelError(
             f"'{source.given}' has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})",
             fix=f"save the model's tokenizer beside its weights: tokenizer.save_pretrained('{source.given}')",
@@ -75,6 +77,12 @@ def _load_tokenizer(source: Source) -> Any:
 
 @without_collection()
 def _load_weights(source: Source, dtype: torch.dtype) -> Any:
+    if source.base is not None:
+        from stride_cli.models.language.peft_adapter import with_adapter
+
+        base = _load_weights(source.base, dtype)
+        with quiet_transformers():
+            return with_adapter(base, source)
     if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
         importlib.import_module("transformers.modeling_utils")
         keep_imported()

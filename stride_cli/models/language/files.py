@@ -5,26 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stride_cli.corpus.adapter_base import ADAPTER_CONFIG, adapter_config, base_name, is_adapter, names_hub
 from stride_cli.errors import ModelError, first_line
 from stride_cli.permissions import may_download, variable
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint found on this machine: its directory and, for GGUF, the file in it."""
+    """A checkpoint found on this machine: its directory and, for GGUF, the file in it; of a LoRA adapter, the
+    model that it is put on."""
 
     given: str
     directory: Path
     gguf: str | None = None
+    base: Source | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def find_checkpoint(path_or_id: str | Path) -> Source:
         return Source(given, path.parent, path.name)
     if path.is_dir():
         return _in_directory(given, path)
-    if not _names_hub(given):
+    if not names_hub(given):
         raise ModelError(f"there is no model at '{given}'", fix="check the path (stride model info PATH)")
     return _in_directory(given, _from_hub(given))
 
@@ -60,8 +62,9 @@ def find_checkpoint(path_or_id: str | Path) -> Source:
 def find_offline(path_or_id: str | Path) -> Source | None:
     """`find_checkpoint`, on this machine or in the hub's cache; None of a hub id that would be fetched."""
     given = str(path_or_id)
-    if Path(given).expanduser().exists() or not _names_hub(given):
-        return find_checkpoint(given)
+    if Path(given).expanduser().exists() or not names_hub(given):
+        base = base_name(Path(given).expanduser()) if is_adapter(given) else None
+        return None if base is not None and find_offline(base) is None else find_checkpoint(given)
     cached = _cached(given)
     return None if cached is None else _in_directory(given, cached)
 
@@ -77,7 +80,7 @@ def refuse_download(path_or_id: str, *, named_by: str) -> None:
     ------
     ModelError      neither on this machine nor in the hub's cache, and no permission to download
     """
-    if Path(path_or_id).expanduser().exists() or not _names_hub(path_or_id) or may_download():
+    if Path(path_or_id).expanduser().exists() or not names_hub(path_or_id) or may_download():
         return
     if _cached(path_or_id) is None:
         raise ModelError(
@@ -86,11 +89,6 @@ def refuse_download(path_or_id: str, *, named_by: str) -> None:
             fix=f"give it yourself (--model {path_or_id}), or let it be downloaded with --allow-download "
             f"(general.allow_download, {variable('allow_download')})",
         )
-
-
-def _names_hub(given: str) -> bool:
-    looks_local = given.startswith((".", "/", "~")) or given.endswith(".gguf")
-    return not looks_local and _HUB_ID.fullmatch(given) is not None
 
 
 def _in_directory(given: str, path: Path) -> Source:
@@ -102,11 +100,8 @@ def _in_directory(given: str, path: Path) -> Source:
         return Source(given, path, ggufs[0].name)
     if ggufs:
         raise ModelError(f"'{given}' holds {len(ggufs)} .gguf files", fix=f"name one of them: {ggufs[0]}")
-    if (path / "adapter_config.json").is_file():
-        raise ModelError(
-            f"'{given}' is a LoRA adapter, not a whole model",
-            fix="merge it into its base model first (peft: model.merge_and_unload().save_pretrained(DIR))",
-        )
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapter(given, path)
     partial = path.name.endswith(".partial") or (path / "training.json").is_file()
     raise ModelError(
         f"'{given}' has no config.json",
@@ -114,6 +109,46 @@ def _in_directory(given: str, path: Path) -> Source:
         if partial
         else "give the directory that save_pretrained wrote",
     )
+
+
+def _adapter(given: str, path: Path) -> Source:
+    """A LoRA adapter with its base model.
+
+    Raises
+    ------
+    ModelError      it is of another kind, or its base model is not to be found, or an adapter itself
+    """
+    config = adapter_config(given, path)
+    kind, task = config.get("peft_type"), config.get("task_type")
+    if kind != "LORA" or task not in (None, "CAUSAL_LM"):
+        what = f"of kind {kind}" if kind != "LORA" else f"for task {task}"
+        raise ModelError(
+            f"'{given}' is an adapter {what} (expected LoRA of a causal language model)",
+            fix="merge it into its base model first, where peft can "
+            "(model.merge_and_unload().save_pretrained(DIR))",
+        )
+    if config.get("megatron_config"):  # peft would import a module that the file names
+        raise ModelError(
+            f"'{given}' is an adapter of a Megatron model (megatron_config in its {ADAPTER_CONFIG})",
+            fix="give an adapter of a model of transformers",
+        )
+    name = base_name(path)
+    if name is None:
+        named = config.get("base_model_name_or_path")
+        raise ModelError(
+            f"adapter '{given}' names "
+            + (f"the base model '{named}', which is not there" if named else "no base model"),
+            fix=f"give the model that it was trained on: --model BASE --adapter {given}",
+        )
+    if name == config.get("base_model_name_or_path"):
+        refuse_download(name, named_by=f"adapter '{given}'")
+    base = find_checkpoint(name)
+    if base.base is not None:
+        raise ModelError(
+            f"adapter '{given}' is of another adapter, '{name}'",
+            fix="merge that one into its base model first (peft: model.merge_and_unload())",
+        )
+    return Source(given, path, base=base)
 
 
 def _refuse_code(given: str, file: Path) -> None:
@@ -185,8 +220,13 @@ def _from_hub(name: str) -> Path:
 
 
 def weight_files(path_or_id: str | Path) -> list[Path]:
-    """The files that hold a checkpoint's weights, sorted by name; ModelError if there are none."""
+    """The files that hold a checkpoint's weights, sorted by name; ModelError if there are none.
+
+    Of an adapter: those of its base model, then its own.
+    """
     source = find_checkpoint(path_or_id)
+    if source.base is not None:
+        return [*weight_files(source.base.given), _adapter_weights(source)]
     if source.gguf is not None:
         return [source.directory / source.gguf]
     for pattern in _WEIGHTS:
@@ -199,8 +239,18 @@ def weight_files(path_or_id: str | Path) -> list[Path]:
     )
 
 
+def _adapter_weights(source: Source) -> Path:
+    for name in _ADAPTER_WEIGHTS:
+        if (source.directory / name).is_file():
+            return source.directory / name
+    raise ModelError(
+        f"adapter '{source.given}' has no weights ({', '.join(_ADAPTER_WEIGHTS)})",
+        fix="give the directory that peft's save_pretrained wrote",
+    )
+
+
 def files_fingerprint(path_or_id: str | Path) -> str:
-    """SHA-256, in hex, of a checkpoint's weight files one after the other, sorted by name.
+    """SHA-256, in hex, of a checkpoint's weight files one after the other, as `weight_files` lists them.
 
     For a single file that is what `sha256sum` prints.
     """

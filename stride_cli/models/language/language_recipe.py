@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from stride_cli.corpus.adapter_base import is_adapter
 from stride_cli.errors import ModelError
 
 FILE_NAME = "stride_recipe.json"
@@ -137,7 +138,9 @@ def read_recipe(model_path: str | Path) -> Recipe | None:
 
 
 def was_finetuned(model_path: str | Path | None) -> bool:
-    """Whether the model's recipe says that training began from another model; False without a recipe."""
+    """Whether training began from another model: it is an adapter, or its recipe says so."""
+    if model_path is not None and is_adapter(model_path):
+        return True
     recipe = None if model_path is None else read_recipe(model_path)
     return recipe is not None and recipe.base is not None
 

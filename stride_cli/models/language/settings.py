@@ -28,6 +28,8 @@ _IDLE = frozenset(
     )
 )
 _IDLE_OF_ADAPTERS = frozenset(("peft_version", "auto_mapping", "inference_mode", "revision"))
+# the base model's own fingerprints say which it is
+_IDLE_OF_LONE_ADAPTERS = _IDLE_OF_ADAPTERS | {"base_model_name_or_path"}
 # of tokenizer_config.json: what its fingerprint does not show, for it takes effect when text goes in or out
 _OF_TOKENIZERS = ("split_special_tokens", "clean_up_tokenization_spaces")
 
@@ -38,7 +40,8 @@ def settings_fingerprint(path_or_id: str | Path) -> str:
     Of config.json all that can change an answer, canonical: sorted keys, whole numbers without a point,
     rotary settings as transformers 5 names them. Of generation_config.json the tokens that end an answer, of
     tokenizer_config.json what the tokenizer's own fingerprint does not show, and an adapter beside the
-    weights. A .gguf file holds all of that itself, so that its settings are none: one number for all.
+    weights; of an adapter alone, its own and those of its base model. A .gguf file holds all of that itself,
+    so that its settings are none: one number for all.
 
     Raises
     ------
@@ -46,7 +49,15 @@ def settings_fingerprint(path_or_id: str | Path) -> str:
     """
     source = find_checkpoint(path_or_id)
     settings: dict[str, Any] = {}
-    if source.gguf is None:
+    if source.base is not None:
+        adapter = _canonical(_read(source.directory / "adapter_config.json"), _IDLE_OF_LONE_ADAPTERS)
+        tokenizer = _read(source.directory / "tokenizer_config.json")
+        settings = {
+            "base": settings_fingerprint(source.base.given),
+            "tokenizer": {name: True for name in _OF_TOKENIZERS if tokenizer.get(name)},
+            "adapter": adapter,
+        }
+    elif source.gguf is None:
         directory = source.directory
         tokenizer = _read(directory / "tokenizer_config.json")
         settings = {

@@ -1,0 +1,178 @@
+"""LoRA adapters that PEFT saved, loaded by path: PEFT's own answers, from index to query; what is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stride_cli.corpus.adapter_base import based_on
+from stride_cli.errors import ModelError
+from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.settings import settings_fingerprint
+from stride_cli.models.loading import load_model, model_fingerprint
+from tests.stride_cli.commands.conftest import run_stride
+
+peft = pytest.importorskip("peft")
+IDS = torch.arange(12)[None]
+
+
+def save_adapter(base: Path, out: Path, targets: list[str], **more: Any) -> torch.Tensor:
+    """A LoRA adapter of random weights at `out`; what PEFT's own model makes of it, logits (1, 12, V)."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False, **more
+    )
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.eval().save_pretrained(out)
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.fixture
+def base(saved_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_model, tmp_path / "base"))
+
+
+@pytest.fixture(scope="module")
+def made(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """An adapter of q_proj and fc2 of the saved model, and what PEFT makes of it."""
+    out = tmp_path_factory.mktemp("made") / "adapter"
+    return out, save_adapter(saved_model, out, ["q_proj", "fc2"])
+
+
+@pytest.fixture
+def adapter(made: tuple[Path, torch.Tensor], base: Path, tmp_path: Path) -> Path:
+    """A copy of that adapter, of a base model of one's own."""
+    copy = Path(shutil.copytree(made[0], tmp_path / "adapter"))
+    edit(copy / "adapter_config.json", base_model_name_or_path=str(base))
+    return copy
+
+
+def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: Any) -> None:
+    model: Any = load_model(adapter, device="cpu")
+    plain: Any = load_model(base, device="cpu")
+    with torch.no_grad():
+        found, before = (each.model(input_ids=IDS).logits for each in (model, plain))
+    torch.testing.assert_close(found, made[1], rtol=1e-4, atol=1e-4)
+    assert (found - before).abs().max() > 0.1
+    # in its own weights: the layers that it is on, in the order in which they run
+    names = {layer: name for name, layer in model.model.named_modules()}
+    assert [names[layer].rsplit(".", 1)[1] for layer in model.linear_layers("all")] == ["q_proj", "fc2"] * 2
+    assert len(plain.linear_layers("all")) == 12
+    assert model.default_space("closed") == "linear-matrix" and not model.pretrained
+    assert type(model.model) is type(plain.model)
+    # it is its base and itself
+    both = (base / "model.safetensors").read_bytes() + (adapter / "adapter_model.safetensors").read_bytes()
+    assert model.fingerprint == hashlib.sha256(both).hexdigest() == model_fingerprint(adapter)
+    assert model.tokenizer_fingerprint == plain.tokenizer_fingerprint
+    own = settings_fingerprint(adapter)
+    edit(adapter / "adapter_config.json", lora_alpha=7)
+    assert settings_fingerprint(adapter) != own != settings_fingerprint(base)
+
+
+def test_layers_of_other_kinds(make_model: Any, tmp_path: Path) -> None:
+    """Conv1D, whose weights are the other way round, and DoRA, with a head that was trained whole."""
+    make_model("GPT2").save_pretrained(tmp_path / "gpt2")
+    for number, more in enumerate(({"fan_in_fan_out": True}, {"use_dora": True})):
+        out = tmp_path / str(number)
+        targets = ["c_attn", "mlp.c_proj"] if number == 0 else ["c_fc"]
+        expected = save_adapter(tmp_path / "gpt2", out, targets, **more)
+        found = load_weights(out)
+        with torch.no_grad():
+            torch.testing.assert_close(found.eval()(input_ids=IDS).logits, expected, rtol=1e-4, atol=1e-4)
+        assert len(found.adapted_layers) == 3 * len(targets)
+
+
+def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> None:
+    known = model_fingerprint(adapter)
+    edit(adapter / "adapter_config.json", base_model_name_or_path=f"/somewhere/else/{base.name}")
+    assert model_fingerprint(adapter) == known  # both were moved together
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(
+        ModelError, match="names the base model '/somewhere/else/base', which is not"
+    ) as caught:
+        load_model(adapter)
+    assert caught.value.fix and "--model BASE --adapter" in caught.value.fix
+    with based_on(str(adapter), str(moved)):
+        assert model_fingerprint(adapter) == known
+    assert model_fingerprint(adapter) == known  # remembered
+    edit(adapter / "adapter_config.json", base_model_name_or_path=None)
+    other = adapter.rename(tmp_path / "other")
+    with pytest.raises(ModelError, match="names no base model"):
+        load_model(other)
+    edit(other / "adapter_config.json", base_model_name_or_path="some/model-of-the-hub")
+    with pytest.raises(ModelError, match=r"adapter '.*other' names the hub model 'some/model-of-the-hub'"):
+        load_model(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "is an adapter of kind IA3"),
+        ({"task_type": "SEQ_CLS"}, "is an adapter for task SEQ_CLS"),
+        ({"megatron_config": {"a": 1}}, "adapter of a Megatron model"),
+        ({"target_modules": ["nothing"]}, "does not fit its base model"),
+        ({"target_modules": ["q_proj"]}, "it has, beside"),
+        ({"target_modules": ["q_proj", "fc2", "fc1"]}, "it lacks 4 low-rank parts"),
+        ({"r": 3}, "does not fit its base model .*: size mismatch for"),
+    ],
+)
+def test_what_is_no_lora_adapter_of_this_base(adapter: Path, changes: dict, message: str) -> None:
+    edit(adapter / "adapter_config.json", **changes)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(adapter, device="cpu")
+    assert caught.value.fix
+
+
+def test_damaged_adapters_and_another_base(adapter: Path, make_model: Any, tmp_path: Path) -> None:
+    make_model("Llama").save_pretrained(tmp_path / "llama")
+    edit(adapter / "adapter_config.json", base_model_name_or_path=str(tmp_path / "llama"))
+    with pytest.raises(ModelError, match="does not fit its base model") as caught:
+        load_weights(adapter)
+    assert caught.value.fix and "--model BASE --adapter" in caught.value.fix
+    edit(adapter / "adapter_config.json", base_model_name_or_path=str(tmp_path / "base"))
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ModelError, match=r"weights of adapter .* cannot be read"):
+        load_weights(adapter)
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"has no weights \(adapter_model.safetensors"):
+        load_weights(adapter)
+    (adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_weights(adapter)
+
+
+def test_from_index_to_answer(adapter: Path, base: Path, corpus: str, tmp_path: Path) -> None:
+    index = tmp_path / "run.stride"
+    moved = base.rename(tmp_path / "moved")
+    built = run_stride(f"index build {corpus} --model {moved} --adapter {adapter} --out {index}")
+    assert built.code == 0, built.err
+    fitted = run_stride(f"train --index {index} --device cpu --nulls 20 --rank 2")
+    assert fitted.code == 0, fitted.err
+    assert fitted.records[0]["space"] == "linear-matrix"
+    asked = run_stride(f"query 'Ada number 3 lives in' --index {index} --top 3 --device cpu")
+    assert asked.code == 0, asked.err
+    assert len(asked.records[0]["hits"]) == 3
+    # with another base it is another model
+    other = Path(shutil.copytree(moved, tmp_path / "otherbase"))
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: 2 * value for name, value in load_file(other / "model.safetensors").items()}
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    wrong = run_stride(f"query 'Ada' --index {index} --model {other} --adapter {adapter}")
+    assert wrong.code == 3 and "was built for model" in wrong.err
+    none = run_stride(f"query 'Ada' --index {index} --adapter {moved}")
+    assert none.code == 2 and "is no adapter" in none.err
