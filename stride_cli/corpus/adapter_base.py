@@ -61,6 +61,7 @@ def _place(adapter: Path) -> str:
 
 
 def adapter_config(given: str, path: Path) -> dict[str, Any]:
+    """How the adapter at `path`, called `given` for people, is configured; ModelError where it is damaged."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -72,8 +73,8 @@ def adapter_config(given: str, path: Path) -> dict[str, Any]:
     return config
 
 
-def base_name(adapter: Path) -> str | None:
-    """Path or hub id of an adapter's base model; None: none is there.
+def base_name(adapter: Path) -> tuple[str | None, bool]:
+    """Path or hub id of an adapter's base model, None where none is there; and whether the user has given it.
 
     The one that was given with it; the one that it names, there or beside the adapter; the one that it was
     last given with.
@@ -81,14 +82,14 @@ def base_name(adapter: Path) -> str | None:
     place = _place(adapter)
     given = os.environ.get(_BASE_OF_ADAPTER)
     if given is not None and json.loads(given)[0] == place:
-        return str(json.loads(given)[1])
+        return str(json.loads(given)[1]), True
     named = adapter_config(str(adapter), adapter).get("base_model_name_or_path")
     if isinstance(named, str) and named:
         path = Path(named).expanduser()
         for found in (path, adapter.parent / path, adapter.parent / path.name):
             if found.exists() and _place(found) != place:
-                return named if found == path else str(found)
+                return str(found), False
     known = recall("bases", hashlib.sha256(place.encode()).hexdigest())
     if known is not None and (Path(known).exists() or names_hub(known)):
-        return known
-    return named if isinstance(named, str) and names_hub(named) else None
+        return known, True
+    return (named if isinstance(named, str) and names_hub(named) else None), False

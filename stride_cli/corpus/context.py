@@ -45,7 +45,7 @@ def _configuration(path_or_id: str | Path) -> Any:
     from transformers.utils import logging
 
     if is_adapter(path_or_id):
-        path_or_id = base_name(Path(path_or_id).expanduser()) or path_or_id
+        path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id
     path = Path(path_or_id).expanduser()
     options: dict[str, object] = {"trust_remote_code": False}
     where: str | Path = str(path_or_id)

@@ -15,6 +15,11 @@ from stride_cli.permissions import may_download, variable
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_NOT_MERGED = {
+    "megatron_config": "of a Megatron model",  # peft would import a module that the file names
+    "alora_invocation_tokens": "that acts on some of the tokens",
+    "arrow_config": "of several, chosen token by token",
+}
 _BLOCK = 1 << 22
 
 
@@ -63,18 +68,19 @@ def find_offline(path_or_id: str | Path) -> Source | None:
     """`find_checkpoint`, on this machine or in the hub's cache; None of a hub id that would be fetched."""
     given = str(path_or_id)
     if Path(given).expanduser().exists() or not names_hub(given):
-        base = base_name(Path(given).expanduser()) if is_adapter(given) else None
+        base = base_name(Path(given).expanduser())[0] if is_adapter(given) else None
         return None if base is not None and find_offline(base) is None else find_checkpoint(given)
     cached = _cached(given)
     return None if cached is None else _in_directory(given, cached)
 
 
-def refuse_download(path_or_id: str, *, named_by: str) -> None:
+def refuse_download(path_or_id: str, *, named_by: str, beside: str = "") -> None:
     """Refuse a hub id that the user has not given, where it would be fetched: what names it may be anybody's.
 
     Parameters
     ----------
     named_by : for people: "index 'run.stride'"
+    beside : what else is to be given with it
 
     Raises
     ------
@@ -86,8 +92,8 @@ def refuse_download(path_or_id: str, *, named_by: str) -> None:
         raise ModelError(
             f"{named_by} names the hub model '{path_or_id}', which is not in the hub's cache: it was not "
             "downloaded",
-            fix=f"give it yourself (--model {path_or_id}), or let it be downloaded with --allow-download "
-            f"(general.allow_download, {variable('allow_download')})",
+            fix=f"give it yourself (--model {path_or_id}{beside}), or let it be downloaded with "
+            f"--allow-download (general.allow_download, {variable('allow_download')})",
         )
 
 
@@ -127,12 +133,13 @@ def _adapter(given: str, path: Path) -> Source:
             fix="merge it into its base model first, where peft can "
             "(model.merge_and_unload().save_pretrained(DIR))",
         )
-    if config.get("megatron_config"):  # peft would import a module that the file names
-        raise ModelError(
-            f"'{given}' is an adapter of a Megatron model (megatron_config in its {ADAPTER_CONFIG})",
-            fix="give an adapter of a model of transformers",
-        )
-    name = base_name(path)
+    for key, why in _NOT_MERGED.items():
+        if config.get(key):
+            raise ModelError(
+                f"'{given}' is an adapter {why} ({key} in its {ADAPTER_CONFIG})",
+                fix="give an adapter that is added to the weights of a model of transformers",
+            )
+    name, by_user = base_name(path)
     if name is None:
         named = config.get("base_model_name_or_path")
         raise ModelError(
@@ -140,8 +147,8 @@ def _adapter(given: str, path: Path) -> Source:
             + (f"the base model '{named}', which is not there" if named else "no base model"),
             fix=f"give the model that it was trained on: --model BASE --adapter {given}",
         )
-    if name == config.get("base_model_name_or_path"):
-        refuse_download(name, named_by=f"adapter '{given}'")
+    if not by_user:
+        refuse_download(name, named_by=f"adapter '{given}'", beside=f" --adapter {given}")
     base = find_checkpoint(name)
     if base.base is not None:
         raise ModelError(

@@ -113,8 +113,11 @@ def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> N
     with pytest.raises(ModelError, match="names no base model"):
         load_model(other)
     edit(other / "adapter_config.json", base_model_name_or_path="some/model-of-the-hub")
-    with pytest.raises(ModelError, match=r"adapter '.*other' names the hub model 'some/model-of-the-hub'"):
+    with pytest.raises(
+        ModelError, match=r"adapter '.*other' names the hub model 'some/model-of-the-hub'"
+    ) as caught:
         load_model(other)
+    assert caught.value.fix and f"(--model some/model-of-the-hub --adapter {other})" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,7 @@ def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> N
         ({"peft_type": "IA3"}, "is an adapter of kind IA3"),
         ({"task_type": "SEQ_CLS"}, "is an adapter for task SEQ_CLS"),
         ({"megatron_config": {"a": 1}}, "adapter of a Megatron model"),
+        ({"alora_invocation_tokens": [3]}, "adapter that acts on some of the tokens"),
         ({"target_modules": ["nothing"]}, "does not fit its base model"),
         ({"target_modules": ["q_proj"]}, "it has, beside"),
         ({"target_modules": ["q_proj", "fc2", "fc1"]}, "it lacks 4 low-rank parts"),
