@@ -83,7 +83,7 @@ def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: 
 
 
 def test_layers_of_other_kinds(make_model: Any, tmp_path: Path) -> None:
-    """Conv1D, whose weights are the other way round, and DoRA, with a head that was trained whole."""
+    """Conv1D, whose weights are the other way round, and DoRA."""
     make_model("GPT2").save_pretrained(tmp_path / "gpt2")
     for number, more in enumerate(({"fan_in_fan_out": True}, {"use_dora": True})):
         out = tmp_path / str(number)
