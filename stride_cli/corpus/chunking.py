@@ -316,6 +316,8 @@ class DocumentTokenizer:
 
 def _plain_backend(tokenizer: Any) -> Any:
     """The `tokenizers` object of a tokenizer whose call is a call of that object and no more; else None."""
+    if getattr(type(tokenizer), "calls_its_backend", False):  # `OwnTokenizer`
+        return tokenizer.backend_tokenizer
     from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from stride_cli.corpus.adapter_base import base_name, is_adapter
+from stride_cli.corpus.own_config import own_config
 from stride_cli.errors import ModelError
 
-# the names that model families give it; as in models/adapter.py
+# the names that model families give it; as in models/language/structure.py
 _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -41,12 +43,14 @@ def vocabulary_size(path_or_id: str | Path) -> int | None:
 
 def _configuration(path_or_id: str | Path) -> Any:
     """What a checkpoint's language model is configured as; raises as `context_length`."""
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
     if is_adapter(path_or_id):
         path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id
     path = Path(path_or_id).expanduser()
+    if (own := own_config(path)) is not None:
+        return SimpleNamespace(**own)
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
     options: dict[str, object] = {"trust_remote_code": False}
     where: str | Path = str(path_or_id)
     if path.is_file():

@@ -19,6 +19,8 @@ from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
+from stride_cli.models.language.own_nanochat import load_own
+from stride_cli.models.language.own_tokenizer import own_tokenizer
 from stride_cli.startup import keep_imported, without_collection
 
 _TOKENIZER_FILES = (
@@ -31,33 +33,43 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
+def load_language_model(
+    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto"
+) -> CausalLM:
     """See `stride_cli.models.loading.load_model`."""
     source = find_checkpoint(path_or_id)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
-    tokenizer = _load_tokenizer(source)
-    model = _load_weights(source, kind)
+    tokenizer = _tokenizer_of(source)
+    model = load_own(source, kind)
+    if model is None:
+        model = _load_weights(source, kind)
     return CausalLM(model.to(where), tokenizer, path=str(path_or_id))
 
 
 def load_tokenizer(path_or_id: str | Path) -> Any:
     """The checkpoint's own tokenizer (a fast one where there is one); ModelError if it has none."""
-    return _load_tokenizer(find_checkpoint(path_or_id))
+    return _tokenizer_of(find_checkpoint(path_or_id))
 
 
 def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model itself, on the CPU; refused as by `load_model`."""
+    """The transformers model itself, on the CPU, to be trained or saved; refused as by `load_model`."""
     return _load_weights(find_checkpoint(path_or_id), dtype)
 
 
+def _tokenizer_of(source: Source) -> Any:
+    own = own_tokenizer(source)
+    return transformers_tokenizer(source) if own is None else own
+
+
 @without_collection()  # most of it is importing
-def _load_tokenizer(source: Source) -> Any:
+def transformers_tokenizer(source: Source) -> Any:
+    """transformers' own tokenizer of a checkpoint; refused as by `load_tokenizer`."""
     from transformers import AutoTokenizer
 
     if source.gguf is None and not any((source.directory / name).is_file() for name in _TOKENIZER_FILES):
         if source.base is not None:
-            return _load_tokenizer(source.base)
+            return _tokenizer_of(source.base)
         raise ModelError(
             f"'{source.given}' has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})",
             fix=f"save the model's tokenizer beside its weights: tokenizer.save_pretrained('{source.given}')",

@@ -1,0 +1,205 @@
+"""The tokenizer of a plain checkpoint says what transformers' own says."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.documents import Document
+from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language import checkpoint
+from stride_cli.models.language.checkpoint import load_tokenizer, transformers_tokenizer
+from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.own_tokenizer import OwnTokenizer, own_tokenizer
+
+TEXTS = [
+    *("Ada lives in Oslo", "", " ", "\n\n two  lines\r\n", "Zürich – 🦒🦒 naïve", "a\u0000b\ufffd", "名前"),
+    *("<|bos|>written <|end|> out<|user|>", "<|end|", "x" * 300),
+]
+CHATS: list[list[dict[str, str]]] = [
+    [{"role": "user", "content": "Who lives in Oslo?"}],
+    [{"role": "user", "content": " a \n"}, {"role": "assistant", "content": "<b>&amp;{{ 1 }}"}],
+    [{"role": "system", "content": "s"}, {"role": "user", "content": ""}],
+]
+
+
+@pytest.fixture(scope="module")
+def both(saved_model: Path) -> tuple[OwnTokenizer, Any]:
+    own = load_tokenizer(saved_model)
+    assert isinstance(own, OwnTokenizer)
+    return own, transformers_tokenizer(find_checkpoint(saved_model))
+
+
+def test_what_it_is(both: tuple[OwnTokenizer, Any]) -> None:
+    own, theirs = both
+    assert tokenizer_fingerprint(own) == tokenizer_fingerprint(theirs)
+    for name in (
+        *("bos_token", "bos_token_id", "eos_token", "eos_token_id", "all_special_tokens", "all_special_ids"),
+        *("special_tokens_map", "chat_template", "split_special_tokens", "model_max_length"),
+    ):
+        assert getattr(own, name) == getattr(theirs, name), name
+    assert len(own) == len(theirs) and own.get_vocab() == theirs.get_vocab()
+    assert str(own.added_tokens_decoder) == str(theirs.added_tokens_decoder)
+
+
+def test_text_to_tokens_and_back(both: tuple[OwnTokenizer, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, theirs = both
+    plain = {"add_special_tokens": False, "verbose": False}
+    batch, wanted = own(TEXTS, **plain), theirs(TEXTS, **plain)
+    assert batch["input_ids"] == batch.input_ids == wanted["input_ids"]
+    for number, text in enumerate(TEXTS):
+        ids = wanted["input_ids"][number]
+        assert own(text, **plain)["input_ids"] == ids == theirs(text, **plain)["input_ids"]
+        places = range(len(text))
+        assert [batch.char_to_token(number, place) for place in places] == [
+            wanted.char_to_token(number, place) for place in places
+        ]
+        for token in range(len(ids)):
+            assert batch.token_to_chars(number, token) == wanted.token_to_chars(number, token)
+        for given in (ids, tuple(ids), np.array(ids, np.int64), ids[:3]):
+            for skip in (False, True):
+                assert own.decode(given, skip_special_tokens=skip) == theirs.decode(
+                    given, skip_special_tokens=skip
+                )
+    assert own.decode(5) == theirs.decode(5)
+    assert own.decode(np.array([0, 40, 3], np.uint16)) == theirs.decode([0, 40, 3])
+    # and what it is not asked for here
+    assert own("Ada")["attention_mask"] == theirs("Ada")["attention_mask"]
+    assert own.decode([[40], [41, 42]]) == theirs.decode([[40], [41, 42]])
+    assert own.convert_ids_to_tokens([40]) == theirs.convert_ids_to_tokens([40])
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_chats(chat: list[dict[str, str]], both: tuple[OwnTokenizer, Any]) -> None:
+    own, theirs = both
+    for asks in (False, True):
+        text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=asks)
+        assert own.apply_chat_template(chat, tokenize=False, add_generation_prompt=asks) == text
+        ids = theirs.apply_chat_template(chat, add_generation_prompt=asks, return_dict=False)
+        assert own.apply_chat_template(chat, add_generation_prompt=asks, return_dict=False) == ids
+    assert own.apply_chat_template(chat)["input_ids"] == theirs.apply_chat_template(chat)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # lines and blocks as models have them
+        "{% for m in messages %}\n  {% if loop.first and m.role != 'user' %}\n{{ m['role'] | upper }}\n"
+        "  {% endif %}\n{{ bos_token }}{{ m.content | trim }}\n{% endfor %}\n",
+        "{% set n = messages | length %}{{ n }}{{ messages[-1]['content'].split('O') }}{{ eos_token }}",
+        # and what transformers adds to the language
+        "{{ messages | tojson }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}",
+        "{{ tools is none }}{{ undefined_name }}",
+    ],
+)
+def test_other_templates(template: str, saved_model: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(saved_model, tmp_path / "model"))
+    (place / "chat_template.jinja").write_text(template)
+    own, theirs = load_tokenizer(place), transformers_tokenizer(find_checkpoint(place))
+    assert isinstance(own, OwnTokenizer)
+    for chat in CHATS:
+        assert own.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(
+            chat, tokenize=False
+        )
+
+
+def test_templates_stay_in_their_sandbox(saved_model: Path, tmp_path: Path) -> None:
+    from jinja2.exceptions import SecurityError, TemplateError
+
+    place = Path(shutil.copytree(saved_model, tmp_path / "model"))
+    for template, error in (
+        ("{{ messages.append(1) }}", SecurityError),
+        ("{{ ''.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", SecurityError),
+        ("{{ raise_exception('no ' + messages[0].role) }}", TemplateError),
+    ):
+        (place / "chat_template.jinja").write_text(template)
+        with pytest.raises(error):
+            load_tokenizer(place).apply_chat_template(CHATS[0], tokenize=False)
+
+
+def test_documents(both: tuple[OwnTokenizer, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [
+        Document(id="a", text="Ada lives in Oslo. " * 9, source="c", line=1),
+        Document(id="b", prompt="Who?", response="Ada – née Ö🦒", source="c", line=2),
+        Document(id="c", messages=tuple(CHATS[1] + CHATS[1]), source="c", line=3),
+    ]
+
+    def cut(tokenizer: Any) -> list[tuple[Any, ...]]:
+        one = DocumentTokenizer(tokenizer, block_size=16)
+        encoded = [*one.encode_batch(documents), *one.encode_batch(documents[:1])]
+        return [(found.tokens.tolist(), found.scored.tolist(), found.is_text) for found in encoded]
+
+    wanted = cut(both[1])
+    monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
+    assert cut(both[0]) == wanted
+    assert cut(pickle.loads(pickle.dumps(own_tokenizer(both[0]._source)))) == wanted
+
+
+def _changed(**changes: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        file = directory / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def _rewritten(before: str, after: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        file = directory / "tokenizer.json"
+        text = file.read_text(encoding="utf-8")
+        assert before in text
+        file.write_text(text.replace(before, after, 1), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _changed(clean_up_tokenization_spaces=True),
+        _changed(add_bos_token=True),
+        _changed(pad_token="<|end|>"),
+        _changed(bos_token={"__type": "AddedToken", "content": "<|bos|>"}),
+        _changed(eos_token="<|stop|>"),
+        _changed(extra_special_tokens=["<|more|>"]),
+        _changed(tokenizer_class="LlamaTokenizer"),
+        _changed(chat_template="{{ messages }}"),
+        _changed(split_special_tokens=True),
+        _rewritten('"special": true', '"special": false'),
+        _rewritten('"truncation": null', '"truncation": {"direction": "Right", "max_length": 3, '
+                   '"strategy": "LongestFirst", "stride": 0}'),
+        _rewritten('"version"', '"version'),
+        lambda directory: (directory / "special_tokens_map.json").write_text("{}"),
+        lambda directory: (directory / "additional_chat_templates").mkdir(),
+        lambda directory: (directory / "vocab.json").write_text("{}"),
+        lambda directory: (directory / "tokenizer.json").unlink(),
+        lambda directory: (directory / "config.json").write_text("{}"),
+    ],
+)
+def test_all_else_is_left_to_transformers(
+    change: Callable[[Path], Any], saved_model: Path, tmp_path: Path
+) -> None:
+    place = Path(shutil.copytree(saved_model, tmp_path / "model"))
+    assert own_tokenizer(find_checkpoint(place)) is not None
+    change(place)
+    assert own_tokenizer(find_checkpoint(place)) is None
+
+
+def test_saved_again(saved_model: Path, tmp_path: Path) -> None:
+    checkpoint.load_weights(saved_model).save_pretrained(tmp_path)
+    load_tokenizer(saved_model).save_pretrained(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert isinstance(again, OwnTokenizer)
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(load_tokenizer(saved_model))
