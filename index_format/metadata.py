@@ -1,7 +1,8 @@
 """zarr.json: the Zarr v3 metadata of groups and arrays, made and understood by zarr-python.
 
 What zarr-python makes is kept in canonical bytes, without members that only say that there is nothing: no
-digest depends on its version. zarr is imported where it is first needed, for that takes a quarter second.
+digest depends on its version. Importing zarr takes a quarter second: a document that is what it makes for us,
+byte for byte, is understood without it.
 """
 
 from __future__ import annotations
@@ -110,11 +111,14 @@ def _nowhere() -> Any:
 
 def parse_group(content: Mapping[str, Any]) -> dict[str, Any]:
     """A group's attributes under the key "stride", {} where it has none; ValueError for what is no group."""
-    import zarr
-
     try:
-        group = zarr.AsyncGroup.from_dict(_nowhere(), dict(content))
-        kept = group.attrs.get(ATTRIBUTES_KEY, {})
+        attributes = content.get("attributes")
+        written = {"attributes": attributes, "node_type": "group", "zarr_format": 3}
+        if content != written or type(content["zarr_format"]) is not int or not isinstance(attributes, dict):
+            import zarr
+
+            attributes = zarr.AsyncGroup.from_dict(_nowhere(), dict(content)).attrs
+        kept = attributes.get(ATTRIBUTES_KEY, {})
     except _NOT_ZARR as error:
         raise ValueError(f"not a Zarr group: {error}") from error
     if not isinstance(kept, dict):
@@ -126,7 +130,45 @@ def parse_group(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_node(document: bytes) -> ArrayMetadata | None:
     """What a zarr.json says of an array; None where it is a group's; errors as of decoding and parsing."""
     content = decode_json(document)
-    return parse_array(content) if content["node_type"] == "array" else None
+    if content["node_type"] != "array":
+        return None
+    return _as_written(document, content) or parse_array(content)
+
+
+def _as_written(document: bytes, content: Mapping[str, Any]) -> ArrayMetadata | None:
+    """The array that `array_json` has made this document of; None where it has not."""
+    try:
+        _check_sizes(content)
+        shape, dtype = content["shape"], content["data_type"]
+        rows = content["chunk_grid"]["configuration"]["chunk_shape"][0]
+        if dtype not in NUMBERS or not 1 <= rows <= max(1, shape[0]):
+            return None
+        found = ArrayMetadata(tuple(shape), dtype, rows)
+        return found if document == written_array(found) else None
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def written_array(metadata: ArrayMetadata) -> bytes:
+    """What `array_json` gives, of a dtype of `NUMBERS`."""
+    dtype = np.dtype(metadata.dtype)
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return encode_json(
+        {
+            "attributes": {},
+            "chunk_grid": {
+                "configuration": {"chunk_shape": [metadata.chunk_rows, *metadata.shape[1:]]},
+                "name": "regular",
+            },
+            "chunk_key_encoding": {"configuration": {"separator": "/"}, "name": "default"},
+            "codecs": [{**endian, "name": "bytes"}],
+            "data_type": metadata.dtype,
+            "fill_value": dtype.type(0).item(),
+            "node_type": "array",
+            "shape": list(metadata.shape),
+            "zarr_format": 3,
+        }
+    )
 
 
 def parse_array(content: Mapping[str, Any]) -> ArrayMetadata:

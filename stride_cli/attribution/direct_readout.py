@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.special import ndtr
 
 from stride_cli.errors import UsageError
 from stride_cli.operators.gates import gate_responses
@@ -100,6 +99,8 @@ class SecondEstimates:
         """
         if not self.projected or any(len(part.step) < self.values.shape[1] for part in self.projected):
             return None
+        from scipy.special import ndtr  # takes a tenth of a second to import
+
         odds = np.zeros(len(chosen.chunks))
         for guide, margins in enumerate(chosen.margins):
             # the strength that exact numbers would have had, and how far errors take it from there

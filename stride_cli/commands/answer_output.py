@@ -38,18 +38,19 @@ class AnswerOutput:
     """
 
     def __init__(self, wanted: FormatOptions, json: bool) -> None:
-        from stride_cli.formats.table_files import kind_by_suffix, require_pyarrow
-        from stride_cli.report.drawing import check_place
-
         self.out = None if wanted.out is None else Path(wanted.out)
-        format = wanted.format or (None if self.out is None else kind_by_suffix(self.out, FORMATS))
+        format = wanted.format or (None if self.out is None else _kind(self.out))
         if json and format not in (None, "json", "jsonl"):
             raise UsageError(f"--json writes JSON lines, and the format is {format}", fix="drop one of them")
         lines = output.wants_json(json) or self.out is not None
         self.format = format or ("jsonl" if lines else "text")
         if self.out is not None:
+            from stride_cli.report.drawing import check_place
+
             check_place(self.out)
         if self.format == "parquet":
+            from stride_cli.formats.table_files import require_pyarrow
+
             require_pyarrow()
             if self.out is None and sys.stdout.isatty():
                 raise UsageError(
@@ -65,10 +66,10 @@ class AnswerOutput:
     @contextmanager
     def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """What takes one record after the other; a file is there once all of them are in it."""
-        from stride_cli.formats.columns import hit_columns
-        from stride_cli.formats.table_files import CsvTable, parquet_to, table_at
-
         if self.format in ("csv", "parquet"):
+            from stride_cli.formats.columns import hit_columns
+            from stride_cli.formats.table_files import CsvTable, parquet_to, table_at
+
             with ExitStack() as stack:
                 if self.out is not None:
                     table = stack.enter_context(table_at(self.format, hit_columns(), self.out))
@@ -87,6 +88,12 @@ class AnswerOutput:
                 _json(self.format, text) as take,
             ):
                 yield take
+
+
+def _kind(path: Path) -> str | None:
+    from stride_cli.formats.table_files import kind_by_suffix
+
+    return kind_by_suffix(path, FORMATS)
 
 
 def _rows(table: Table) -> Callable[[Mapping[str, Any]], None]:

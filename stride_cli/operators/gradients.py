@@ -18,6 +18,7 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
+from stride_cli.models.seeding import seeded
 from stride_cli.operators.beginnings import average_residuals
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.signals import Signals
@@ -167,12 +168,9 @@ def signals(
                     gradient = space.gate_gradient(read, before_cap)  # (b, p)
                     (logit_drawn if is_drawn else logit)[position].append(gradient)
                 if tracked:  # error pulled back through the head, (b, s, d)
-                    (d_state,) = torch.autograd.grad(
-                        block.raw,
-                        block.state,
-                        found.error.to(block.raw.dtype),
-                        retain_graph=number + 1 < len(labels),
-                    )
+                    begun = seeded(block.raw, found.error.to(block.raw.dtype))
+                    retained = number + 1 < len(labels)
+                    (d_state,) = torch.autograd.grad(begun, block.state, retain_graph=retained)
                     target = d_final_drawn if is_drawn else d_final
                     assert target is not None
                     target[rows, stretch] = d_state
@@ -187,11 +185,11 @@ def signals(
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
         # zero for a layer whose output the model does not use
-        backward = partial(torch.autograd.grad, final, sites, allow_unused=True, materialize_grads=True)
-        pulls = backward(d_final, retain_graph=d_final_drawn is not None)
+        backward = partial(torch.autograd.grad, inputs=sites, allow_unused=True, materialize_grads=True)
+        pulls = backward(seeded(final, d_final), retain_graph=d_final_drawn is not None)
         pull_hidden, given = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
         if d_final_drawn is not None:
-            pulls = backward(d_final_drawn)
+            pulls = backward(seeded(final, d_final_drawn))
             pull_drawn, given_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
     # 6. What both kinds of label share, and what each has of its own
     hidden, final = hidden.detach(), final.detach()

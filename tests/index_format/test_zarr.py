@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import numpy as np
 import pytest
 
-from index_format.metadata import ArrayMetadata, array_json, chunk_file
+from index_format.layout import NUMBERS
+from index_format.metadata import (
+    ArrayMetadata,
+    array_json,
+    chunk_file,
+    decode_json,
+    encode_json,
+    group_json,
+    parse_array,
+    parse_group,
+    read_node,
+    written_array,
+)
 from index_format.reader import Index
 from index_format.shards import ShardWriter
 
@@ -52,6 +65,51 @@ def test_every_dtype_and_number_of_axes(tmp_path, dtype, shape):
     array = zarr.open_array(str(tmp_path), mode="r")
     assert array.dtype == values.dtype
     np.testing.assert_array_equal(array[...], values)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_what_zarr_makes_is_understood_without_it(monkeypatch, dtype):
+    group = group_json({"a": [1, {"b": None}]})
+    for shape, rows in (((0,), 1), ((7,), 7), ((7,), 3), ((5, 2), 5), ((0, 3), 1), ((5, 2, 2), 2)):
+        metadata = ArrayMetadata(shape, dtype, rows)
+        document = array_json(metadata)
+        assert document == written_array(metadata)
+        assert parse_array(decode_json(document)) == metadata  # zarr's own word
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "zarr", None)  # what a missing package looks like to an import
+            read_node.cache_clear()
+            assert read_node(document) == metadata
+            assert parse_group(decode_json(group)) == {"a": [1, {"b": None}]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}}},
+        {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]},
+        {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]},
+        {"data_type": "complex64"},
+        {"shape": [7.0]},
+        {"shape": [-7]},
+        {"zarr_format": 2},
+        {"zarr_format": True},
+    ],
+)
+def test_other_documents_are_left_to_zarr(change):
+    content = decode_json(array_json(ArrayMetadata((7,), "int64", 7)))
+    assert read_node(encode_json({**content, "attributes": {"more": 1}})) == ArrayMetadata((7,), "int64", 7)
+    with pytest.raises((ValueError, KeyError)):
+        read_node(encode_json({**content, **change}))
+
+
+def test_groups_that_are_none():
+    for content in ([], {"node_type": "array", "zarr_format": 3}):
+        with pytest.raises(ValueError):
+            parse_group(content)
+    assert parse_group({"node_type": "group", "zarr_format": 3}) == {}
+    with pytest.raises(ValueError, match="should be an object"):
+        parse_group({"node_type": "group", "zarr_format": 3, "attributes": {"stride": 1}})
 
 
 def test_a_chunk_file_is_a_plain_memory_map(tmp_path):

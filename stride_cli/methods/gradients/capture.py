@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.head import HeadBlock, check_finite, head_blocks
+from stride_cli.models.seeding import seeded
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
@@ -183,7 +184,7 @@ class Capture:
             self._rows, self._active = slice(0, len(ids)), later
             self._arrived.clear()
             if final.requires_grad:
-                torch.autograd.backward(final, pull.to(final.dtype))
+                seeded(final, pull.to(final.dtype)).backward()
             self._flush()
         finally:
             self._visit = None
@@ -227,7 +228,7 @@ class Capture:
                     if labels is drawn or drawn is None:
                         pull = -found.error if output == "loss" else _margin(block, labels)
             if block.raw.requires_grad:
-                torch.autograd.backward(block.raw, pull.to(block.raw.dtype))
+                seeded(block.raw, pull.to(block.raw.dtype)).backward()
                 if wants_final:
                     assert block.state.grad is not None
                     pull_final[rows, block.stretch] = block.state.grad

@@ -33,9 +33,7 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_language_model(
-    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto"
-) -> CausalLM:
+def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
     """See `stride_cli.models.loading.load_model`."""
     source = find_checkpoint(path_or_id)
     where = resolve_device(device)
@@ -58,7 +56,7 @@ def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) 
 
 
 def _tokenizer_of(source: Source) -> Any:
-    own = own_tokenizer(source)
+    own = own_tokenizer(source, transformers_tokenizer)
     return transformers_tokenizer(source) if own is None else own
 
 

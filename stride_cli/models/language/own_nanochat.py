@@ -19,6 +19,11 @@ from stride_cli.models.language.files import Source
 from stride_cli.models.language.own_tokenizer import plain_directory
 
 
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Without memory, for weights that are loaded."""
+    return nn.Linear(inputs, outputs, bias=False, device="meta")
+
+
 class RMSNorm(nn.Module):
     """x / √(mean x² + ε), in float32."""
 
@@ -60,9 +65,7 @@ class Attention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.number, self.head_dim = number, width // config.num_attention_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (_linear(width, width) for _ in range(4))
         self.q_norm, self.k_norm = RMSNorm(config.rms_norm_eps), RMSNorm(config.rms_norm_eps)
 
     def forward(
@@ -100,8 +103,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.activation_fn = ReLUSquared()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fc1 = _linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = _linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         found: Tensor = self.fc2(self.activation_fn(self.fc1(hidden)))
@@ -134,8 +137,8 @@ class Body(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        # given, not drawn: drawing normal numbers where there is no memory imports torch's compiler
-        table = torch.empty(config.vocab_size, config.hidden_size)
+        # given, not drawn: to draw normal numbers without memory, torch imports its compiler
+        table = torch.empty(config.vocab_size, config.hidden_size, device="meta")
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Block(config, number) for number in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.rms_norm_eps)
@@ -169,7 +172,7 @@ class Settings(SimpleNamespace):
 
 
 class NanoChatForCausalLM(nn.Module):
-    """A NanoChat, as CausalLM takes one.
+    """A NanoChat, as CausalLM takes one; without weights, which `load_own` gives it.
 
     Parameters
     ----------
@@ -181,7 +184,7 @@ class NanoChatForCausalLM(nn.Module):
         super().__init__()
         self.config, self.generation_config = Settings(**config), Settings(**generation)
         self.model = Body(self.config)
-        self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        self.lm_head = _linear(self.config.hidden_size, self.config.vocab_size)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens
@@ -214,8 +217,8 @@ class NanoChatForCausalLM(nn.Module):
 
 
 def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
-    """A plain checkpoint's model; None of any other, and of a damaged one: then transformers loads it, or says
-    what is wrong with it."""
+    """A plain checkpoint's model; None of any other, damaged ones too: transformers loads it, or says what is
+    wrong with it."""
     directory = source.directory
     if source.gguf is not None or not plain_directory(directory):
         return None
@@ -226,9 +229,7 @@ def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
     try:
         from safetensors.torch import load_file
 
-        with torch.device("meta"):  # no weights that are drawn only to be overwritten
-            model = NanoChatForCausalLM(config, generation)
-        model.model.rotary_emb = Rotary(model.config)
+        model = NanoChatForCausalLM(config, generation)
         # copies, which stay what they are when the file is written anew
         found = {
             name: value.to(dtype, copy=True)

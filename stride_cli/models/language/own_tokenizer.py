@@ -69,7 +69,8 @@ class OwnTokenizer:
 
     Parameters
     ----------
-    source : Source          to load transformers' own from, where that is needed
+    source : Source
+    others : callable        gives transformers' own tokenizer of the source, where that is needed
     backend : Tokenizer      of tokenizer.json
     named : dict             ``bos_token`` and ``eos_token``
     extra : sequence of str  special tokens without a name
@@ -78,8 +79,15 @@ class OwnTokenizer:
     calls_its_backend = True
     split_special_tokens = False
 
-    def __init__(self, source: Source, backend: Any, named: dict[str, str], extra: Sequence[str]) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: Source,
+        others: Callable[[Source], Any],
+        backend: Any,
+        named: dict[str, str],
+        extra: Sequence[str],
+    ) -> None:
+        self._source, self._others = source, others
         self.backend_tokenizer = backend
         self.special_tokens_map = named
         self.all_special_tokens = list(dict.fromkeys((*named.values(), *extra)))
@@ -143,9 +151,7 @@ class OwnTokenizer:
     @cached_property
     def whole(self) -> Any:
         """The tokenizer of transformers."""
-        from stride_cli.models.language.checkpoint import transformers_tokenizer
-
-        return transformers_tokenizer(self._source)
+        return self._others(self._source)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "whole":  # of an object that is being made, or copied
@@ -153,8 +159,8 @@ class OwnTokenizer:
         return getattr(self.whole, name)
 
 
-def own_tokenizer(source: Source) -> OwnTokenizer | None:
-    """A plain checkpoint's tokenizer; None of any other, damaged ones too."""
+def own_tokenizer(source: Source, others: Callable[[Source], Any]) -> OwnTokenizer | None:
+    """A plain checkpoint's tokenizer; None of any other, damaged ones too. `others`: see `OwnTokenizer`."""
     directory = source.directory
     if source.gguf is not None or not plain_directory(directory) or own_config(directory) is None:
         return None
@@ -167,7 +173,7 @@ def own_tokenizer(source: Source) -> OwnTokenizer | None:
         backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
         named = {name: settings[name] for name in ("bos_token", "eos_token")}
         extra = settings.get("extra_special_tokens", [])
-        found = OwnTokenizer(source, backend, named, extra)
+        found = OwnTokenizer(source, others, backend, named, extra)
     except Exception:  # transformers says what is wrong
         return None
     return found if _plain_backend(found) else None

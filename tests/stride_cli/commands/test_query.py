@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from stride_cli.models.language import checkpoint
 
 PROMPT = '"The French Revolution began in"'
 pytestmark = pytest.mark.slow
@@ -455,3 +458,23 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
     assert asked["verdict"] in ("clear", "weak", "guessing")
     (summary,) = run(f"index info {index} --json").records
     assert summary["conversations"] == 24
+
+
+@pytest.mark.parametrize("more", ["--stability", '--chat --response " in 1789" --span 1789'])
+def test_answers_without_transformers_are_those_with_it(
+    run, workspace: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    line = f"query {PROMPT} --index {workspace}/run.stride --json {more}"
+
+    def answer() -> dict:
+        result = run(line)
+        assert result.code == 0, result.err
+        (record,) = result.records
+        return {key: value for key, value in record.items() if key != "seconds"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "load_own", lambda source, dtype: None)
+        patch.setattr(checkpoint, "own_tokenizer", lambda source, others: None)
+        wanted = answer()
+    monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
+    assert answer() == wanted

@@ -17,6 +17,7 @@ from stride_cli.errors import MissingExtraError, ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.loading import load_model, model_fingerprint
 
 
@@ -63,7 +64,7 @@ def test_fingerprint_in_memory_knows_names_and_values(make_model: Callable[..., 
 
 
 def test_tokenizer_fingerprint_ignores_the_last_call(saved_model: Path) -> None:
-    tokenizer = load_tokenizer(saved_model)
+    tokenizer = checkpoint.transformers_tokenizer(find_checkpoint(saved_model))
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True, pad_to_multiple_of=8) if (
         tokenizer.pad_token

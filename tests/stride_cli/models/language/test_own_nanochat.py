@@ -45,7 +45,7 @@ def test_the_same_to_the_last_bit(saved_model: Path, dtype: str, monkeypatch: py
     assert said == theirs.generate_together(prompts, 30) and len(said[0]) > 3
 
     def passed(lm: CausalLM) -> list[torch.Tensor]:
-        """What a query's passes give: hidden states, losses, the gradients in them and in a layer's outputs."""
+        """What a query's passes give: states, losses, and the gradients in them and in layers' outputs."""
         hidden = lm.hidden(ids, 1).requires_grad_()
         caught = []
         with lm.at_layers("all", 40, lambda number, inputs, outputs: caught.append(outputs)):

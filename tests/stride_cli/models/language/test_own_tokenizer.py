@@ -129,7 +129,9 @@ def test_templates_stay_in_their_sandbox(saved_model: Path, tmp_path: Path) -> N
             load_tokenizer(place).apply_chat_template(CHATS[0], tokenize=False)
 
 
-def test_documents(both: tuple[OwnTokenizer, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents(
+    both: tuple[OwnTokenizer, Any], saved_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = [
         Document(id="a", text="Ada lives in Oslo. " * 9, source="c", line=1),
         Document(id="b", prompt="Who?", response="Ada – née Ö🦒", source="c", line=2),
@@ -144,7 +146,7 @@ def test_documents(both: tuple[OwnTokenizer, Any], monkeypatch: pytest.MonkeyPat
     wanted = cut(both[1])
     monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
     assert cut(both[0]) == wanted
-    assert cut(pickle.loads(pickle.dumps(own_tokenizer(both[0]._source)))) == wanted
+    assert cut(pickle.loads(pickle.dumps(load_tokenizer(saved_model)))) == wanted
 
 
 def _changed(**changes: Any) -> Callable[[Path], None]:
@@ -178,8 +180,10 @@ def _rewritten(before: str, after: str) -> Callable[[Path], None]:
         _changed(chat_template="{{ messages }}"),
         _changed(split_special_tokens=True),
         _rewritten('"special": true', '"special": false'),
-        _rewritten('"truncation": null', '"truncation": {"direction": "Right", "max_length": 3, '
-                   '"strategy": "LongestFirst", "stride": 0}'),
+        _rewritten(
+            '"truncation": null',
+            '"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}',
+        ),
         _rewritten('"version"', '"version'),
         lambda directory: (directory / "special_tokens_map.json").write_text("{}"),
         lambda directory: (directory / "additional_chat_templates").mkdir(),
@@ -192,9 +196,9 @@ def test_all_else_is_left_to_transformers(
     change: Callable[[Path], Any], saved_model: Path, tmp_path: Path
 ) -> None:
     place = Path(shutil.copytree(saved_model, tmp_path / "model"))
-    assert own_tokenizer(find_checkpoint(place)) is not None
+    assert own_tokenizer(find_checkpoint(place), transformers_tokenizer) is not None
     change(place)
-    assert own_tokenizer(find_checkpoint(place)) is None
+    assert own_tokenizer(find_checkpoint(place), transformers_tokenizer) is None
 
 
 def test_saved_again(saved_model: Path, tmp_path: Path) -> None:
