@@ -108,14 +108,15 @@ def build_index(
     from stride_cli.corpus import build
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.data.examples_index import build_classifier_index
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.language.settings import settings_fingerprint
+    from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
     options = options or BuildOptions()
     if kind_of(model_path) == "classifier":
+        from stride_cli.data.examples_index import build_classifier_index
+
         if len(sources) != 1:
             raise UsageError(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
@@ -710,8 +711,8 @@ def _follow(
     from stride_cli.corpus.build import append_to_index, compare_corpus
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.models.language.checkpoint import load_tokenizer
     from stride_cli.models.language.language_recipe import read_recipe
+    from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import path_of_model
     from stride_cli.signing import signed_by
 

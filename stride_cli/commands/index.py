@@ -184,7 +184,7 @@ def append(
     with output.progress("opening the index and its tokenizer"):
         from stride_cli.corpus.build import append_to_index
         from stride_cli.models.fingerprints import tokenizer_fingerprint
-        from stride_cli.models.language.checkpoint import load_tokenizer
+        from stride_cli.models.language.tokenizer import load_tokenizer
         from stride_cli.models.loading import path_of_model
 
         tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
@@ -280,7 +280,7 @@ def plan(
     elif corpus and model:
         from stride_cli.corpus.build import survey_corpus
         from stride_cli.corpus.context import context_length
-        from stride_cli.models.language.checkpoint import load_tokenizer
+        from stride_cli.models.language.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(model)
         vocabulary = len(tokenizer)

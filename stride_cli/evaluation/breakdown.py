@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import rankdata
 
-from stride_cli.evaluation.metrics import row_pearson
+from stride_cli.evaluation.metrics import mid_ranks, row_pearson
 from stride_cli.evaluation.resampling import DRAWS, interval
 from stride_cli.randomness import stream
 
@@ -58,9 +57,7 @@ def reliability_tracking(
         return unknown
     rows = stream(seed, "bootstrap reliability").integers(0, len(reliability), (draws, len(reliability)))
     pairs = np.concatenate([np.arange(len(reliability))[None], rows])
-    observed, *resampled = row_pearson(
-        rankdata(reliability[pairs], axis=1), rankdata(correlations[pairs], axis=1)
-    )
+    observed, *resampled = row_pearson(mid_ranks(reliability[pairs]), mid_ranks(correlations[pairs]))
     found = interval(float(observed), np.asarray(resampled))
     return {
         "reliability": float(reliability.mean()),
@@ -84,7 +81,7 @@ def partial_spearman(predicted: np.ndarray, measured: np.ndarray, given: np.ndar
     -------
     ndarray (Q,) float64; 0 where either side is a function of the third's ranks
     """
-    p, m, g = (rankdata(side, axis=1) for side in (predicted, measured, given))
+    p, m, g = (mid_ranks(side) for side in (predicted, measured, given))
     r_pm, r_pg, r_mg = row_pearson(p, m), row_pearson(p, g), row_pearson(m, g)
     scale = np.sqrt(np.clip(1 - r_pg**2, 0, None) * np.clip(1 - r_mg**2, 0, None))
     return np.where(scale > 1e-6, (r_pm - r_pg * r_mg) / np.where(scale > 1e-6, scale, 1), 0.0)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.randomness import stream
@@ -147,7 +146,7 @@ def correlate(predicted: np.ndarray, measured: np.ndarray) -> Correlations:
             fix="retrain more: stride evaluate truth --subsets 50",
         )
     return Correlations(
-        spearman=row_pearson(rankdata(predicted, axis=1), rankdata(measured, axis=1)),
+        spearman=row_pearson(mid_ranks(predicted), mid_ranks(measured)),
         pearson=row_pearson(predicted, measured),
         kendall=np.array([_kendall(p, m) for p, m in zip(predicted, measured, strict=True)]),
         constant=np.ptp(predicted, axis=1) == 0,
@@ -204,7 +203,7 @@ def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
         order = generator.permutation(n_seeds)
         first = values[:, order[:half]].mean(axis=1).T  # (Q, R)
         second = values[:, order[half : 2 * half]].mean(axis=1).T
-        found.append(row_pearson(rankdata(first, axis=1), rankdata(second, axis=1)).mean())
+        found.append(row_pearson(mid_ranks(first), mid_ranks(second)).mean())
     split = max(0.0, float(np.mean(found)))
     step = n_seeds / half
     reliability = min(1.0, step * split / (1 + (step - 1) * split))
@@ -249,7 +248,15 @@ def active_set(scores: np.ndarray) -> np.ndarray:
 
 def descending_mid_ranks(scores: np.ndarray) -> np.ndarray:
     """Ranks from 1 = highest along the last axis, float64; ties share their mid-rank."""
-    return rankdata(-np.asarray(scores, np.float64), axis=-1)
+    return mid_ranks(-np.asarray(scores, np.float64))
+
+
+def mid_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1 = lowest along the last axis, float64; ties share their mid-rank."""
+    from scipy.stats import rankdata  # takes half a second to import
+
+    ranks: np.ndarray = rankdata(values, axis=-1)
+    return ranks
 
 
 def recall_at(scores: np.ndarray, relevant: Sequence[np.ndarray], k: int) -> np.ndarray:

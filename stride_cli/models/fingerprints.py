@@ -6,11 +6,11 @@ import hashlib
 import json
 from typing import Any
 
-import torch
-
 
 def state_fingerprint(model: Any) -> str:
     """SHA-256, in hex, of name, dtype, shape and bytes of each tensor of a module's state dict, by name."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         values = tensor.detach().to("cpu").contiguous()

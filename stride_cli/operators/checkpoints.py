@@ -92,7 +92,7 @@ def _check_readable(index: Index, path: str) -> None:
     from stride_cli.corpus.context import context_length
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import kind_of, kind_of_index
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
 
     kind = kind_of_index(index) == "classifier"
     if kind_of(path) != kind_of_index(index):

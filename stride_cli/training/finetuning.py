@@ -10,9 +10,10 @@ from pathlib import Path
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.models.devices import resolve_device
 from stride_cli.models.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
+from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.language_recipe import Recipe, versions
 from stride_cli.models.language.structure import check_vocabulary, context_length
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import model_fingerprint
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import make_trainable

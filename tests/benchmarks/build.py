@@ -116,7 +116,7 @@ def _text_of(tokens: int, tokenizer: Any) -> str:
 
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
 
     about = machine("tokenizers", "transformers", "numpy")
     tokenizer = load_tokenizer(given.model)

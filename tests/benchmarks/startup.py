@@ -43,7 +43,7 @@ own_process()
 with without_collection():  # as Session.open does all of this
     import torch
     stage("torch")
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.recorded_paths import find_recorded
     load_tokenizer(find_recorded(index.attributes["model_path"], index.path))
     stage("tokenizer (transformers)")

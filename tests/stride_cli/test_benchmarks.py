@@ -83,7 +83,7 @@ def test_variance_by_bands_finds_what_was_put_in() -> None:
 
 @pytest.mark.slow
 def test_building(corpus: Path, index: Path) -> None:
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(corpus.parent / "model")
     record = build.throughput(corpus, tokenizer, 16, repeats=1)

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import io
 import re
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stride_cli.errors import ModelError, first_line, require_extra
+from stride_cli.errors import ModelError, first_line
 from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
 from stride_cli.models.language.own_nanochat import load_own
-from stride_cli.models.language.own_tokenizer import own_tokenizer
+from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
+from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
 from stride_cli.startup import keep_imported, without_collection
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "spiece.model",
-    "vocab.txt",
-    "tekken.json",
-)
 
 
 def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
@@ -38,51 +25,16 @@ def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: 
     source = find_checkpoint(path_or_id)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
-    tokenizer = _tokenizer_of(source)
+    tokenizer = tokenizer_of(source)
     model = load_own(source, kind)
     if model is None:
         model = _load_weights(source, kind)
     return CausalLM(model.to(where), tokenizer, path=str(path_or_id))
 
 
-def load_tokenizer(path_or_id: str | Path) -> Any:
-    """The checkpoint's own tokenizer (a fast one where there is one); ModelError if it has none."""
-    return _tokenizer_of(find_checkpoint(path_or_id))
-
-
 def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
     """The transformers model itself, on the CPU, to be trained or saved; refused as by `load_model`."""
     return _load_weights(find_checkpoint(path_or_id), dtype)
-
-
-def _tokenizer_of(source: Source) -> Any:
-    own = own_tokenizer(source, transformers_tokenizer)
-    return transformers_tokenizer(source) if own is None else own
-
-
-@without_collection()  # most of it is importing
-def transformers_tokenizer(source: Source) -> Any:
-    """transformers' own tokenizer of a checkpoint; refused as by `load_tokenizer`."""
-    from transformers import AutoTokenizer
-
-    if source.gguf is None and not any((source.directory / name).is_file() for name in _TOKENIZER_FILES):
-        if source.base is not None:
-            return _tokenizer_of(source.base)
-        raise ModelError(
-            f"'{source.given}' has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})",
-            fix=f"save the model's tokenizer beside its weights: tokenizer.save_pretrained('{source.given}')",
-        )
-    _check_gguf(source)
-    try:
-        with quiet_transformers():
-            return AutoTokenizer.from_pretrained(source.directory, **source.options)
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise code_refused(source.given, source.directory / "tokenizer_config.json", None) from error
-        raise ModelError(
-            f"the tokenizer of '{source.given}' cannot be loaded: {first_line(error)}",
-            fix="its files are damaged, or need a package that is not installed: save the tokenizer again",
-        ) from error
 
 
 @without_collection()
@@ -99,7 +51,7 @@ def _load_weights(source: Source, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     weight_files(source.directory / source.gguf if source.gguf else source.directory)
-    _check_gguf(source)
+    check_gguf(source)
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -155,32 +107,3 @@ def _refuse_partial(source: Source, model: Any, report: dict[str, Any]) -> None:
 def _is_block_weight(key: str) -> bool:
     # old GPT-2 and GPT-NeoX checkpoints carry attention-mask buffers that nobody reads
     return bool(re.search(r"\.\d+\..*\.weight$", key))
-
-
-def _check_gguf(source: Source) -> None:
-    if source.gguf is None:
-        return
-    for module in ("gguf", "accelerate"):  # transformers reads GGUF with both
-        if importlib.util.find_spec(module) is None:
-            raise require_extra(module, "gguf")
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Loading reports, progress bars and warnings of transformers are silenced: what matters becomes a
-    ModelError."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        # the progress bar of GGUF dequantisation obeys no setting
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

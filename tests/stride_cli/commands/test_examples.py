@@ -174,7 +174,7 @@ def test_queries_are_cut_to_a_chunk(
     """As few characters as it takes; words that one chunk holds many or few tokens of."""
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.documents import Document
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
 
     line = f"index build {workspace}/corpus.jsonl --model {workspace}/model --out {tmp_path}/short.stride"
     assert run_stride(f"{line} --block-size 16").code == 0

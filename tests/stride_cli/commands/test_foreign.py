@@ -134,7 +134,7 @@ def test_an_index_downloads_no_model(
     import huggingface_hub
 
     from stride_cli.corpus.build import IndexedModel, build_index
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import load_model
 
     tokenizer, model = load_tokenizer(workspace / "model"), load_model(workspace / "model", device="cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stride_cli.models.language import checkpoint
+from stride_cli.models.language import checkpoint, tokenizer
 
 PROMPT = '"The French Revolution began in"'
 pytestmark = pytest.mark.slow
@@ -474,7 +474,7 @@ def test_answers_without_transformers_are_those_with_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "load_own", lambda source, dtype: None)
-        patch.setattr(checkpoint, "own_tokenizer", lambda source, others: None)
+        patch.setattr(tokenizer, "own_tokenizer", lambda source, others: None)
         wanted = answer()
     monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
     assert answer() == wanted

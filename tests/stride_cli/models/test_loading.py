@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import socket
@@ -16,8 +17,8 @@ import torch
 from stride_cli.errors import MissingExtraError, ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language import checkpoint
-from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.tokenizer import load_tokenizer, transformers_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 
 
@@ -64,7 +65,7 @@ def test_fingerprint_in_memory_knows_names_and_values(make_model: Callable[..., 
 
 
 def test_tokenizer_fingerprint_ignores_the_last_call(saved_model: Path) -> None:
-    tokenizer = checkpoint.transformers_tokenizer(find_checkpoint(saved_model))
+    tokenizer = transformers_tokenizer(find_checkpoint(saved_model))
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True, pad_to_multiple_of=8) if (
         tokenizer.pad_token
@@ -211,7 +212,7 @@ def test_unknown_device_and_dtype(saved_model: Path) -> None:
 
 def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="gguf") as caught:
         load_model(tmp_path / "a.gguf")
     assert caught.value.fix and "[gguf]" in caught.value.fix

@@ -23,7 +23,7 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import register
 from stride_cli.errors import ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import checkpoints as module
 from stride_cli.operators import closed
 from stride_cli.operators.designs import Designs, design_seed
@@ -207,7 +207,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     from stride_cli.corpus.build import append_to_index
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.checkpoint import load_tokenizer
+    from stride_cli.models.language.tokenizer import load_tokenizer
 
     index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
     assert verify(index) == [] and list(find_made_up(Index.open(index))) == []
@@ -395,7 +395,7 @@ def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: P
     """Wider and deeper, trained on its own with the same tokenizer."""
     from transformers import AutoTokenizer
 
-    from stride_cli.models.language.checkpoint import quiet_transformers
+    from stride_cli.models.language.tokenizer import quiet_transformers
 
     config = json.loads((run_folder / "model" / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")

@@ -20,7 +20,7 @@ from stride_cli.attribution.direct_readout import projected_influences
 from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import projection_pass as module
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name

@@ -20,9 +20,9 @@ import torch
 from index_format.errors import StorageFull
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import choose_architecture
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.corpus_chunks import cut, read_corpus

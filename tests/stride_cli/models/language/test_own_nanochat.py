@@ -18,6 +18,7 @@ from stride_cli.models.language import checkpoint
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.own_nanochat import NanoChatForCausalLM, load_own
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -76,7 +77,7 @@ def test_forward_mode(saved_model: Path) -> None:
 def test_saved_again_by_transformers(saved_model: Path, tmp_path: Path) -> None:
     model = checkpoint.load_weights(saved_model, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
-    checkpoint.load_tokenizer(saved_model).save_pretrained(tmp_path)
+    load_tokenizer(saved_model).save_pretrained(tmp_path)
     again: Any = load_model(tmp_path, device="cpu", dtype="bf16")
     assert type(again.model) is NanoChatForCausalLM
     assert state_fingerprint(again.model) == state_fingerprint(model)
