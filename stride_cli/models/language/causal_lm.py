@@ -359,9 +359,11 @@ class CausalLM:
         return soft_cap(self.model, logits)
 
     def cap_slope(self, logits: Tensor) -> Tensor | None:
-        """Derivative of the soft cap at capped logits, of the same shape; None where the model has no cap."""
+        """Derivative of the soft cap at capped logits, of the same shape and without a graph; None where the
+        model has no cap."""
         cap = logit_cap(self.model)
-        return None if cap is None else 1 - (logits / cap).square()
+        # 1 − (z / c)², in the memory of the quotient
+        return None if cap is None else (logits.detach() / cap).square_().neg_().add_(1)
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         """Greedy continuation of one prompt; see `generate_together`."""

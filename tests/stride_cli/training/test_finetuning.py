@@ -15,8 +15,12 @@ import torch
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.language.lora import add_lora, merged_weights
+from stride_cli.models.language.own_nanochat import load_own
+from stride_cli.models.language.own_tokenizer import OwnTokenizer
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.corpus_chunks import cut, read_corpus
@@ -45,6 +49,8 @@ def test_answers_are_learnt_and_prompts_are_not(
 ) -> None:
     options = dataclasses.replace(QUICK, lora_rank=rank, epochs=80 if rank else 30, lr=0.03 if rank else 0.01)
     trained = finetune_model([answers], saved_model, tmp_path / "tuned", options)
+    assert load_own(find_checkpoint(tmp_path / "tuned"), torch.float32)
+    assert type(load_tokenizer(tmp_path / "tuned")) is OwnTokenizer
     tuned, base = load_model(tmp_path / "tuned", device="cpu"), load_model(saved_model, device="cpu")
     recipe = trained.recipe
     chunks, _ = cut(read_corpus([answers], ReadOptions()), base.tokenizer, block_size=recipe.block_size)

@@ -20,8 +20,11 @@ import torch
 from index_format.errors import StorageFull
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import choose_architecture
+from stride_cli.models.language.own_nanochat import load_own
+from stride_cli.models.language.own_tokenizer import OwnTokenizer
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
@@ -53,6 +56,7 @@ def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, s
     model = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert type(model).__name__ == "NanoChatForCausalLM"
+    assert load_own(find_checkpoint(out), model.dtype) and type(load_tokenizer(out)) is OwnTokenizer
     assert model.config.pad_token_id is None and model.get_input_embeddings().padding_idx is None
     assert model.config.bos_token_id == tokenizer.bos_token_id == 0
     assert model.config.eos_token_id == tokenizer.eos_token_id
