@@ -60,9 +60,9 @@ def _rotary(value: Any) -> bool:
 
 
 _KNOWN: dict[str, Any] = {
-    "architectures": ["NanoChatForCausalLM"].__eq__,
-    "model_type": "nanochat".__eq__,
-    "hidden_act": "relu2".__eq__,
+    "architectures": lambda value: value == ["NanoChatForCausalLM"],
+    "model_type": lambda value: value == "nanochat",
+    "hidden_act": lambda value: value == "relu2",
     "attention_bias": lambda value: value is False,
     "tie_word_embeddings": lambda value: value is False,
     "pad_token_id": lambda value: value is None,

@@ -2,8 +2,9 @@
 
 Commands run in turn as processes of their own; processor seconds (user and system) and wall seconds, minima
 and ratios. `--index` has operators. The stages of a cold query are timed in a process of its own: imports,
-loading, kernels, the first query and the second. Kernels: the first query of a process with an empty cache
-directory, which compiles, and with the one that this filled.
+loading, kernels, the first query and the second. One prompt is also asked of transformers' own model, which a
+query of a plain checkpoint does without, and held against importing torch alone. Kernels: the first query of
+a process with an empty cache directory, which compiles, and with the one that this filled.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ with without_collection():  # as Session.open does all of this
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.recorded_paths import find_recorded
     load_tokenizer(find_recorded(index.attributes["model_path"], index.path))
-    stage("tokenizer (transformers)")
+    stage("tokenizer")
     model = open_model(index)
-    stage("model class (transformers), weights, fingerprints")
+    stage("model, fingerprints")
     session = Session.open(sys.argv[1], model=model)
     stage("operators")
 import stride_cli.recovery.lasso, stride_cli.recovery.ranking
@@ -58,6 +59,16 @@ stage("first query, kernels loaded")
 session.query(sys.argv[2] + " of")
 stage("second query")
 print(json.dumps(times))
+"""
+
+# a query whose model and tokenizer are transformers' own
+THEIRS = """
+import sys
+from stride_cli.models.language import checkpoint, tokenizer
+checkpoint.load_own = tokenizer.own_tokenizer = lambda *given: None
+from stride_cli.__main__ import main
+sys.argv[0] = "stride"
+main()
 """
 
 
@@ -71,14 +82,25 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     yield _compare(commands, given.repeats) | about
     prompts = "\n".join(f"{given.prompt} {number}" for number in range(given.prompts))
+    asked = ["query", given.prompt, "--index", given.index, "--json", "--no-server"]
     queries = {
         "python -c pass": commands["python -c pass"],
-        "one prompt": [*stride, "query", given.prompt, "--index", given.index, "--json"],
+        "python -c 'import torch'": [sys.executable, "-c", "import torch"],
+        "one prompt": [*stride, *asked],
+        "one prompt, by transformers": [sys.executable, "-c", THEIRS, *asked],
         f"{given.prompts} prompts in one process": [*stride, "query", "-", "--index", given.index, "--json"],
     }
     record = _compare(queries, given.query_repeats, prompts)
-    one, many = list(record["processor_seconds"].values())[1:]
-    yield record | {"processor_seconds_of_a_further_prompt": (many - one) / (given.prompts - 1)} | about
+    torch, one, theirs, many = list(record["processor_seconds"].values())[1:]
+    yield (
+        record
+        | {
+            "processor_seconds_of_a_further_prompt": (many - one) / (given.prompts - 1),
+            "one_prompt_in_imports_of_torch": one / torch,
+            "one_prompt_of_that_by_transformers": one / theirs,
+        }
+        | about
+    )
     found: list[dict[str, float]] = [
         _child(["-c", STAGES, given.index, given.prompt]) for _ in range(given.query_repeats)
     ]
