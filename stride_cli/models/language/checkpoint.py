@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,16 @@ def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: 
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     tokenizer = tokenizer_of(source)
+    _keep_torch()
     model = load_own(source, kind)
     if model is None:
         model = _load_weights(source, kind)
     return CausalLM(model.to(where), tokenizer, path=str(path_or_id))
+
+
+@cache  # once, when all has been imported that is before the first model is there
+def _keep_torch() -> None:
+    keep_imported()
 
 
 def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
