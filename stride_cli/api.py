@@ -19,6 +19,7 @@ from stride_cli.evaluation.options import LdsOptions
 from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.operators.options import (
     ClosedOptions,
+    FitRunOptions,
     SgdOptions,
     TrainOptions,
     like_own,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.shared_fit import Crew
     from stride_cli.schema.evaluation_records import LdsRecord
     from stride_cli.schema.train_records import CalibrationRecord, TrainRecord, TrainSeconds
     from stride_cli.schema.tuning_records import TrialRecord
@@ -55,6 +57,7 @@ __all__ = [
     "Answer",
     "BuildOptions",
     "ClosedOptions",
+    "FitRunOptions",
     "Permissions",
     "QueryOptions",
     "SelectOptions",
@@ -205,7 +208,7 @@ def train(
     device: str = "auto",
     dtype: str = "auto",
     overwrite: bool = False,
-    save_seconds: float = 60.0,
+    run: FitRunOptions | None = None,
 ) -> TrainRecord:
     """Fit the operators of an index and publish them in it; an interrupted fit continues.
 
@@ -218,7 +221,8 @@ def train(
     model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
     device, dtype : of the model to load
     overwrite : replace operators that are already there
-    save_seconds : how often an unfinished fit is saved
+    run : who fits, and how often an unfinished fit is saved; workers open the model where `model_path` or the
+        index says
 
     Returns
     -------
@@ -245,15 +249,21 @@ def train(
             fit_with_checkpoints,
             recorded_checkpoint,
         )
+        from stride_cli.operators.fitting import FitRun
 
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
         keep_imported()
-    options = options or ClosedOptions()
+    options, run = options or ClosedOptions(), run or FitRunOptions()
+    if run.in_ranges and isinstance(options, SgdOptions):
+        raise UsageError(
+            "--workers and --engine divide a pass over the corpus, and --fit sgd steps one after the other",
+            fix="leave them out, or --fit sgd",
+        )
     if index.has("operators") and not overwrite:
         if isinstance(options, ClosedOptions) and options.project:
             own_model = model or open_model(index, model_path, device=device, dtype=dtype)
-            return _project(index_path, index, options, own_model, started, save_seconds)
+            return _project(index_path, index, options, own_model, started, run.save_seconds)
         # a kill may have fallen between the fit and its calibration
         judged = index.has("calibration") or kind_of_index(index) == "classifier"
         raise IndexExists(
@@ -277,6 +287,7 @@ def train(
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    crew = _crew(run, index, models[0], model_path) if run.in_ranges else None
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
         fitted = fit_with_checkpoints(
@@ -286,8 +297,7 @@ def train(
             index,
             lambda model: resolve_settings(options, model, index),
             checkpoints,
-            base=base,
-            save_seconds=save_seconds,
+            FitRun(save_seconds=run.save_seconds, crew=crew, base=base),
         )
         publishing = time.perf_counter()
         own, *others = (entry["attributes"] for entry in fitted)
@@ -306,6 +316,25 @@ def train(
     seconds["load"] += loaded
     seconds["write"] += time.perf_counter() - publishing
     return _train_record(index_path, index, own, listed, reports, seconds)
+
+
+def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None) -> Crew:
+    """Who fits the operators of an index, where it is not this process alone.
+
+    The workers of this machine share its cores; a task of Ray has one.
+    """
+    from stride_cli.operators.opener import Opener
+    from stride_cli.operators.shared_fit import Crew, ModelPlace
+    from stride_cli.training.engines import available_cores, open_engine
+
+    engine, opener = open_engine(run.engine), Opener.like(model)
+    threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
+    local = Path(model_path).expanduser() if model_path else None
+    found = str(local.absolute()) if local is not None and local.exists() else model_path
+    # on several GPUs each worker sees its own
+    kind = opener.device.partition(":")[0]
+    place = ModelPlace(Path(str(index.path)).absolute(), found, kind, opener.dtype)
+    return Crew(engine, run.workers, threads, place)
 
 
 def _project(

@@ -19,7 +19,7 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.errors import UsageError
-from stride_cli.operators.options import FITS, FLAT, SavingOptions, TrainOptions, fit_of, train_options
+from stride_cli.operators.options import FITS, FLAT, FitRunOptions, TrainOptions, fit_of, train_options
 from stride_cli.options import MORE, entries
 
 EXAMPLE = """\b
@@ -44,7 +44,7 @@ def train(
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
-    saving: Annotated[dict[str, Any], Flags(SavingOptions)],
+    running: Annotated[dict[str, Any], Flags(FitRunOptions)],
     asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",), nulls={"panel": MORE})],
     no_calibration: Annotated[
         bool,
@@ -81,7 +81,7 @@ def train(
         device=chosen.device,
         dtype=chosen.dtype,
         overwrite=overwrite,
-        save_seconds=SavingOptions(**saving).save_seconds,
+        run=FitRunOptions(**running),
     )
     if not no_calibration and result["fit"] == "closed":
         session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)

@@ -12,6 +12,7 @@ scaled so that the mean eigenvalue is 1 at every layer and in every logit space.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.gradients import assemble, label_signals, signals
-from stride_cli.operators.operator_space import BasisOptions, Observation, Sample
+from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.signals import Signals
 from stride_cli.operators.spaces import reads_input, space_classes
@@ -40,6 +41,20 @@ def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.n
     return np.stack([stream(seed, name, int(row)).random(length) for row in batch.rows])
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What bases are made of: sums over a sample of the corpus, which add up over parts of it.
+
+    Attributes
+    ----------
+    moments : of each space, what its `observe` collected
+    prediction : (V,) float64      sum over scored positions of the model's distribution of the next token
+    """
+
+    moments: list[Moments]
+    prediction: torch.Tensor
+
+
 def fit_bases(
     model: AttributableModel, chunks: ChunkReader, names: Sequence[str], options: BasisOptions
 ) -> SteeredModel:
@@ -57,14 +72,35 @@ def fit_bases(
     -------
     SteeredModel, its spaces in the order of ``names``
     """
+    # 1. one pass over the sample
+    observed = observe_sample(model, chunks, names, options, observed_groups(model, chunks, options))
+    # 2. every space makes its basis of what it has collected
+    steered = bases_from(model, chunks, names, options, observed)
+    # 3. where all of them are whitened, their gates are put in one unit, that of F itself
+    if scales_bases(names, options):
+        groups = scaling_groups(chunks, options)
+        scale_bases(steered, *curvature_of_sample(steered, chunks, options, groups))
+    return steered
+
+
+def observed_groups(model: AttributableModel, chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
+    """The chunks that `observe_sample` is to see, batch by batch."""
+    return chunks.plan(options.batch_tokens, _sample(chunks, options.seed, model.d_model))
+
+
+def observe_sample(
+    model: AttributableModel,
+    chunks: ChunkReader,
+    names: Sequence[str],
+    options: BasisOptions,
+    groups: Sequence[np.ndarray],
+) -> Observed:
+    """What bases of these spaces are made of, summed over some batches of the sample."""
     classes = space_classes(names)
-    # 1. one pass over the sample. Probes mark the sites whose gradients are wanted, one for each site
-    probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
-    watched = SteeredModel(model, list(probes.values()), options.layer)
+    watched = _watched(model, classes, options)
     moments = [Moments() for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
-    sample = _sample(chunks, options.seed, model.d_model)
-    for batch in _told(chunks, "fitting bases", options.batch_tokens, [sample]):
+    for batch in _told(chunks, "fitting bases", options.batch_tokens, groups):
         # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
         _, drawn = signals(
             watched,
@@ -80,33 +116,60 @@ def fit_bases(
         seen = Observation(batch, drawn, used, batch.scored.to(model.device))
         for cls, own in zip(classes, moments, strict=True):
             cls.observe(seen, own, options)
+    return Observed(moments, prediction)
+
+
+def bases_from(
+    model: AttributableModel,
+    chunks: ChunkReader,
+    names: Sequence[str],
+    options: BasisOptions,
+    observed: Observed,
+) -> SteeredModel:
+    """The model with bases of what was observed of the whole sample, each in a unit of its own."""
+    classes = space_classes(names)
+    watched = _watched(model, classes, options)
 
     def each_label() -> Iterator[tuple[Signals, torch.Tensor]]:
-        for batch in chunks.batches(options.batch_tokens, sample):
-            yield from label_signals(watched, batch)
+        for group in observed_groups(model, chunks, options):
+            yield from label_signals(watched, chunks.batch(group))
 
-    # 2. every space makes its basis of what it has collected
     with progress("fitting bases"):
         spaces = [
-            cls.fit(Sample(model, chunks, own, prediction, each_label), options)
-            for cls, own in zip(classes, moments, strict=True)
+            cls.fit(Sample(model, chunks, own, observed.prediction, each_label), options)
+            for cls, own in zip(classes, observed.moments, strict=True)
         ]
     spaces = [space.to(model.device).requires_grad_(False) for space in spaces]
-    steered = SteeredModel(model, spaces, options.layer)
-    # 3. where all of them are whitened, their gates are put in one unit, that of F itself
-    if options.damping is not None and all(cls.whitens for cls in classes):
-        _to_unit_curvature(steered, chunks, options)
-    return steered
+    return SteeredModel(model, spaces, options.layer)
 
 
-def _to_unit_curvature(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> None:
-    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is 1: of
-    every layer inside the blocks by itself, and of every other space."""
+def _watched(
+    model: AttributableModel, classes: Sequence[type[OperatorSpace]], options: BasisOptions
+) -> SteeredModel:
+    """The model with probes, which mark the sites whose gradients are wanted: one for each site."""
+    probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
+    return SteeredModel(model, list(probes.values()), options.layer)
+
+
+def scales_bases(names: Sequence[str], options: BasisOptions) -> bool:
+    """Whether bases of these spaces are put in one unit: where all of them are whitened."""
+    return options.damping is not None and all(cls.whitens for cls in space_classes(names))
+
+
+def scaling_groups(chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
+    """The chunks that `curvature_of_sample` is to see, few at a time."""
+    return chunks.small_groups(_sample(chunks, options.seed, 0, "curvature sample"))
+
+
+def curvature_of_sample(
+    steered: SteeredModel, chunks: ChunkReader, options: BasisOptions, groups: Sequence[np.ndarray]
+) -> tuple[list[torch.Tensor], float]:
+    """Sums over some groups of the sample, which add up over parts of it: of each space the mean squares of
+    its parts' gradients (parts,) float64, and the scored tokens."""
     spaces = steered.spaces
     totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
     tokens = 0.0
-    sample = _sample(chunks, options.seed, 0, "curvature sample")
-    for batch in _told(chunks, "scaling bases", options.batch_tokens, chunks.small_groups(sample)):
+    for batch in _told(chunks, "scaling bases", options.batch_tokens, groups):
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         _, drawn = signals(steered, batch, sampled=uniforms)
@@ -118,7 +181,13 @@ def _to_unit_curvature(steered: SteeredModel, chunks: ChunkReader, options: Basi
             squares = [gradient[:, part].square().mean(dim=1) for part in space.parts()]  # (B,) each
             total += (torch.stack(squares, dim=1).double().cpu() * weight).sum(dim=0)
         tokens += float(batch.scored.sum())
-    for total, space in zip(totals, spaces, strict=True):
+    return totals, tokens
+
+
+def scale_bases(steered: SteeredModel, totals: Sequence[torch.Tensor], tokens: float) -> None:
+    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is 1: of
+    every layer inside the blocks by itself, and of every other space. By the `curvature_of_sample`."""
+    for total, space in zip(totals, steered.spaces, strict=True):
         for number, value in enumerate((total / max(1.0, tokens)).tolist()):
             # a layer that no gradient reaches has nothing to scale
             if value > 0:

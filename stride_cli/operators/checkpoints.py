@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from stride_cli.data.residual_codes import BEFORE
 from stride_cli.errors import ModelError
 from stride_cli.operators.beginnings import know_beginnings
 from stride_cli.operators.designs import Designs, design_seed
-from stride_cli.operators.fitting import fit_operators, set_step
+from stride_cli.operators.fitting import FitRun, fit_operators, set_step
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
@@ -132,9 +132,7 @@ def fit_with_checkpoints(
     index: Index,
     settings_for: Callable[[AttributableModel], Any],
     checkpoints: Sequence[Checkpoint],
-    *,
-    base: str | None = None,
-    save_seconds: float,
+    run: FitRun,
 ) -> list[dict[str, Any]]:
     """Fit the index's own model, then each checkpoint; one model with its operators in memory at a time.
 
@@ -144,7 +142,7 @@ def fit_with_checkpoints(
     ----------
     models : [the index's own model]; emptied, so that the caller need not keep it from being freed
     settings_for : ClosedSettings or SgdSettings of a model
-    base : path of the model before its training
+    run : FitRun      whose scratch directory is the writer's
 
     Returns
     -------
@@ -158,7 +156,7 @@ def fit_with_checkpoints(
     scratch = writer.scratch_path("pass").parent
     done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
     opener = Opener.like(models[0])
-    know_beginnings(models[0], chunks, settings_for(models[0]), base=base, scratch=scratch)
+    know_beginnings(models[0], chunks, settings_for(models[0]), base=run.base, scratch=scratch)
     for number in range(len(done), 1 + len(checkpoints)):
         begun = time.perf_counter()
         if number:
@@ -170,9 +168,11 @@ def fit_with_checkpoints(
         place = scratch / f"checkpoint-{number}" if checkpoints else scratch
         place.mkdir(exist_ok=True)
         design = Designs.of(index, checkpoints[number - 1].design_seed if number else None)
-        entry = _fit_into(
-            writer, number, models[0], chunks, design, settings_for(models[0]), place, save_seconds
-        )
+        crew = run.crew
+        if crew is not None and number:
+            crew = crew.at(checkpoints[number - 1].path, checkpoints[number - 1].design_seed)
+        own = replace(run, scratch=place, crew=crew)
+        entry = _fit_into(writer, number, models[0], chunks, design, settings_for(models[0]), own)
         if number:
             entry["attributes"]["design_seed"] = checkpoints[number - 1].design_seed
         entry["report"]["load"] = loaded
@@ -191,8 +191,7 @@ def _fit_into(
     chunks: ChunkReader,
     design: Designs,
     settings: Any,
-    scratch: Path,
-    save_seconds: float,
+    run: FitRun,
 ) -> dict[str, Any]:
     """Fit the operators of one model, and append them to the index's group."""
     begun = time.perf_counter()
@@ -203,8 +202,7 @@ def _fit_into(
         design.n_subsets,
         settings,
         rows=design.rows,
-        scratch=scratch,
-        save_seconds=save_seconds,
+        run=run,
     )
     agreement = set_step(SteeredModel.of(model, operators), chunks, settings.seed)
     fitted = time.perf_counter()

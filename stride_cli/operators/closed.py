@@ -37,7 +37,7 @@ from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
-from stride_cli.operators.projections import Projector
+from stride_cli.operators.projections import Projections, Projector
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
@@ -47,6 +47,7 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.shared_fit import Crew
 
 CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
@@ -94,7 +95,13 @@ class ClosedSettings:
 
 def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
     """The model with the operator spaces that these settings ask for: bases of this model and corpus."""
-    options = BasisOptions(
+    fitted = fit_bases(model, chunks, settings.spaces, basis_options(settings))
+    return replace(fitted, averaged=settings.residuals == "average")
+
+
+def basis_options(settings: ClosedSettings) -> BasisOptions:
+    """How the bases are fitted that these settings ask for."""
+    return BasisOptions(
         layer=settings.layer,
         ranks=settings.ranks,
         n_buckets=settings.n_buckets,
@@ -103,8 +110,28 @@ def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSe
         damping=settings.damping if settings.curvature == "kronecker" else None,
         all_labels=settings.curvature == "exact",
     )
-    fitted = fit_bases(model, chunks, settings.spaces, options)
-    return replace(fitted, averaged=settings.residuals == "average")
+
+
+@dataclass(frozen=True)
+class CorpusPass:
+    """What the pass over the corpus leaves.
+
+    Attributes
+    ----------
+    steered : SteeredModel      with the bases that it was made with
+    sums : of each space (K, p) float32                M G
+    fisher : of each space (N, p) float32 or None      what F is estimated from, where no basis holds it
+    probes : of each space (S, p) float32              true gradients, where `_equalise` has use for them
+    loss : mean nats per scored token
+    projections : of every chunk, where they are asked for
+    """
+
+    steered: SteeredModel
+    sums: list[torch.Tensor]
+    fisher: list[torch.Tensor | None]
+    probes: list[torch.Tensor]
+    loss: float
+    projections: Projections | None
 
 
 def fit_closed(
@@ -116,6 +143,7 @@ def fit_closed(
     *,
     scratch: Path | None = None,
     save_seconds: float = 60.0,
+    crew: Crew | None = None,
 ) -> Operators:
     """Fit every operator in closed form.
 
@@ -128,6 +156,8 @@ def fit_closed(
     settings : ClosedSettings
     scratch : directory, optional       where an interrupted pass continues from
     save_seconds : float                how often the pass is saved there
+    crew : Crew, optional               who goes over the corpus, with a `scratch` that they see; default:
+                                        this process
 
     Returns
     -------
@@ -138,15 +168,14 @@ def fit_closed(
     NumericalError   a loss, gradient or Fisher matrix is not finite
     """
     # 1. The bases, shared by all subsets, from a sample
-    steered = fit_spaces(model, chunks, settings)
     # 2. One pass over the corpus: M G, what F is estimated from where the bases do not hold it, and a few
     # bytes of every chunk's own gradient
-    projector = None
-    if settings.project:
-        projector = Projector(steered.gate_size, settings.project, chunks.n_chunks, settings.seed)
-    sums, fisher, probes, loss = _accumulate(
-        steered, chunks, columns, n_subsets, settings, scratch, save_seconds, projector
-    )
+    if crew is None:
+        found = _one_pass(model, chunks, columns, n_subsets, settings, scratch, save_seconds)
+    else:
+        assert scratch is not None
+        found = crew.passes(model, chunks, n_subsets, settings, scratch, save_seconds)
+    steered, sums, fisher, probes = found.steered, found.sums, found.fisher, found.probes
     curvature = _label_fisher(steered, chunks, settings) if settings.curvature == "exact" else None
     if settings.trajectory:
         assert curvature is not None
@@ -181,9 +210,27 @@ def fit_closed(
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
         averaged=steered.averaged,
-        projections=None if projector is None else projector.projections(),
-        log={"loss": np.asarray([loss])},
+        projections=found.projections,
+        log={"loss": np.asarray([found.loss])},
     )
+
+
+def _one_pass(
+    model: AttributableModel,
+    chunks: ChunkReader,
+    columns: np.ndarray,
+    n_subsets: int,
+    settings: ClosedSettings,
+    scratch: Path | None,
+    save_seconds: float,
+) -> CorpusPass:
+    """Bases, and the pass over the corpus, by this process."""
+    steered = fit_spaces(model, chunks, settings)
+    projector = None
+    if settings.project:
+        projector = Projector(steered.gate_size, settings.project, chunks.n_chunks, settings.seed)
+    found = accumulate(steered, chunks, columns, n_subsets, settings, scratch, save_seconds, projector)
+    return CorpusPass(steered, *found, None if projector is None else projector.projections())
 
 
 def _label_fisher(steered: SteeredModel, chunks: ChunkReader, settings: ClosedSettings) -> list[torch.Tensor]:
@@ -207,7 +254,7 @@ def _average_over_trajectory(
     for path, share in settings.trajectory:
         earlier = replace(steered, model=opener.load(path))
         n_subsets = len(sums[0])
-        found = _accumulate(earlier, chunks, columns, n_subsets, settings, None, 0.0)[0]
+        found = accumulate(earlier, chunks, columns, n_subsets, settings, None, 0.0)[0]
         for total, part in zip(sums, found, strict=True):
             total.add_(part, alpha=share)
         for total, part in zip(curvature, _label_fisher(earlier, chunks, settings), strict=True):
@@ -259,7 +306,7 @@ def solve_gates(
     return torch.addmm(mean_gradients, inner.T.float(), fisher_rows, alpha=-1).div_(gamma)
 
 
-def _accumulate(
+def accumulate(
     steered: SteeredModel,
     chunks: ChunkReader,
     columns: np.ndarray,

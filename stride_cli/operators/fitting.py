@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,27 @@ from stride_cli.operators.gates import PackedGates
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.shared_fit import Crew
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
+
+
+@dataclass(frozen=True)
+class FitRun:
+    """How a fit is run.
+
+    Attributes
+    ----------
+    scratch : directory, or None      where an interrupted fit continues from
+    save_seconds : float              how often it is saved there
+    base : path or None               of the model before its training; None: what its recipe says, if anything
+    crew : Crew or None               who goes over the corpus (closed); None: this process
+    """
+
+    scratch: Path | None = None
+    save_seconds: float = 60.0
+    base: str | None = None
+    crew: Crew | None = None
 
 
 def fit_operators(
@@ -25,8 +45,7 @@ def fit_operators(
     settings: Any,
     *,
     rows: tuple[np.ndarray, Any] | None = None,
-    scratch: Path | None = None,
-    save_seconds: float = 60.0,
+    run: FitRun = FitRun(),
 ) -> Operators:
     """Fit one operator per subset.
 
@@ -35,8 +54,7 @@ def fit_operators(
     columns : (n, d) unsigned        the subsets of each chunk
     settings : ClosedSettings or SgdSettings
     rows : ((K + 1,), (n d,)), optional      the design's offsets and members, else made from `columns` (sgd)
-    scratch : directory, optional    where an interrupted fit continues from
-    save_seconds : float             how often it is saved there
+    run : FitRun
 
     Raises
     ------
@@ -46,9 +64,11 @@ def fit_operators(
     from stride_cli.operators.closed import ClosedSettings, fit_closed
     from stride_cli.operators.sgd import fit_sgd
 
-    saving: dict[str, Any] = {"scratch": scratch, "save_seconds": save_seconds}
+    saving: dict[str, Any] = {"scratch": run.scratch, "save_seconds": run.save_seconds}
     if isinstance(settings, ClosedSettings):
-        operators = fit_closed(model, chunks, np.asarray(columns), n_subsets, settings, **saving)
+        operators = fit_closed(
+            model, chunks, np.asarray(columns), n_subsets, settings, **saving, crew=run.crew
+        )
     else:
         offsets, members = rows if rows is not None else build_rows(np.asarray(columns), n_subsets)
         operators = fit_sgd(model, chunks, offsets, members, settings, **saving)

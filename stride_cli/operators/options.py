@@ -20,10 +20,35 @@ _CLASSIFIER_DAMPING = 1.0
 
 
 @dataclass(frozen=True)
-class SavingOptions(Options):
-    """How an interrupted fit goes on."""
+class FitRunOptions(Options):
+    """Who fits, and how an interrupted fit goes on; the operators are the same.
+
+    Attributes
+    ----------
+    save_seconds : how often an unfinished fit is saved
+    workers, engine : who fits (`operators.shared_fit`); without either this process does
+    """
 
     save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0, panel=MORE)
+    workers: int | None = option(
+        None,
+        "closed: fit ranges of the chunks in N processes; default: in this one.",
+        metavar="N",
+        low=1,
+        panel=MORE,
+    )
+    engine: str = option(
+        "local",
+        "Processes of this machine, or tasks of a Ray cluster.",
+        choices=("local", "ray"),
+        listed=True,
+        panel=MORE,
+    )
+
+    @property
+    def in_ranges(self) -> bool:
+        """Whether other processes are to fit, range by range."""
+        return self.engine != "local" or (self.workers or 1) > 1
 
 
 @dataclass(frozen=True)

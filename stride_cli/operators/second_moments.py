@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import torch
 
@@ -29,6 +30,16 @@ class Moments:
     def rows(self, key: Hashable) -> int:
         """How many rows were added."""
         return self._rows[key]
+
+    def state(self) -> dict[str, dict[Hashable, Any]]:
+        """What `merge` adds elsewhere: sums and rows by key."""
+        return {"sums": dict(self._sums), "rows": dict(self._rows)}
+
+    def merge(self, state: Mapping[str, Mapping[Hashable, Any]]) -> None:
+        """Add what another one collected of other rows."""
+        for key, own in state["sums"].items():
+            self._sums[key] = self._sums[key] + own if key in self._sums else own
+        self._rows.update(state["rows"])
 
 
 def leading_directions(moment: torch.Tensor, rank: int, damping: float | None = None) -> torch.Tensor:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -72,6 +73,8 @@ def run_local(
     A worker that dies (out of memory, say) is replaced and its group trained again, up to three times. The
     workers end when this process ends, however it ends.
 
+    Who takes the outcomes may append to a list of groups meanwhile: work that needs what they say.
+
     Raises
     ------
     StrideError      what training raised in a worker, or a group whose workers died
@@ -84,8 +87,8 @@ def run_local(
             yield place, outcomes
         return
     payload = pickle.dumps(trainer)
-    waiting = list(range(len(groups)))[::-1]
-    attempts = [0] * len(groups)
+    given = 0  # groups that a worker has been sent
+    attempts: Counter[int] = Counter()
     kept = {} if trainer.peak_bytes > _LARGE else KEEP_MEMORY
     spawners: list[_Spawner] = []
 
@@ -97,9 +100,13 @@ def run_local(
     pool: list[_Worker] = []
     try:
         pool.extend(start(slot) for slot in range(count))
-        for worker in pool:
-            worker.send(waiting.pop(), groups)
-        while any(worker.group is not None for worker in pool):
+        while True:
+            for worker in pool:
+                if worker.group is None and given < len(groups):
+                    worker.send(given, groups)
+                    given += 1
+            if all(worker.group is None for worker in pool):
+                break
             for ready in wait([worker.connection for worker in pool if worker.group is not None]):
                 worker = next(worker for worker in pool if worker.connection is ready)
                 number = worker.group
@@ -121,8 +128,9 @@ def run_local(
                 if isinstance(answer, BaseException):
                     raise answer
                 worker.group = None
-                if waiting:
-                    worker.send(waiting.pop(), groups)
+                if given < len(groups):
+                    worker.send(given, groups)
+                    given += 1
                 yield number, answer
     finally:
         for worker in pool:
@@ -138,7 +146,7 @@ def default_workers(trainer: Trainer) -> int:
         import torch
 
         return torch.cuda.device_count()
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = available_cores()
     need, free = trainer.peak_bytes, _available_bytes()
     if not need or free is None or count * need <= free:
         return count
@@ -149,6 +157,11 @@ def default_workers(trainer: Trainer) -> int:
         "(--workers changes that)"
     )
     return fewer
+
+
+def available_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _available_bytes(root: Path = Path("/")) -> int | None:
@@ -359,7 +372,7 @@ def run_ray(
 
     Connects to the cluster of RAY_ADDRESS, or the one running here; else starts one on this machine. Its
     nodes need stride-attribution, and the base model of a fine-tuning under the same path. A task whose
-    worker or node dies is run again elsewhere; finished ones are not.
+    worker or node dies is run again elsewhere; finished ones are not. Groups may grow, as `run_local`'s.
     """
     import ray
 
@@ -388,13 +401,13 @@ def _ray_tasks(
     total = ray.cluster_resources().get("GPU" if gpu else "CPU", 1)
     # twice as many as there is room for: no worker waits for this process
     limit = workers or max(1, int(2 * total))
-    waiting = list(range(len(groups)))[::-1]
+    given = 0  # groups that are tasks by now
     running: dict[Any, int] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                number = waiting.pop()
-                running[task.remote(shared, list(groups[number]))] = number
+        while given < len(groups) or running:
+            while given < len(groups) and len(running) < limit:
+                running[task.remote(shared, list(groups[given]))] = given
+                given += 1
             done, _ = ray.wait(list(running), num_returns=1)
             for reference in done:
                 number = running.pop(reference)

@@ -30,7 +30,7 @@ from stride_cli.operators.options import (
     FLAT,
     ClosedOptions,
     FitChoice,
-    SavingOptions,
+    FitRunOptions,
     SgdOptions,
     train_options,
 )
@@ -62,7 +62,7 @@ COMMANDS: tuple[tuple[str, type], ...] = (
     ("index build gone.jsonl --model gone --out new", ReadOptions),
     ("index build gone.jsonl --model gone --out new", BuildOptions),
     ("index plan gone.jsonl --model gone", PlanOptions),
-    ("train --index gone.stride", SavingOptions),
+    ("train --index gone.stride", FitRunOptions),
     ("audit gone.jsonl --index gone.stride", FindingsOptions),
     ("select gone.jsonl --index gone.stride", SelectOptions),
     ("evaluate truth --index gone.stride --queries gone.jsonl", TruthOptions),

@@ -29,7 +29,7 @@ from stride_cli.operators import closed
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.opener import Opener
-from stride_cli.operators.options import resolve_settings, train_options
+from stride_cli.operators.options import FitRunOptions, resolve_settings, train_options
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
@@ -271,7 +271,7 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
     with monkeypatch.context() as patched:
         patched.setattr(closed, "save_atomically", save)
         with pytest.raises(KeyboardInterrupt):
-            api.train(bare, options, save_seconds=0)
+            api.train(bare, options, run=FitRunOptions(save_seconds=0))
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "later", "text": "The Directory followed the Convention. " * 40}))
     tokenizer = load_tokenizer(run_folder / "model")

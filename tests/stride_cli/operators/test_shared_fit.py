@@ -1,0 +1,202 @@
+"""Operators fitted by several workers are those that one process fits, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stride_cli import api
+from stride_cli.data.batches import ChunkReader
+from stride_cli.errors import UsageError
+from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.options import FitRunOptions
+from stride_cli.operators.shared_fit import Crew, RangeFitter, part_of
+from stride_cli.operators.store import Operators
+from stride_cli.training import engines
+from tests.prepared import Prepared
+from tests.same_fit import assert_same_fit
+
+K = 12
+
+
+@pytest.fixture(scope="module")
+def columns() -> np.ndarray:
+    random = np.random.default_rng(1)
+    return np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
+
+
+def here(fitter: Any, groups: Any, workers: int | None) -> Any:
+    """All parts done in this process, one after the other."""
+    return engines.run_local(fitter, groups, 1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A `ModelPlace` of what this process holds."""
+
+    opened: Any
+    device: str = "cpu"
+
+    def open(self) -> Any:
+        return self.opened
+
+
+@pytest.fixture
+def fit(model: Any, chunks: ChunkReader, columns: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`fit_closed` in a directory, by so many workers, in this process."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+    def fitted(folder: Path | None = None, workers: int = 3, **options: Any) -> Operators:
+        ranks = {"residual": 5, "logit": 3, "token-logit": 3, "mlp-matrix": 3}
+        given = {"spaces": ("mlp-matrix", "logit", "token-logit"), "project": 24} | options
+        settings = ClosedSettings(layer=2, ranks=ranks, batch_tokens=64, **given)
+        if folder is None:
+            return fit_closed(model, chunks, columns, K, settings)
+        folder.mkdir(exist_ok=True)
+        crew = Crew(here, workers, 1, Place((model, chunks, columns)))  # type: ignore[arg-type]
+        saving: Any = {"scratch": folder, "save_seconds": 0}
+        return fit_closed(model, chunks, columns, K, settings, **saving, crew=crew)
+
+    return fitted
+
+
+def same(found: Operators, expected: Operators) -> None:
+    """The same bits."""
+    arrays = found.to_arrays()[0], expected.to_arrays()[0]
+    assert arrays[0].keys() == arrays[1].keys()
+    for name, values in arrays[1].items():
+        np.testing.assert_array_equal(arrays[0][name], values, name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"spaces": ("residual", "logit"), "project": 0}, {"curvature": "fisher", "project": 0}],
+    ids=["whitened", "one space not", "fisher"],
+)
+def test_workers_fit_what_one_process_fits(fit: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Where bases hold the Fisher matrix, and where it is estimated from rows of the ranges' chunks."""
+    found, whole = fit(tmp_path, **options), fit(**options)
+    arrays, expected = found.to_arrays()[0], whole.to_arrays()[0]
+    assert arrays.keys() == expected.keys()
+    for name, values in expected.items():
+        if name == "projection_codes":
+            np.testing.assert_array_equal(arrays[name], values)
+        else:
+            close = {"rtol": 1e-5, "atol": 1e-6 * float(np.abs(values).max())}
+            np.testing.assert_allclose(arrays[name], values, **close, err_msg=name)
+    assert found.to_arrays()[1].keys() == whole.to_arrays()[1].keys()
+
+
+def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in each stage, and gone on with by another number of workers: the same bits."""
+    done: list[Any] = []
+    ends = [2, 4, 10]
+    real = RangeFitter.run
+
+    def run(self: RangeFitter, jobs: Sequence[Any]) -> list[Any]:
+        if jobs and ends and len(done) == ends[0]:
+            ends.pop(0)
+            raise KeyboardInterrupt
+        done.extend(jobs)
+        return real(self, jobs)
+
+    monkeypatch.setattr(RangeFitter, "run", run)
+    for workers in (3, 2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "cut", workers)
+    found = fit(tmp_path / "cut", 4)
+    # three parts of the sample; three of that which scales, which is short, and begins anew; twelve ranges
+    assert [kind for kind, _, _ in done] == ["observe"] * 3 + ["scale"] * 4 + ["sum"] * 12
+    assert sorted(number for kind, number, _ in done if kind == "sum") == list(range(12))
+    same(found, fit(tmp_path / "whole", 3))
+
+
+def test_parts_are_all_of_it_and_about_as_long() -> None:
+    lengths = np.random.default_rng(0).integers(1, 90, 400)
+    groups = np.array_split(np.arange(400), 97)
+    parts = [part_of(groups, lengths, number, 6) for number in range(6)]
+    assert [each.tolist() for part in parts for each in part] == [group.tolist() for group in groups]
+    tokens = [sum(lengths[group].sum() for group in part) for part in parts]
+    assert max(tokens) - min(tokens) < 0.2 * np.mean(tokens)
+    assert [part_of(groups[:1], lengths, number, 2) for number in range(2)] in (
+        [groups[:1], []],
+        [[], groups[:1]],
+    )
+
+
+def test_steps_one_after_the_other_are_not_divided(trained: Path) -> None:
+    with pytest.raises(UsageError, match="one after the other"):
+        api.train(trained / "run.stride", api.SgdOptions(), run=FitRunOptions(workers=2))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_a_part_of_its_range(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes, one killed over a range that it has saved; the bits are those of an undisturbed fit."""
+    from tests.stride_cli.training.test_engines import _workers
+
+    monkeypatch.setattr(engines, "available_cores", lambda: 2)
+    target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        folder = target / "operators.partial/scratch/shared"
+        while not any(folder.glob("range-*/closed-pass.pt")):
+            time.sleep(0.002)
+        os.kill(_workers()[0], signal.SIGKILL)
+        killed.append(1)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    train(target)
+    killer.join(10)
+    assert killed and "a worker died (status -9)" in capfd.readouterr().err
+    assert _workers() == []
+    monkeypatch.setattr(engines, "open_engine", lambda name: here)
+    assert_same_fit(target / "operators", train(trained / "run.stride", tmp_path / "alone") / "operators")
+
+
+def train(index: Path, copy: Path | None = None) -> Path:
+    """Operators in the index, or in a copy of it, by two workers."""
+    found = index if copy is None else Path(shutil.copytree(index, copy))
+    options = api.ClosedOptions(rank=6, project=48, batch_tokens=64)
+    api.train(found, options, run=FitRunOptions(workers=2, save_seconds=0), device="cpu", dtype="fp32")
+    return found
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_killed_whole_goes_on(trained: Path, tmp_path: Path, prepared: Prepared) -> None:
+    """The command and all its workers, in one range and in the next; then one process is enough to finish."""
+    target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
+    line = "--rank 6 --project 48 --save-seconds 0 --device cpu --dtype fp32 --no-calibration --workers 2"
+    folder = target / "operators.partial/scratch/shared"
+    for count in (1, 3):
+        process = prepared.start(["stride", "train", "--index", str(target), *line.split()])
+        while process.poll() is None and len(list(folder.glob("sums-*.pt"))) < count:
+            time.sleep(0.002)
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("sums-*.pt")}
+    assert len(stamps) >= 3 and not (target / "operators").exists()
+    for path in [*folder.glob("observed-*.pt"), folder / "spaces.pt"]:
+        stamps[path] = path.stat().st_mtime_ns
+    process = prepared.start(["stride", "train", "--index", str(target), *line.split()])
+    while process.poll() is None:
+        assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path.exists())
+        time.sleep(0.01)
+    assert process.wait() == 0
+    whole = Path(shutil.copytree(trained / "run.stride", tmp_path / "whole"))
+    assert prepared.start(["stride", "train", "--index", str(whole), *line.split()]).wait() == 0
+    assert_same_fit(target / "operators", whole / "operators")
