@@ -4,6 +4,10 @@
 of forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
 the latter's tokens per second is the figure to look at. Where the time goes: the functions of
 `stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
+`workers`: with `--workers N`, instead of these: a fit by this process on one thread, then by N workers of one
+thread each of every `--engines`, whole (start of the processes, import, model and all). Seconds as they pass
+say little where others use the machine. So from processor seconds also what a machine of N idle cores would
+need: this process's, its workers' start-up, and the N-th part of what the workers did.
 `sgd`: seconds of a step among 10,000, against the time that its arithmetic (every chunk once unsteered, then
 steered and backward continuations) takes at the rate of the bare pass.
 """
@@ -12,10 +16,14 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import os
 import pstats
+import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +35,9 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
 from stride_cli.operators.sgd import fit_sgd
+from stride_cli.operators.shared_fit import Crew, ModelPlace
 from stride_cli.output import emit
+from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import machine, watched_memory
 
 
@@ -137,6 +147,75 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     } | about
 
 
+def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A fit by one process, and by workers of every engine."""
+    torch.set_num_threads(1)
+    index = Index.open(given.index)
+    model = open_model(index, device="cpu", dtype="fp32")
+    chunks = ChunkReader(index)
+    columns = np.asarray(index.array("design/columns"))
+    settings = resolve_settings(ClosedOptions(), model, index)
+    place = ModelPlace(Path(given.index).absolute(), None, "cpu", "fp32")
+
+    def fitted(engine: str | None) -> dict[str, float]:
+        with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
+            crew = Crew(open_engine(engine), given.workers, 1, place) if engine else None
+            before, load, began = _processor_seconds(), os.getloadavg()[0], time.perf_counter()
+            fit_closed(model, chunks, columns, index.n_subsets, settings, scratch=Path(folder), crew=crew)
+            passed = time.perf_counter() - began
+        own, others = (after - first for after, first in zip(_processor_seconds(), before, strict=True))
+        return {"seconds": passed, "own": own, "workers": others, "load": (load + os.getloadavg()[0]) / 2}
+
+    before = _processor_seconds()[1]
+    probe = run_local(_Nothing(place), [[]] * given.workers, given.workers)
+    list(probe)
+    start = _processor_seconds()[1] - before
+    alone = [fitted(None) for _ in range(given.repeats)]
+    least = min(alone, key=lambda each: each["own"])
+    for engine in given.engines.split(","):
+        found = [fitted(engine) for _ in range(given.repeats)]
+        best = min(found, key=lambda each: each["own"] + each["workers"])
+        idle = best["own"] + start + max(0.0, best["workers"] - start) / given.workers
+        yield {
+            "benchmark": "fitting",
+            "what": "workers",
+            "engine": engine,
+            "workers": given.workers,
+            "ratio": min(each["seconds"] for each in alone) / min(each["seconds"] for each in found),
+            "ratio_by_processor_seconds": least["own"] / idle if engine == "local" else None,
+            "seconds": {"alone": [each["seconds"] for each in alone]}
+            | {"workers": [each["seconds"] for each in found]},
+            "processor_seconds": {"alone": least["own"], "own": best["own"], "workers": best["workers"]}
+            | {"start": start},
+            "load": {"alone": [each["load"] for each in alone], "workers": [each["load"] for each in found]},
+            "chunks": chunks.n_chunks,
+            "tokens": int(chunks.lengths.sum()),
+            "subsets": index.n_subsets,
+            "parameters": model.n_parameters,
+        } | machine("torch", "transformers", "numpy")
+
+
+@dataclass
+class _Nothing:
+    """Work whose workers start as those of a fit do, and do nothing."""
+
+    place: ModelPlace
+    peak_bytes = 0
+
+    def prepare(self) -> None:
+        self.opened = self.place.open()
+
+    def run(self, jobs: Any) -> list[Any]:
+        return []
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Of this process, and of those that it has started and waited for."""
+    found = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, others = (each.ru_utime + each.ru_stime for each in found)
+    return own, others
+
+
 def _sgd_passes(model: Any, settings: Any, n_chunks: int) -> float:
     """Arithmetic of one iteration in bare forward-and-backward passes of one sequence (three forwards)."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
@@ -188,5 +267,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--chunks", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
-    for record in run(parser.parse_args(arguments)):
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--engines", default="local,ray")
+    parser.add_argument("--scratch", help="a directory for what workers leave each other")
+    given = parser.parse_args(arguments)
+    for record in run(given) if given.workers is None else by_workers(given):
         emit(record)

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +27,12 @@ from stride_cli import api
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import CorpusError
+from stride_cli.training import engines
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.retraining import open_trainer, retrain
+from tests.same_fit import assert_same_fit
+
+ENGINES = ("ray", "local")
 
 
 def main(place: str, model_path: str, asked: str, folder: Path) -> None:
@@ -48,10 +53,7 @@ def main(place: str, model_path: str, asked: str, folder: Path) -> None:
     def disturb() -> None:
         while len(list(store.glob("*.outcome"))) < 2:
             time.sleep(0.005)
-        found = subprocess.run(
-            ["pgrep", "-s", "0", "-f", "^ray::_run_on_ray"], capture_output=True, text=True, check=True
-        )
-        os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+        kill_worker()
         killed.append("worker")
         while len(list(store.glob("*.outcome"))) < 4:
             time.sleep(0.005)
@@ -64,6 +66,7 @@ def main(place: str, model_path: str, asked: str, folder: Path) -> None:
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         node = next(iter(nodes.worker_nodes))
         build(model_path, folder)
+        fit(folder)
         disturber = threading.Thread(target=disturb)
         disturber.start()
         found = quietly(trainer, jobs, store)
@@ -101,6 +104,41 @@ def build(model_path: str, folder: Path) -> None:
         files = sorted(path for path in (folder / name).rglob("*") if path.is_file())
         found.append({path.relative_to(folder / name): path.read_bytes() for path in files})
     assert found[0] == found[1]
+
+
+def fit(folder: Path) -> None:
+    """Operators that the nodes fit, one worker of which is killed over a range that it has saved, are to the
+    bit those of two processes."""
+    engines.available_cores = lambda: 2  # which get one thread each, as tasks do
+    fitted = {name: Path(shutil.copytree(folder / "whole", folder / f"{name}.stride")) for name in ENGINES}
+    killed: list[int] = []
+
+    def disturb() -> None:
+        while not any(fitted["ray"].glob("operators.partial/scratch/shared/range-*/closed-pass.pt")):
+            time.sleep(0.002)
+        killed.append(kill_worker())
+
+    disturber = threading.Thread(target=disturb, daemon=True)
+    disturber.start()
+    for name, index in fitted.items():
+        options = api.ClosedOptions(rank=4, project=48, batch_tokens=64)
+        run = api.FitRunOptions(workers=2, engine=name, save_seconds=0)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            api.train(index, options, run=run, device="cpu", dtype="fp32")
+        assert said.getvalue() == ""
+    disturber.join(10)
+    assert killed
+    assert_same_fit(*(index / "operators" for index in fitted.values()))
+
+
+def kill_worker() -> int:
+    """End one of Ray's workers that does something, at once; its number."""
+    found = subprocess.run(
+        ["pgrep", "-s", "0", "-f", "^ray::_run_on_ray"], capture_output=True, text=True, check=True
+    )
+    worker = int(found.stdout.split()[0])
+    os.kill(worker, signal.SIGKILL)
+    return worker
 
 
 def quietly(trainer: Trainer, jobs: list[Job], store: Path) -> list[Outcome]:
