@@ -333,7 +333,7 @@ def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path
     found = str(local.absolute()) if local is not None and local.exists() else model_path
     # on several GPUs each worker sees its own
     kind = opener.device.partition(":")[0]
-    place = ModelPlace(Path(str(index.path)).absolute(), found, kind, opener.dtype)
+    place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
     return Crew(engine, run.workers, threads, place)
 
 

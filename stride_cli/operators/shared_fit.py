@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 Engine = Callable[[Any, Any, int | None], Generator[tuple[int, Any], None, None]]
 _Job = tuple[str, int, int]  # "observe", "scale" or "sum"; the number of the part, of how many
 
-_RANGES_A_WORKER = 4  # so that no worker waits long for the last
+RANGES_A_WORKER = 4  # so that no worker waits long for the last
 _SUMS_BYTES = 4 << 30  # of all ranges' sums on disk, unless there are workers that would have none
-_PARTS = 16  # where the number of workers is the cluster's
+PARTS = 16  # where the number of workers is the cluster's
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class ModelPlace:
     Attributes
     ----------
     index : Path
+    digest : of the index
     model : path of the index's model; None: where the index says
     device, dtype : of the model, as `load_model` takes them
     checkpoint : path of a further checkpoint, to be fitted in its place
@@ -76,6 +77,7 @@ class ModelPlace:
     """
 
     index: Path
+    digest: str
     model: str | None
     device: str
     dtype: str
@@ -190,32 +192,39 @@ def _write_at(descriptor: int, content: bytes, place: int) -> None:
         done += os.pwrite(descriptor, content[done:], place + done)
 
 
+def make_room(folder: Path, n_chunks: int, size: int) -> None:
+    """The common arrays that `RangeProjector.write` writes to, as long as they will be."""
+    for name, length in (("codes", n_chunks * size), ("step", 4 * n_chunks)):
+        with (folder / name).open("ab") as file:
+            file.truncate(length)
+
+
+def common_projections(folder: Path, n_chunks: int, size: int, seed: int) -> Projections:
+    """What all ranges have written, its codes mapped."""
+    codes = np.memmap(folder / "codes", np.uint8, "r", shape=(n_chunks, size))
+    return Projections(codes, np.fromfile(folder / "step", np.float32), seed)
+
+
 @dataclass
-class RangeFitter:
-    """Does parts of a fit in whatever process it is sent to.
+class RangeWorker:
+    """Does parts of the work in whatever process it is sent to.
 
     Attributes
     ----------
     place : ModelPlace
     folder : Path               where parts go, and where what they need lies
-    settings, n_subsets : as of `fit_closed`
     threads : of torch, while it works
-    save_seconds : how often an unfinished range is saved
+    save_seconds : how often an unfinished part is saved
     peak_bytes : about what a worker takes in memory
     """
 
     place: ModelPlace
     folder: Path
-    settings: ClosedSettings
-    n_subsets: int
     threads: int
     save_seconds: float
-    peak_bytes: int = 0
-    doing = "fitting ranges"
-    _opened: tuple[AttributableModel, ChunkReader, np.ndarray] | None = field(default=None, repr=False)
+    peak_bytes: int
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}
+    doing = "fitting ranges"
 
     @property
     def device(self) -> str:
@@ -227,15 +236,47 @@ class RangeFitter:
             with contextlib.suppress(Exception):  # `run` raises it where it can be told
                 self._open()
 
-    def run(self, jobs: Sequence[_Job]) -> list[Any]:
-        """Do these parts; of "scale" the curvature's totals and tokens, of others None."""
-        steps = {"observe": self._observe, "scale": self._scale, "sum": self._sum}
+    def run(self, jobs: Sequence[Any]) -> list[Any]:
+        """What `do` makes of each."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            return [steps[kind](number, count) for kind, number, count in jobs]
+            return [self.do(*job) for job in jobs]
         finally:
             torch.set_num_threads(before)
+
+    def do(self, kind: str, number: int, count: int) -> Any:
+        """Part `number` of `count`."""
+        raise NotImplementedError
+
+    def _open(self) -> tuple[AttributableModel, ChunkReader, np.ndarray]:
+        # once a process: one of Ray gets the worker anew with every task
+        if _last.get("place") != self.place:
+            _last.clear()
+            _last.update(place=self.place, opened=self.place.open())
+        opened: tuple[AttributableModel, ChunkReader, np.ndarray] = _last["opened"]
+        return opened
+
+
+_last: dict[str, Any] = {}  # what this process opened last
+
+
+@dataclass
+class RangeFitter(RangeWorker):
+    """Does parts of a fit; beside what every `RangeWorker` has:
+
+    Attributes
+    ----------
+    settings, n_subsets : as of `fit_closed`
+    """
+
+    settings: ClosedSettings
+    n_subsets: int
+
+    def do(self, kind: str, number: int, count: int) -> Any:
+        """Of "scale" the curvature's totals and tokens, of others None."""
+        steps = {"observe": self._observe, "scale": self._scale, "sum": self._sum}
+        return steps[kind](number, count)
 
     def part(self, kind: str, number: int) -> Path:
         """Where the sums of a part are."""
@@ -255,15 +296,6 @@ class RangeFitter:
             for space in steered.spaces
         ]
         save_atomically({"spaces": spaces}, self.folder / name)
-
-    def _open(self) -> tuple[AttributableModel, ChunkReader, np.ndarray]:
-        if self._opened is None:
-            # of a Ray worker, which gets the fitter anew with every task
-            if _last.get("place") != self.place:
-                _last.clear()
-                _last.update(place=self.place, opened=self.place.open())
-            self._opened = _last["opened"]
-        return self._opened
 
     def _observe(self, number: int, count: int) -> None:
         model, chunks, _ = self._open()
@@ -312,9 +344,6 @@ class RangeFitter:
         shutil.rmtree(scratch)
 
 
-_last: dict[str, Any] = {}  # what this process opened last
-
-
 def _space_of(name: str, arrays: dict[str, torch.Tensor]) -> OperatorSpace:
     return space_from_arrays(name, {key: value.numpy() for key, value in arrays.items()})
 
@@ -346,14 +375,15 @@ class SharedFit:
         self._n_subsets, self._settings = n_subsets, settings
         self._folder = scratch.absolute() / "shared"
         self._fitter = RangeFitter(
-            place=crew.place,
-            folder=self._folder,
+            crew.place,
+            self._folder,
+            crew.threads,
+            save_seconds,
+            4 * model.n_parameters,
             settings=settings,
             n_subsets=n_subsets,
-            threads=crew.threads,
-            save_seconds=save_seconds,
-            peak_bytes=4 * model.n_parameters,
         )
+        self._counts = Counts(self._folder)
         self._groups: list[list[_Job]] = []
         self._finished: Generator[tuple[int, Any], None, None] | None = None
 
@@ -371,6 +401,7 @@ class SharedFit:
         finally:
             if self._finished is not None:
                 self._finished.close()
+            _last.clear()  # of a fit in this process
 
     def _bases(self) -> SteeredModel:
         """What `fit_bases` gives, of sums over parts of the sample."""
@@ -378,7 +409,7 @@ class SharedFit:
         options = basis_options(self._settings)
         if (self._folder / "spaces.pt").exists():
             return self._fitter.steered(model, "spaces.pt")
-        count = self._count("observe", lambda: self._crew.workers or _PARTS)
+        count = self._counts.of("observe", lambda: self._crew.workers or PARTS)
         if not (self._folder / "bases.pt").exists():
             parts = [self._fitter.part("observe", number) for number in range(count)]
             missing = [number for number, part in enumerate(parts) if not part.exists()]
@@ -415,12 +446,10 @@ class SharedFit:
         """What `accumulate` gives, range by range."""
         settings, n_chunks = self._settings, self._chunks.n_chunks
         need = 4 * self._n_subsets * steered.gate_size
-        count = self._count("sum", lambda: self._count_ranges(self._counted["observe"], need))
+        count = self._counts.of("sum", lambda: self._count_ranges(self._counts.known["observe"], need))
         self._tell(need, count)
-        sizes = {"codes": n_chunks * settings.project, "step": 4 * n_chunks if settings.project else 0}
-        for name, size in sizes.items():
-            with (self._folder / name).open("ab") as file:  # as long as it will be, without being written
-                file.truncate(size)
+        if settings.project:
+            make_room(self._folder, n_chunks, settings.project)
         parts = [self._fitter.part("sum", number) for number in range(count)]
         ready = {number for number, part in enumerate(parts) if part.exists()}
         missing = [number for number in range(count) if number not in ready]
@@ -434,8 +463,7 @@ class SharedFit:
                     total.add(torch.load(parts[total.parts], weights_only=True, mmap=True))
         projections = None
         if settings.project:
-            codes = np.memmap(self._folder / "codes", np.uint8, "r", shape=(n_chunks, settings.project))
-            projections = Projections(codes, np.fromfile(self._folder / "step", np.float32), settings.seed)
+            projections = common_projections(self._folder, n_chunks, settings.project, settings.seed)
         return CorpusPass(
             steered, total.sums, total.fisher, total.probes, total.loss / max(1, total.scored), projections
         )
@@ -444,7 +472,7 @@ class SharedFit:
         """Numbers of ranges as they are there, `ready` with them; one that was there first, if any."""
         if 0 in ready:
             yield 0
-        jobs = [("sum", number, self._counted["sum"]) for number in missing]
+        jobs = [("sum", number, self._counts.known["sum"]) for number in missing]
         for number, _ in self._do(jobs):
             ready.add(number)
             yield number
@@ -464,23 +492,9 @@ class SharedFit:
                 left -= 1
                 yield number, answer
 
-    @cached_property
-    def _counted(self) -> dict[str, int]:
-        path = self._folder / "parts.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-
-    def _count(self, kind: str, choose: Callable[[], int]) -> int:
-        """How many parts there are: as many as when the fit was begun."""
-        if kind not in self._counted:
-            self._counted[kind] = choose()
-            temporary = self._folder / "parts.tmp"
-            temporary.write_text(json.dumps(self._counted))
-            temporary.replace(self._folder / "parts.json")
-        return self._counted[kind]
-
     def _count_ranges(self, workers: int, need: int) -> int:
         groups = len(self._chunks.plan(self._settings.batch_tokens))
-        wanted = min(_RANGES_A_WORKER * workers, _SUMS_BYTES // max(1, need))
+        wanted = min(RANGES_A_WORKER * workers, _SUMS_BYTES // max(1, need))
         return max(1, min(max(workers, wanted), groups))
 
     def _tell(self, need: int, count: int) -> None:
@@ -492,6 +506,26 @@ class SharedFit:
             f"{who} of {threads} each: {need / 1e9:.2g} GB of sums in every one and in this process, "
             f"{count * need / 1e9:.2g} GB on disk until the fit is whole ({count} ranges)"
         )
+
+
+class Counts:
+    """How many parts there are of each kind of work in a directory: as many as when it was begun."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "parts.json"
+
+    @cached_property
+    def known(self) -> dict[str, int]:
+        return dict(json.loads(self._path.read_text())) if self._path.exists() else {}
+
+    def of(self, kind: str, choose: Callable[[], int]) -> int:
+        """What is known, or is chosen and known from now on."""
+        if kind not in self.known:
+            self.known[kind] = choose()
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(self.known))
+            temporary.replace(self._path)
+        return self.known[kind]
 
 
 class _Total:

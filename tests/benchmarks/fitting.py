@@ -155,7 +155,7 @@ def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     chunks = ChunkReader(index)
     columns = np.asarray(index.array("design/columns"))
     settings = resolve_settings(ClosedOptions(), model, index)
-    place = ModelPlace(Path(given.index).absolute(), None, "cpu", "fp32")
+    place = ModelPlace(Path(given.index).absolute(), index.digest, None, "cpu", "fp32")
 
     def fitted(engine: str | None) -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
