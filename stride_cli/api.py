@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.projection_pass import Projecting
+    from stride_cli.operators.projections import Projections
     from stride_cli.operators.shared_fit import Crew
     from stride_cli.schema.evaluation_records import LdsRecord
     from stride_cli.schema.train_records import CalibrationRecord, TrainRecord, TrainSeconds
@@ -263,7 +265,7 @@ def train(
     if index.has("operators") and not overwrite:
         if isinstance(options, ClosedOptions) and options.project:
             own_model = model or open_model(index, model_path, device=device, dtype=dtype)
-            return _project(index_path, index, options, own_model, started, run.save_seconds)
+            return _project(index_path, index, options, own_model, started, run, model_path)
         # a kill may have fallen between the fit and its calibration
         judged = index.has("calibration") or kind_of_index(index) == "classifier"
         raise IndexExists(
@@ -343,7 +345,8 @@ def _project(
     options: ClosedOptions,
     model: AttributableModel,
     started: float,
-    save_seconds: float,
+    run: FitRunOptions,
+    model_path: str | None,
 ) -> TrainRecord:
     """`train` where operators are there and projections are asked for: these alone are added."""
     import hashlib
@@ -358,10 +361,29 @@ def _project(
     size = options.project or 0
     identity = [index.digest, operators, size, str(model.dtype)]
     build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    apart: Projecting | None = None
+    if run.in_ranges:
+        from stride_cli.operators.checkpoints import stored_checkpoints
+        from stride_cli.operators.shared_projections import project_apart
+
+        crew, further = _crew(run, index, model, model_path), stored_checkpoints(index)
+
+        def by_crew(number: int, *rest: Any) -> Projections:
+            of = further[number - 1] if number else None
+            return project_apart(crew.at(of.path, of.design_seed) if of else crew, number, *rest)
+
+        apart = by_crew
+
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key) as writer:
         own, reports = project_index(
-            writer, index, model, ChunkReader(index), size, save_seconds=save_seconds
+            writer,
+            index,
+            model,
+            ChunkReader(index),
+            size,
+            save_seconds=run.save_seconds,
+            apart=apart,
         )
         publishing = time.perf_counter()
         writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})

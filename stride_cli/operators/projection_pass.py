@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,19 @@ _SETTINGS = {
 }  # option → what of the operators' settings it decides
 
 
+@dataclass(frozen=True)
+class ProjectionSettings:
+    """How chunks are projected: to `size` bytes, folded by a `seed`, `batch_tokens` padded tokens at once."""
+
+    size: int
+    seed: int
+    batch_tokens: int
+
+
+# (number of the model, model, chunks, settings, known, scratch, save_seconds) → projections of all chunks
+Projecting = Callable[..., Projections]
+
+
 def fit_projections(
     steered: SteeredModel,
     chunks: ChunkReader,
@@ -71,14 +85,26 @@ def fit_projections(
     """
     projector = Projector(steered.gate_size, size, chunks.n_chunks, seed, known)
     rows = np.arange(0 if known is None else len(known), chunks.n_chunks)
-    plan = chunks.plan(batch_tokens, rows)
+    project_groups(steered, chunks, projector, chunks.plan(batch_tokens, rows), scratch, save_seconds)
+    return projector.projections()
+
+
+def project_groups(
+    steered: SteeredModel,
+    chunks: ChunkReader,
+    projector: Projector,
+    plan: Sequence[np.ndarray],
+    scratch: Path | None,
+    save_seconds: float,
+) -> None:
+    """Hand a projector the gradients of groups of chunks; goes on where an interrupted pass was saved."""
     first, saved = 0, scratch / "projections.pt" if scratch is not None else None
     if saved is not None and saved.exists():
         state = torch.load(saved, weights_only=True, mmap=False)
         first = state.pop("next")
         projector.resume(state)
     last_saved, pause = time.monotonic(), save_seconds
-    with progress("projecting chunks", len(rows), unit="chunks") as bar:
+    with progress("projecting chunks", sum(map(len, plan)), unit="chunks") as bar:
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
             for batch in map(chunks.batch, chunks.small_groups(plan[number])):
@@ -90,7 +116,6 @@ def fit_projections(
                 last_saved = time.monotonic()
                 if save_seconds:
                     pause = max(save_seconds, 20 * (last_saved - started))
-    return projector.projections()
 
 
 def project_index(
@@ -101,6 +126,7 @@ def project_index(
     size: int,
     *,
     save_seconds: float,
+    apart: Projecting | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write an index's operators anew, as they are, with projections of every chunk by every model.
 
@@ -109,6 +135,7 @@ def project_index(
     Parameters
     ----------
     model : the index's own
+    apart : who projects, where it is not this process: `shared_projections.project_apart` of a crew
 
     Returns
     -------
@@ -132,16 +159,22 @@ def project_index(
         known = operators.projections
         place = scratch / f"model-{number}"
         place.mkdir(exist_ok=True)
-        made = fit_projections(
-            SteeredModel.of(own, operators),
-            chunks,
-            size,
-            seed=fit["seed"],
-            batch_tokens=fit["batch_tokens"],
-            known=known if known is not None and known.size == size else None,
-            scratch=place,
-            save_seconds=save_seconds,
-        )
+        known = known if known is not None and known.size == size else None
+        steered = SteeredModel.of(own, operators)
+        if apart is not None:
+            how = ProjectionSettings(size, fit["seed"], fit["batch_tokens"])
+            made = apart(number, steered, chunks, how, known, place, save_seconds)
+        else:
+            made = fit_projections(
+                steered,
+                chunks,
+                size,
+                seed=fit["seed"],
+                batch_tokens=fit["batch_tokens"],
+                known=known,
+                scratch=place,
+                save_seconds=save_seconds,
+            )
         fitted = time.perf_counter()
         for name, values in made.arrays().items():
             writer.append(array_name(name, number), values)

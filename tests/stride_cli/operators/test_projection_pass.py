@@ -22,8 +22,10 @@ from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import projection_pass as module
+from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
+from stride_cli.training import engines
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -98,6 +100,7 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     append_to_index(copied, [str(more)], tokenizer=tokenizer, tokenizer_fingerprint=fingerprint)
     n_chunks = Index.open(copied).n_chunks
     assert n_chunks > before
+    apart = Path(shutil.copytree(copied, tmp_path / "apart.stride"))
 
     def estimates() -> np.ndarray:
         session = api.Session.open(copied, model=api.open_model(Index.open(copied), device="cpu"))
@@ -122,6 +125,15 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     read.clear()
     project(copied, 128)  # of another size: all of them
     assert len(np.concatenate(read)) == 2 * n_chunks
+    # and by ranges, as workers do it
+    monkeypatch.setattr(engines, "open_engine", lambda name: lambda *work: engines.run_local(*work[:2], 1))
+    monkeypatch.setattr(engines, "available_cores", lambda: 1)
+    for size in (BYTES, 128):
+        read.clear()
+        run = FitRunOptions(workers=2)
+        api.train(apart, api.ClosedOptions(project=size), run=run, device="cpu", dtype="fp32")
+        assert len(np.concatenate(read)) == 2 * (n_chunks - before if size == BYTES else n_chunks)
+    assert_same_fit(apart / "operators", copied / "operators")
 
 
 def test_sketches_of_stride_0_1_are_replaced(copied: Path) -> None:
@@ -180,8 +192,9 @@ def test_more_projections_than_chunks_are_refused(copied: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["alone", "workers"])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(
-    copied: Path, fitted: Path, tmp_path: Path, prepared: Prepared
+    copied: Path, fitted: Path, tmp_path: Path, prepared: Prepared, workers: list[str]
 ) -> None:
     whole = Path(shutil.copytree(fitted, tmp_path / "whole.stride"))
     command = ["stride", "train", "--project", "64", "--save-seconds", "0", "--device", "cpu"]
@@ -189,7 +202,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     assert prepared.start([*command, str(whole)]).wait() == 0
     finished, kills = copied / "operators" / "projection_codes", 0
     for pause in (0.05, 0.2, 0.4):
-        process = prepared.start([*command, str(copied)])
+        process = prepared.start([*command, str(copied), *workers])
         while process.poll() is None and not (copied / "operators.partial").exists():
             time.sleep(0.02)
         time.sleep(pause)
@@ -200,7 +213,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
         if finished.exists():
             break
     if not finished.exists():
-        assert prepared.start([*command, str(copied)]).wait() == 0
+        assert prepared.start([*command, str(copied), *workers]).wait() == 0
     assert kills > 0
     assert_same_fit(copied / "operators", whole / "operators")
     assert verify(copied) == []
