@@ -327,7 +327,7 @@ def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path
     """
     from stride_cli.operators.opener import Opener
     from stride_cli.operators.shared_fit import Crew, ModelPlace
-    from stride_cli.training.engines import available_cores, open_engine
+    from stride_cli.training.engines import available_bytes, available_cores, open_engine
 
     engine, opener = open_engine(run.engine), Opener.like(model)
     threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
@@ -336,7 +336,8 @@ def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path
     # on several GPUs each worker sees its own
     kind = opener.device.partition(":")[0]
     place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
-    return Crew(engine, run.workers, threads, place)
+    free = available_bytes() if run.engine == "local" and kind == "cpu" else None
+    return Crew(engine, run.workers, threads, place, free)
 
 
 def _project(

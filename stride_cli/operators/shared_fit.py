@@ -112,12 +112,14 @@ class Crew:
     workers : at the same time; None: as many as the cluster has room for
     threads : of each
     place : ModelPlace      how they open what they need
+    free : bytes of memory that they have together, where it is known
     """
 
     engine: Engine
     workers: int | None
     threads: int
     place: ModelPlace
+    free: int | None = None
 
     def passes(
         self,
@@ -506,6 +508,12 @@ class SharedFit:
             f"{who} of {threads} each: {need / 1e9:.2g} GB of sums in every one and in this process, "
             f"{count * need / 1e9:.2g} GB on disk until the fit is whole ({count} ranges)"
         )
+        whole = need * (1 + (crew.workers or 0))
+        if crew.free is not None and whole > crew.free:
+            note(
+                f"that is {whole / 1e9:.2g} GB in all, and {crew.free / 1e9:.2g} GB are available: fewer "
+                "--workers take less"
+            )
 
 
 class Counts:

@@ -147,7 +147,7 @@ def default_workers(trainer: Trainer) -> int:
 
         return torch.cuda.device_count()
     count = available_cores()
-    need, free = trainer.peak_bytes, _available_bytes()
+    need, free = trainer.peak_bytes, available_bytes()
     if not need or free is None or count * need <= free:
         return count
     fewer = max(1, free // need)
@@ -164,7 +164,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _available_bytes(root: Path = Path("/")) -> int | None:
+def available_bytes(root: Path = Path("/")) -> int | None:
     """Memory that processes can have without swapping, in the container (control group) that this one is in;
     None where the system does not say."""
     free = None

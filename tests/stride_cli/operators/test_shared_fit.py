@@ -57,14 +57,16 @@ def fit(model: Any, chunks: ChunkReader, columns: np.ndarray, monkeypatch: pytes
     """`fit_closed` in a directory, by so many workers, in this process."""
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
-    def fitted(folder: Path | None = None, workers: int = 3, **options: Any) -> Operators:
+    def fitted(
+        folder: Path | None = None, workers: int = 3, free: int | None = None, **options: Any
+    ) -> Operators:
         ranks = {"residual": 5, "logit": 3, "token-logit": 3, "mlp-matrix": 3}
         given = {"spaces": ("mlp-matrix", "logit", "token-logit"), "project": 24} | options
         settings = ClosedSettings(layer=2, ranks=ranks, batch_tokens=64, **given)
         if folder is None:
             return fit_closed(model, chunks, columns, K, settings)
         folder.mkdir(exist_ok=True)
-        crew = Crew(here, workers, 1, Place((model, chunks, columns)))  # type: ignore[arg-type]
+        crew = Crew(here, workers, 1, Place((model, chunks, columns)), free)  # type: ignore[arg-type]
         saving: Any = {"scratch": folder, "save_seconds": 0}
         return fit_closed(model, chunks, columns, K, settings, **saving, crew=crew)
 
@@ -120,6 +122,12 @@ def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: p
     assert [kind for kind, _, _ in done] == ["observe"] * 3 + ["scale"] * 4 + ["sum"] * 12
     assert sorted(number for kind, number, _ in done if kind == "sum") == list(range(12))
     same(found, fit(tmp_path / "whole", 3))
+
+
+def test_what_it_takes_is_said(fit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, 2, free=1000, spaces=("logit",), project=0)
+    said = capsys.readouterr().err
+    assert "2 workers of one thread each" in said and "(8 ranges)" in said and "fewer --workers" in said
 
 
 def test_parts_are_all_of_it_and_about_as_long() -> None:

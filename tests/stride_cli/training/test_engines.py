@@ -110,14 +110,14 @@ def test_memory_for_fewer_workers(task_and_queries, monkeypatch, capsys):
     trainer = open_trainer(*task_and_queries)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     for free, count in ((100, 8), (3.5, 3), (0.5, 1)):
-        monkeypatch.setattr(engines, "_available_bytes", lambda free=free: int(free * trainer.peak_bytes))
+        monkeypatch.setattr(engines, "available_bytes", lambda free=free: int(free * trainer.peak_bytes))
         assert engines.default_workers(trainer) == count
     assert "3 at a time: training one takes about" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no /proc/meminfo")
 def test_available_bytes():
-    free = engines._available_bytes()
+    free = engines.available_bytes()
     assert free is not None and 1 << 20 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -154,8 +154,8 @@ def test_a_containers_limit_counts(tmp_path: Path, cgroup: str, files: dict[str,
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert engines._available_bytes(tmp_path) == expected
-    assert engines._available_bytes(tmp_path / "nothing") is None
+    assert engines.available_bytes(tmp_path) == expected
+    assert engines.available_bytes(tmp_path / "nothing") is None
 
 
 def test_one_thread_is_given_back():
