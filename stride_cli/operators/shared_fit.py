@@ -496,8 +496,8 @@ class SharedFit:
 
     def _count_ranges(self, workers: int, need: int) -> int:
         groups = len(self._chunks.plan(self._settings.batch_tokens))
-        wanted = min(RANGES_A_WORKER * workers, _SUMS_BYTES // max(1, need))
-        return max(1, min(max(workers, wanted), groups))
+        each = min(RANGES_A_WORKER, _SUMS_BYTES // max(1, need) // workers)  # as many for every worker
+        return max(1, min(max(1, each) * workers, groups))
 
     def _tell(self, need: int, count: int) -> None:
         """What the fit will take, before it takes it."""
