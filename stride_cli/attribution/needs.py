@@ -128,7 +128,7 @@ def _seconds(
 
     def all_chunks() -> None:
         for batch in more.batches(settings.batch_tokens):
-            projector.add(batch, [each.cpu() for each in chunk_gradients(steered, batch)[0]])
+            projector.add(batch, chunk_gradients(steered, batch)[0])
 
     a_pass = _timed(all_chunks)[1] / here
     seconds += a_pass * tokens

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 _FEW_TOKENS = 1 << 16
-_TOGETHER = 32  # whose gate gradients are held together
+TOGETHER = 32  # chunks whose gate gradients are held together, in memory
 _WINDOW = 256  # chunks sorted by length together: little padding, order still close to the index's
 
 
@@ -230,9 +230,9 @@ class ChunkReader:
         return groups
 
     @staticmethod
-    def small_groups(rows: np.ndarray) -> list[np.ndarray]:
-        """Chunks in parts whose gate gradients fit in memory together."""
-        return np.array_split(rows, -(-len(rows) // _TOGETHER))
+    def small_groups(rows: np.ndarray, most: int = TOGETHER) -> list[np.ndarray]:
+        """Chunks in parts whose gate gradients fit in memory together: so many at most."""
+        return np.array_split(rows, -(-len(rows) // most))
 
     def batches(self, batch_tokens: int, rows: np.ndarray | None = None) -> Iterator[Batch]:
         """All chunks (or the given ones), batch by batch."""

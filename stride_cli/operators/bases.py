@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import assemble, label_signals, signals
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments
@@ -78,7 +79,7 @@ def fit_bases(
     steered = bases_from(model, chunks, names, options, observed)
     # 3. where all of them are whitened, their gates are put in one unit, that of F itself
     if scales_bases(names, options):
-        groups = scaling_groups(chunks, options)
+        groups = scaling_groups(steered, chunks, options)
         scale_bases(steered, *curvature_of_sample(steered, chunks, options, groups))
     return steered
 
@@ -99,24 +100,25 @@ def observe_sample(
     classes = space_classes(names)
     watched = _watched(model, classes, options)
     moments = [Moments() for _ in classes]
-    prediction = torch.zeros(model.vocab_size, dtype=torch.float64)
-    for batch in _told(chunks, "fitting bases", options.batch_tokens, groups):
-        # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
-        _, drawn = signals(
-            watched,
-            batch,
-            sampled=label_uniforms(options.seed, batch),
-            with_inputs=reads_input(classes),
-            with_prediction=True,
-        )
-        assert drawn is not None and drawn.prediction is not None
-        prediction += drawn.prediction.cpu()  # Σ_t p(· | x_<t)
+    prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
+
+    # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
+    def of_drawn(batch: Batch) -> Signals:
+        uniforms, inputs = label_uniforms(options.seed, batch), reads_input(classes)
+        _, drawn = signals(watched, batch, sampled=uniforms, with_inputs=inputs, with_prediction=True)
+        assert drawn is not None
+        return drawn
+
+    batches = _told(chunks, "fitting bases", options.batch_tokens, groups)
+    for batch, drawn in ShrinkingBatches().each(batches, of_drawn):
+        assert drawn.prediction is not None
+        prediction += drawn.prediction  # Σ_t p(· | x_<t)
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
         seen = Observation(batch, drawn, used, batch.scored.to(model.device))
         for cls, own in zip(classes, moments, strict=True):
             cls.observe(seen, own, options)
-    return Observed(moments, prediction)
+    return Observed(moments, prediction.cpu())
 
 
 def bases_from(
@@ -156,9 +158,9 @@ def scales_bases(names: Sequence[str], options: BasisOptions) -> bool:
     return options.damping is not None and all(cls.whitens for cls in space_classes(names))
 
 
-def scaling_groups(chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
+def scaling_groups(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
     """The chunks that `curvature_of_sample` is to see, few at a time."""
-    return chunks.small_groups(_sample(chunks, options.seed, 0, "curvature sample"))
+    return chunks.small_groups(_sample(chunks, options.seed, 0, "curvature sample"), steered.chunks_at_once)
 
 
 def curvature_of_sample(
@@ -167,21 +169,27 @@ def curvature_of_sample(
     """Sums over some groups of the sample, which add up over parts of it: of each space the mean squares of
     its parts' gradients (parts,) float64, and the scored tokens."""
     spaces = steered.spaces
-    totals = [torch.zeros(len(space.parts()), dtype=torch.float64) for space in spaces]
+    device = steered.model.device
+    totals = [torch.zeros(len(space.parts()), dtype=torch.float64, device=device) for space in spaces]
     tokens = 0.0
-    for batch in _told(chunks, "scaling bases", options.batch_tokens, groups):
+
+    def of_drawn(batch: Batch) -> list[torch.Tensor]:
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         _, drawn = signals(steered, batch, sampled=uniforms)
         assert drawn is not None
+        return assemble(spaces, drawn)
+
+    batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
+    for batch, gradients in ShrinkingBatches().each(batches, of_drawn):
         # rows are means over tokens, and Σ_t g_t g_tᵀ has the square of their sum as its expectation
-        weight = batch.scored.double()[:, None] ** 2  # (B, 1)
-        for total, space, gradient in zip(totals, spaces, assemble(spaces, drawn), strict=True):
+        weight = (batch.scored.double()[:, None] ** 2).to(device)  # (B, 1)
+        for total, space, gradient in zip(totals, spaces, gradients, strict=True):
             # tr F / p of each part: the mean square of its gates' gradients
             squares = [gradient[:, part].square().mean(dim=1) for part in space.parts()]  # (B,) each
-            total += (torch.stack(squares, dim=1).double().cpu() * weight).sum(dim=0)
+            total += (torch.stack(squares, dim=1).double() * weight).sum(dim=0)
         tokens += float(batch.scored.sum())
-    return totals, tokens
+    return [total.cpu() for total in totals], tokens
 
 
 def scale_bases(steered: SteeredModel, totals: Sequence[torch.Tensor], tokens: float) -> None:

@@ -1,4 +1,4 @@
-"""What fitting may take of memory: how many tokens go through a model at once."""
+"""What fitting may take of memory: how many tokens go through a model at once, and how many chunks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.operator_space import OperatorSpace
 
 _BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 4096
+_MOST_TOKENS_ON_DEVICE = 16_384  # of fewer, a small model leaves most of a GPU idle
+_GRADIENTS_OF_DEVICE = 32  # the share of a device's memory that gate gradients of one kind may take: 1/32
 # numbers a token, block and width of a block that is differentiated, beside what spaces keep of linear layers
 # inside (`OperatorSpace.kept_numbers`; SmolLM2-135M at every linear layer: 3.5 MB a token)
 DIFFERENTIATED = 24
@@ -31,9 +35,21 @@ def tokens_at_once(
     residual = any(space.site == "residual" for space in found)
     blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
     a_token = 4 * model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)
-    allowed = _BATCH_BYTES
-    if model.device.type == "cuda":
-        import torch
+    if model.device.type != "cuda":
+        return max(1, min(_MOST_TOKENS, _BATCH_BYTES // max(1, a_token)))
+    from stride_cli.operators.device_memory import total_bytes
 
-        allowed = torch.cuda.get_device_properties(model.device).total_memory // 4
-    return max(1, min(_MOST_TOKENS, allowed // max(1, a_token)))
+    return max(1, min(_MOST_TOKENS_ON_DEVICE, total_bytes(model.device) // 4 // max(1, a_token)))
+
+
+def chunks_at_once(device: torch.device, gate_size: int) -> int:
+    """Chunks whose gate gradients are held together: 32 in memory, more where a device has room for them.
+
+    Parameters
+    ----------
+    gate_size : p of all spaces
+    """
+    from stride_cli.data.batches import TOGETHER
+    from stride_cli.operators.device_memory import total_bytes
+
+    return max(TOGETHER, total_bytes(device) // _GRADIENTS_OF_DEVICE // max(1, 4 * gate_size))

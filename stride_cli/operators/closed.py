@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from stride_cli.data.batches import ChunkReader
+from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.operators.bases import fit_bases, label_uniforms
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.opener import Opener
@@ -42,6 +43,7 @@ from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
+from stride_cli.operators.subset_sums import subset_sums
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -334,7 +336,10 @@ def accumulate(
     equalised = len(spaces) > 1 and not on_one_scale(settings)
     n_probe = min(_SPREAD_CHUNKS, n_fisher) if equalised else 0
 
-    sums = [torch.zeros(n_subsets, size) for size in sizes]
+    together = steered.chunks_at_once
+    # gradients of both labels, and what is made of them on the way
+    sums = subset_sums(n_subsets, sizes, steered.model.device, beside=16 * together * steered.gate_size)
+    shrinking = ShrinkingBatches()
     fisher = [
         torch.zeros(n_fisher, size) if needs else None for size, needs in zip(sizes, dense, strict=True)
     ]
@@ -345,48 +350,53 @@ def accumulate(
     if saved is not None and saved.exists():
         state = torch.load(saved, weights_only=True, mmap=False)
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
-        sums, fisher, probes = state["sums"], state["fisher"], state["probes"]
+        fisher, probes = state["fisher"], state["probes"]
+        sums.resume(state["sums"], state.get("turn", 0))
         if projector is not None:
             projector.resume(state["projector"])
     last_saved, pause = time.monotonic(), save_seconds
     total = int(chunks.lengths.sum())
-    with progress("fitting operators", total, unit="tokens") as bar:
-        bar.advance(sum(int(chunks.lengths[group].sum()) for group in plan[:first]))
-        for number in range(first, len(plan)):
-            for rows in chunks.small_groups(plan[number]):
-                batch = chunks.batch(rows)
-                wanted = slot[rows] >= 0
-                draws = any(dense) and wanted.any()
-                uniforms = label_uniforms(settings.seed, batch) if draws else None
-                true, drawn, loss = chunk_gradients(steered, batch, sampled=uniforms)
-                membership = torch.from_numpy(np.asarray(columns[rows]).astype(np.int64))  # (B, d)
-                # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
-                root = batch.scored.sqrt()[:, None]
-                share = chunks.share(batch)
-                true = [gradient.cpu() for gradient in true]
+
+    def gradients(batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
+        draws = not sums.turn and any(dense) and (slot[batch.rows] >= 0).any()
+        return chunk_gradients(
+            steered, batch, sampled=label_uniforms(settings.seed, batch) if draws else None
+        )
+
+    with progress("fitting operators", sums.turns * total, unit="tokens") as bar:
+        done = [plan[step % len(plan)] for step in range(first)]
+        bar.advance(sum(int(chunks.lengths[group].sum()) for group in done))
+        for step in range(first, sums.turns * len(plan)):
+            if step and step % len(plan) == 0:
+                sums.next_turn()
+            group = plan[step % len(plan)]
+            parts = map(chunks.batch, chunks.small_groups(group, together))
+            for batch, (true, drawn, loss) in shrinking.each(parts, gradients):
+                sums.add(columns[batch.rows], true, chunks.share(batch))
+                if sums.turn:  # all else is known since the first
+                    continue
                 if projector is not None:
                     projector.add(batch, true)
+                loss_sum += float(loss.sum())
+                loss_count += int((batch.scored > 0).sum())
+                wanted = slot[batch.rows] >= 0
+                if not wanted.any():
+                    continue
+                # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
+                root = batch.scored.sqrt()[:, None]
+                target, keep = torch.from_numpy(slot[batch.rows][wanted]), torch.from_numpy(wanted)
+                inside = target < n_probe
                 for position, gradient in enumerate(true):
-                    weighted = gradient * share
-                    # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is
-                    # formed; the d-th subsets of all rows together
-                    for draw in range(membership.shape[1]):
-                        sums[position].index_add_(0, membership[:, draw], weighted)
-                    if not wanted.any():
-                        continue
-                    target = torch.from_numpy(slot[rows][wanted])
-                    keep = torch.from_numpy(wanted)
-                    inside = target < n_probe
-                    probes[position][target[inside]] = gradient[keep][inside]
+                    if inside.any():
+                        few = torch.nonzero(keep)[inside, 0].to(gradient.device)
+                        probes[position][target[inside]] = gradient[few].cpu()
                     fisher_rows = fisher[position]
                     if drawn is not None and fisher_rows is not None:
                         fisher_rows[target] = (drawn[position].cpu() * root)[keep]
-                loss_sum += float(loss.sum())
-                loss_count += int((batch.scored > 0).sum())
-            bar.advance(int(chunks.lengths[plan[number]].sum()))
+            bar.advance(int(chunks.lengths[group].sum()))
             if saved is not None and time.monotonic() - last_saved > pause:
-                state = {"next": number + 1, "loss_sum": loss_sum, "loss_count": loss_count}
-                state |= {"sums": sums, "fisher": fisher, "probes": probes}
+                state = {"next": step + 1, "loss_sum": loss_sum, "loss_count": loss_count}
+                state |= {"sums": sums.sums(), "turn": sums.turn, "fisher": fisher, "probes": probes}
                 if projector is not None:
                     state["projector"] = projector.state()
                 started = time.monotonic()
@@ -395,7 +405,7 @@ def accumulate(
                 # K × p may be a gigabyte, and the disk slow
                 if save_seconds:
                     pause = max(save_seconds, 20 * (last_saved - started))
-    return sums, fisher, probes, loss_sum / max(1, loss_count)
+    return sums.sums(), fisher, probes, loss_sum / max(1, loss_count)
 
 
 def on_one_scale(settings: ClosedSettings) -> bool:

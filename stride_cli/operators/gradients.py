@@ -20,6 +20,7 @@ from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.seeding import seeded
 from stride_cli.operators.beginnings import average_residuals
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.signals import Signals
 from stride_cli.operators.steered_model import SteeredModel
@@ -265,6 +266,7 @@ def gradient_products(
     place = np.full(chunks.n_chunks, -1, np.int64)
     place[rows] = np.arange(len(rows))
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
+    moved = [query.to(steered.model.device) for query in queries]
     kept: KeptGradients | None = chunks.kept
     if kept is not None:
         known = kept.known(steered, rows)
@@ -274,8 +276,8 @@ def gradient_products(
             advance(len(known))
         rows = np.setdiff1d(rows, known)
     for batch, gradients in weighted_gradients(steered, chunks, rows, batch_tokens=batch_tokens):
-        for number, (query, gradient) in enumerate(zip(queries, gradients, strict=True)):
-            found[number][:, place[batch.rows]] = (query @ gradient.T).numpy()
+        for number, (query, gradient) in enumerate(zip(moved, gradients, strict=True)):
+            found[number][:, place[batch.rows]] = (query @ gradient.T).cpu().numpy()
         if kept is not None:
             kept.add(steered, batch.rows, gradients)
         if advance is not None:
@@ -286,16 +288,19 @@ def gradient_products(
 def weighted_gradients(
     steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, *, batch_tokens: int | None = None
 ) -> Iterator[tuple[Batch, list[torch.Tensor]]]:
-    """share_i g_i of chunks, batch by batch: one (B, p) float32 on the CPU a space; parameters as above."""
-    tokens = batch_tokens or steered.tokens_at_once
-    groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group))
-    for batch in map(chunks.batch, groups):
-        gradients, share = chunk_gradients(steered, batch)[0], chunks.share(batch)
-        yield batch, [gradient.cpu() * share for gradient in gradients]
+    """share_i g_i of chunks, batch by batch: one (B, p) float32 a space, on the model's device; parameters as
+    above."""
+    tokens, together = batch_tokens or steered.tokens_at_once, steered.chunks_at_once
+    groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group, together))
+    batches = map(chunks.batch, groups)
+    for batch, gradients in ShrinkingBatches().each(batches, lambda part: chunk_gradients(steered, part)[0]):
+        share = chunks.share(batch).to(steered.model.device)
+        yield batch, [gradient * share for gradient in gradients]
 
 
 class KeptGradients:
-    """Gate gradients of chunks that were read, kept for the next query of a process that answers many.
+    """Gate gradients of chunks that were read, kept in memory for the next query of a process that answers
+    many.
 
     A query whose chunks are all here costs its own two passes and products with them. The last digits of
     these depend on the batch in which a chunk was read first.
@@ -322,7 +327,7 @@ class KeptGradients:
         """Keep the gradients of chunks, (B, p) a space."""
         owner = id(steered.operators)
         for at, row in enumerate(rows.tolist()):
-            own = [gradient[at].clone() for gradient in gradients]
+            own = [gradient[at].to("cpu", copy=True) for gradient in gradients]
             size = sum(part.nbytes for part in own)
             if size > self._most:
                 return

@@ -7,6 +7,8 @@ exact. (MNIST MLP, n = 2,000: LDS .34 with drawn labels, .41 with all.)
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -39,7 +41,7 @@ def label_fisher(
 
     Returns
     -------
-    list of (p, p) float64, or of (p,) for spaces of `diagonal_fisher`
+    list of (p, p) float64 on the CPU, or of (p,) for spaces of `diagonal_fisher`
 
     Raises
     ------
@@ -58,10 +60,8 @@ def label_fisher(
         raise UsageError("--curvature exact is for classifiers", fix="use --curvature kronecker or fisher")
     count = min(chunks.n_chunks, max(256, _MAX_GRADIENTS // steered.model.vocab_size))
     rows = np.sort(stream(seed, "label fisher").permutation(chunks.n_chunks)[:count])
-    found = [
-        torch.zeros((space.gate_size,) * (2 if space in whole else 1), dtype=torch.float64)
-        for space in spaces
-    ]
+    double: dict[str, Any] = {"dtype": torch.float64, "device": steered.model.device}
+    found = [torch.zeros((space.gate_size,) * (2 if space in whole else 1), **double) for space in spaces]
     at_once = max(1, _FLOATS // max(1, sum(space.gate_size for space in whole)))
     with progress("Fisher matrix", count, unit="chunks") as bar:
         for batch in chunks.batches(min(batch_tokens, 2 * at_once), rows):
@@ -73,7 +73,7 @@ def label_fisher(
                     else:
                         gradient = next(gradients)
                         own = gradient.T @ (gradient * probability.to(gradient.dtype))
-                    total += own.double().cpu()
+                    total += own.double()
             bar.advance(len(batch.rows))
     for total in found:
         total /= count
@@ -81,7 +81,7 @@ def label_fisher(
             raise NumericalError(
                 "the Fisher matrix is not finite", fix="check the model, or run with --dtype fp32"
             )
-    return found
+    return [total.cpu() for total in found]
 
 
 def solve_exact(

@@ -16,6 +16,7 @@ import torch
 from index_format.errors import IndexExists, IndexMismatch
 from stride_cli.errors import UsageError
 from stride_cli.operators.checkpoints import find_checkpoints, open_stored
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import Projections, Projector
@@ -98,6 +99,7 @@ def project_groups(
     save_seconds: float,
 ) -> None:
     """Hand a projector the gradients of groups of chunks; goes on where an interrupted pass was saved."""
+    shrinking = ShrinkingBatches()
     first, saved = 0, scratch / "projections.pt" if scratch is not None else None
     if saved is not None and saved.exists():
         state = torch.load(saved, weights_only=True, mmap=False)
@@ -107,8 +109,9 @@ def project_groups(
     with progress("projecting chunks", sum(map(len, plan)), unit="chunks") as bar:
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
-            for batch in map(chunks.batch, chunks.small_groups(plan[number])):
-                projector.add(batch, chunk_gradients(steered, batch)[0])
+            parts = map(chunks.batch, chunks.small_groups(plan[number], steered.chunks_at_once))
+            for batch, gradients in shrinking.each(parts, lambda part: chunk_gradients(steered, part)[0]):
+                projector.add(batch, gradients)
             bar.advance(len(plan[number]))
             if saved is not None and time.monotonic() - last_saved > pause:
                 started = time.monotonic()

@@ -32,6 +32,7 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from index_format.shards import ShardedArray
     from stride_cli.data.batches import Batch
+    from stride_cli.operators.device_folding import DeviceFolding
 
 PLANES = 3  # bits of each of a query's numbers: eight find as much
 _CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
@@ -57,6 +58,7 @@ class Folding:
         # places r … 2 r − 1 are those of gates that count negative
         places += count * random.integers(0, 2, len(places))
         self.count = count
+        self._on_device: DeviceFolding | None = None
         self._places = places.astype(np.int32).reshape(copies, size)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
@@ -74,6 +76,14 @@ class Folding:
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
         folded: np.ndarray = sums[:, : self.count] - sums[:, self.count :]
         return folded / np.float32(len(self._places)) ** 0.5
+
+    def on(self, device: torch.device) -> DeviceFolding:
+        """The same for gradients that are on a device, and stay there."""
+        from stride_cli.operators.device_folding import DeviceFolding
+
+        if self._on_device is None:
+            self._on_device = DeviceFolding(self._places, self.count, device)
+        return self._on_device
 
 
 @lru_cache(maxsize=2)  # to draw one takes longer than to use it
@@ -195,8 +205,11 @@ class Projector:
     def add(self, batch: Batch, gradients: Sequence[torch.Tensor]) -> None:
         """The batch's gate gradients g_i, one (B, p) a space."""
         # of the chunk's whole loss: a sum over tokens, which does not change when the corpus grows
-        z = self._folding(gradients) * batch.scored.numpy()[:, None]
-        self._codes[batch.rows], self._step[batch.rows] = encode(z)
+        if gradients[0].device.type == "cpu":
+            found = encode(self._folding(gradients) * batch.scored.numpy()[:, None])
+        else:
+            found = self._folding.on(gradients[0].device).encoded(gradients, batch.scored)
+        self._codes[batch.rows], self._step[batch.rows] = found
 
     def state(self) -> dict[str, torch.Tensor]:
         """What `resume` goes on from; not a copy."""

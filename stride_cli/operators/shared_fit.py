@@ -9,6 +9,7 @@ What is done lies in the fit's scratch directory, which all workers see:
 
     parts.json              how many parts there are; a fit that is gone on with keeps them
     observed-I.pt           sums that the bases are made of
+    before.pt               what was known of tokens before training, where it is (`beginnings`)
     bases.pt, spaces.pt     bases, before and after they are scaled
     range-I/                what range I goes on from when its worker dies (as of a fit in one process)
     sums-I.pt               M G of range I, whole
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 Engine = Callable[[Any, Any, int | None], Generator[tuple[int, Any], None, None]]
 _Job = tuple[str, int, int]  # "observe", "scale" or "sum"; the number of the part, of how many
 
+_BEFORE = "before.pt"
 RANGES_A_WORKER = 4  # so that no worker waits long for the last
 _SUMS_BYTES = 4 << 30  # of all ranges' sums on disk, unless there are workers that would have none
 PARTS = 16  # where the number of workers is the cluster's
@@ -309,9 +311,9 @@ class RangeFitter(RangeWorker):
 
     def _scale(self, number: int, count: int) -> tuple[list[list[float]], float]:
         model, chunks, _ = self._open()
-        options = basis_options(self.settings)
-        groups = part_of(scaling_groups(chunks, options), chunks.lengths, number, count)
-        totals, tokens = curvature_of_sample(self.steered(model, "bases.pt"), chunks, options, groups)
+        options, steered = basis_options(self.settings), self.steered(model, "bases.pt")
+        groups = part_of(scaling_groups(steered, chunks, options), chunks.lengths, number, count)
+        totals, tokens = curvature_of_sample(steered, chunks, options, groups)
         return [total.tolist() for total in totals], tokens
 
     def _sum(self, number: int, count: int) -> None:
@@ -320,6 +322,10 @@ class RangeFitter(RangeWorker):
         if target.exists():  # the worker died between this and its answer
             return
         steered = self.steered(model, "spaces.pt")
+        before = self.folder / _BEFORE
+        whole.before = (
+            torch.load(before, weights_only=True, mmap=True)["before"].numpy() if before.exists() else None
+        )
         chunks = ChunkRange(whole, number, count)
         groups = chunks.plan(self.settings.batch_tokens)
         rows = np.sort(np.concatenate(groups)) if groups else np.zeros(0, np.int64)
@@ -398,6 +404,9 @@ class SharedFit:
         StrideError         a worker died again and again over the same work
         """
         self._folder.mkdir(exist_ok=True)
+        if self._settings.residuals == "average" and self._chunks.before is not None:
+            known = torch.from_numpy(np.array(self._chunks.before))
+            save_atomically({"before": known}, self._folder / _BEFORE)
         try:
             return self._summed(self._bases())
         finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from stride_cli.operators.budget import tokens_at_once
+from stride_cli.operators.budget import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.spaces import reads_input
 
@@ -73,6 +73,11 @@ class SteeredModel:
     def tokens_at_once(self) -> int:
         """Padded tokens of a batch whose gate gradients are taken."""
         return tokens_at_once(self.model, self.spaces, self.layer)
+
+    @property
+    def chunks_at_once(self) -> int:
+        """Chunks whose gate gradients are held together."""
+        return chunks_at_once(self.model.device, self.gate_size)
 
     def entry_states(
         self, ids: torch.Tensor, *, with_inputs: bool = False

@@ -1,0 +1,65 @@
+"""Projections made on a device: the folding and the signs of `projections`, with gradients staying there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+_NUMBERS = 64 << 20  # gathered at once
+
+
+class DeviceFolding:
+    """What `Folding` says, of gradients on a device.
+
+    Each of the r numbers is the sum of a list of gates, gathered: nothing is added to from two sides at once,
+    so that signs are the same each time.
+
+    Parameters
+    ----------
+    places : (copies, p) int32      where each gate goes: j or, where it counts negative, r + j
+    count : r
+    device : torch.device
+    """
+
+    def __init__(self, places: np.ndarray, count: int, device: torch.device) -> None:
+        copies, size = places.shape
+        flat = places.reshape(-1).astype(np.int64)
+        order = np.argsort(flat % count, kind="stable")
+        gates = np.bincount(flat % count, minlength=count)  # of each number
+        # (r, m): the gates of each number, one after the other; those that have one fewer end with a 0
+        row = np.repeat(np.arange(count), gates)
+        within = np.arange(len(flat)) - np.repeat(np.cumsum(gates) - gates, gates)
+        which = np.zeros((count, int(gates.max())), np.int64)
+        signs = np.zeros(which.shape, np.float32)
+        which[row, within] = order % size
+        signs[row, within] = np.where(flat[order] < count, 1.0, -1.0)
+        self._shape = which.shape
+        self._which = torch.from_numpy(which.reshape(-1)).to(device)
+        self._signs = torch.from_numpy(signs).to(device)
+        self._root = float(np.float32(copies) ** 0.5)
+
+    def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One (B, p) a space → (B, r) float32."""
+        whole = torch.cat([gradient.float() for gradient in gradients], dim=1)
+        at_once = max(1, _NUMBERS // len(self._which))
+        parts = [
+            torch.einsum(
+                "brm,rm->br", rows.index_select(1, self._which).view(len(rows), *self._shape), self._signs
+            )
+            for rows in whole.split(at_once)
+        ]
+        return torch.cat(parts).div_(self._root)
+
+    def encoded(
+        self, gradients: Sequence[torch.Tensor], scored: torch.Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`projections.encode` of gradients times scored (B,): only codes and steps leave the device."""
+        z = self(gradients) * scored[:, None].to(self._signs.device)
+        size = z.abs().sum(dim=1)
+        step = torch.where(size > 0, z.square().sum(dim=1) / size, 0)
+        weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8).to(z.device)
+        bits = (z > 0).view(len(z), -1, 8).to(torch.uint8)
+        codes = (bits * weights).sum(dim=2, dtype=torch.uint8)
+        return codes.cpu().numpy(), step.float().cpu().numpy()

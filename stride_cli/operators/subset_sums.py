@@ -1,0 +1,167 @@
+"""``M G`` while it is added up, where the gradients are: in memory, or as products on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from stride_cli.operators.device_memory import free_bytes, gigabytes, total_bytes
+from stride_cli.output import note
+
+_COLUMNS = 64 << 20  # numbers of a product that are made at once
+_HEAD = 2 << 30  # blocks of logits, and what is made of them
+
+
+class SubsetSums:
+    """(M G)_k = Σ_{i ∈ A_k} share_i g_i of K subsets, space by space, in memory.
+
+    Parameters
+    ----------
+    n_subsets : K
+    sizes : p of each space
+
+    Attributes
+    ----------
+    turns : int      passes over the corpus that it takes: each adds up some of the subsets
+    turn : int       the one that is going on, from 0
+    """
+
+    turns = 1
+
+    def __init__(self, n_subsets: int, sizes: Sequence[int]) -> None:
+        self.turn = 0
+        self._sums = [torch.zeros(n_subsets, size) for size in sizes]
+
+    def add(self, columns: np.ndarray, gradients: Sequence[torch.Tensor], share: torch.Tensor) -> None:
+        """Some chunks' gradients.
+
+        Parameters
+        ----------
+        columns : (B, d) integers       the subsets of each chunk
+        gradients : (B, p) float32 a space
+        share : (B, 1) float32, on the CPU      how much each chunk weighs
+        """
+        membership = torch.from_numpy(np.asarray(columns).astype(np.int64))  # (B, d)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            weighted = gradient * share
+            # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is formed;
+            # the d-th subsets of all rows together
+            for draw in range(membership.shape[1]):
+                total.index_add_(0, membership[:, draw], weighted)
+
+    def next_turn(self) -> None:
+        """Begin with further subsets, all chunks having been added."""
+        self.turn += 1
+
+    def resume(self, sums: list[torch.Tensor], turn: int) -> None:
+        """Go on from what `sums` gave in that turn."""
+        self._sums, self.turn = sums, turn
+
+    def sums(self) -> list[torch.Tensor]:
+        """(K, p) float32 a space, on the CPU; not a copy. Of subsets whose turn has not come, zeros."""
+        return self._sums
+
+
+class DeviceSums(SubsetSums):
+    """The same on a device, float32: as many subsets at once as its memory has room for.
+
+    What a batch adds is the product of K × B weights with its B × p gradients, of those subsets alone that
+    hold one of its chunks where these are few. No number is added to from two sides at once, so that a run
+    is the same each time.
+
+    Parameters
+    ----------
+    device : torch.device
+    rows : int       subsets at once
+    """
+
+    def __init__(self, n_subsets: int, sizes: Sequence[int], device: torch.device, rows: int) -> None:
+        super().__init__(n_subsets, sizes)
+        self.turns = -(-n_subsets // max(1, rows))
+        self._rows = -(-n_subsets // self.turns)  # turns of one size
+        self._held = [torch.zeros(self._rows, size, device=device) for size in sizes]
+
+    def add(self, columns: np.ndarray, gradients: Sequence[torch.Tensor], share: torch.Tensor) -> None:
+        first = self.turn * self._rows
+        columns = np.asarray(columns).astype(np.int64)
+        chunk, draw = np.nonzero((columns >= first) & (columns < first + self._rows))
+        if not len(chunk):
+            return
+        touched, place = np.unique(columns[chunk, draw] - first, return_inverse=True)
+        few = 2 * len(touched) < self._rows  # a product apart, and then added, moves twice the bytes
+        weights = np.zeros((len(touched) if few else self._rows, len(columns)), np.float32)
+        weights[place if few else touched[place], chunk] = share.numpy()[chunk, 0]
+        device = self._held[0].device
+        M, rows = torch.from_numpy(weights).to(device), torch.from_numpy(touched).to(device)
+        at_once = max(1, _COLUMNS // len(weights))
+        for held, gradient in zip(self._held, gradients, strict=True):
+            if not few:
+                held.addmm_(M, gradient)
+                continue
+            for start in range(0, gradient.shape[1], at_once):
+                some = slice(start, start + at_once)
+                held[:, some].index_add_(0, rows, M @ gradient[:, some])
+
+    def next_turn(self) -> None:
+        self.sums()
+        super().next_turn()
+        for held in self._held:
+            held.zero_()
+
+    def resume(self, sums: list[torch.Tensor], turn: int) -> None:
+        super().resume(sums, turn)
+        for total, held in zip(self._sums, self._held, strict=True):
+            part = total[self._now]
+            held[: len(part)].copy_(part)
+
+    def sums(self) -> list[torch.Tensor]:
+        for total, held in zip(self._sums, self._held, strict=True):
+            part = total[self._now]
+            part.copy_(held[: len(part)])
+        return self._sums
+
+    @property
+    def _now(self) -> slice:
+        return slice(self.turn * self._rows, (self.turn + 1) * self._rows)
+
+
+def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, beside: int = 0) -> SubsetSums:
+    """What adds up gradients of that device; says beforehand what it takes of the device's memory.
+
+    Parameters
+    ----------
+    beside : bytes that are about to be taken of it beside a batch: gradients that are held together
+    """
+    if device.type == "cpu":
+        return SubsetSums(n_subsets, sizes)
+    rows = rows_at_once(n_subsets, sum(sizes), device, beside=beside)
+    gates, free = sum(sizes), free_bytes(device)
+    made = DeviceSums(n_subsets, sizes, device, rows)
+    of_free = "" if free is None else f" of {gigabytes(free)} that are free"
+    whole = f"{n_subsets:,} subsets × {gates:,} gates"
+    if made.turns == 1:
+        note(f"{whole} are added up on {device}: {_needs(n_subsets, gates)}{of_free}")
+    else:
+        rows = -(-n_subsets // made.turns)
+        note(
+            f"{whole}, {_needs(n_subsets, gates)}, are more than {device} has room for: {made.turns} passes "
+            f"over the corpus, {rows:,} subsets each, {_needs(rows, gates)}{of_free}; a smaller --rank or "
+            "--buckets needs fewer"
+        )
+    return made
+
+
+def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside: int = 0) -> int:
+    """How many subsets' sums a device has room for, beside a batch on its way through the model; 1 at least,
+    K where its memory is not known."""
+    free = free_bytes(device)
+    if free is None:
+        return n_subsets
+    room = free - total_bytes(device) // 4 - _HEAD - beside  # a quarter: see `budget.tokens_at_once`
+    return max(1, min(n_subsets, room // max(1, 4 * gate_size)))
+
+
+def _needs(rows: int, gates: int) -> str:
+    return gigabytes(4 * rows * gates)
