@@ -347,8 +347,9 @@ def accumulate(
     plan = chunks.plan(settings.batch_tokens)
     first, loss_sum, loss_count = 0, 0.0, 0
     saved = scratch / "closed-pass.pt" if scratch is not None else None
-    if saved is not None and saved.exists():
-        state = torch.load(saved, weights_only=True, mmap=False)
+    state = torch.load(saved, weights_only=True, mmap=False) if saved is not None and saved.exists() else None
+    # one of other turns, of a device that had more room or less, is begun again
+    if state is not None and state.get("turns", 1) == sums.turns:
         first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
         fisher, probes = state["fisher"], state["probes"]
         sums.resume(state["sums"], state.get("turn", 0))
@@ -396,7 +397,8 @@ def accumulate(
             bar.advance(int(chunks.lengths[group].sum()))
             if saved is not None and time.monotonic() - last_saved > pause:
                 state = {"next": step + 1, "loss_sum": loss_sum, "loss_count": loss_count}
-                state |= {"sums": sums.sums(), "turn": sums.turn, "fisher": fisher, "probes": probes}
+                state |= {"sums": sums.sums(), "turn": sums.turn, "turns": sums.turns}
+                state |= {"fisher": fisher, "probes": probes}
                 if projector is not None:
                     state["projector"] = projector.state()
                 started = time.monotonic()

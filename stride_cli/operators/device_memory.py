@@ -31,9 +31,9 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def gigabytes(count: int) -> str:
+def size_in_words(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 1e9:.2g} GB" if count < 1e10 else f"{count / 1e9:.0f} GB"
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 class ShrinkingBatches:

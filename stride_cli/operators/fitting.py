@@ -27,7 +27,7 @@ class FitRun:
     ----------
     scratch : directory, or None      where an interrupted fit continues from
     save_seconds : float              how often it is saved there
-    base : path or None               of the model before its training; None: what its recipe says, if anything
+    base : path or None               of the model before its training; None: what its recipe says
     crew : Crew or None               who goes over the corpus (closed); None: this process
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stride_cli.operators.device_memory import free_bytes, gigabytes, total_bytes
+from stride_cli.operators.device_memory import free_bytes, size_in_words, total_bytes
 from stride_cli.output import note
 
 _COLUMNS = 64 << 20  # numbers of a product that are made at once
@@ -139,7 +139,7 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     rows = rows_at_once(n_subsets, sum(sizes), device, beside=beside)
     gates, free = sum(sizes), free_bytes(device)
     made = DeviceSums(n_subsets, sizes, device, rows)
-    of_free = "" if free is None else f" of {gigabytes(free)} that are free"
+    of_free = "" if free is None else f" of {size_in_words(free)} that are free"
     whole = f"{n_subsets:,} subsets × {gates:,} gates"
     if made.turns == 1:
         note(f"{whole} are added up on {device}: {_needs(n_subsets, gates)}{of_free}")
@@ -164,4 +164,4 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
 
 
 def _needs(rows: int, gates: int) -> str:
-    return gigabytes(4 * rows * gates)
+    return size_in_words(4 * rows * gates)

@@ -3,6 +3,7 @@ turn or several, interrupted, and with batches that had to be halved."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,7 @@ def test_sums_on_a_device_are_those_in_memory(
 def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     model, chunks: ChunkReader, columns, in_memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real_sums = closed.subset_sums
     monkeypatch.setattr(
         closed, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
     )
@@ -102,9 +104,14 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     monkeypatch.setattr(closed, "gate_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, SETTINGS, scratch=tmp_path, save_seconds=0)
+    stopped = shutil.copytree(tmp_path, tmp_path / "stopped")
     found = fit_closed(model, chunks, columns, K, SETTINGS, scratch=tmp_path, save_seconds=0)
     assert calls == 3 * batches + 1  # three turns, and the batch that was not added
     assert_same_fit(found, in_memory)
+    # where there is room for all subsets at once, the pass begins again
+    monkeypatch.setattr(closed, "subset_sums", real_sums)
+    assert_same_fit(fit_closed(model, chunks, columns, K, SETTINGS, scratch=stopped), in_memory)
+    assert calls == 4 * batches + 1
 
 
 def test_batches_are_halved_where_memory_runs_out(
@@ -175,7 +182,7 @@ def test_turns_are_planned_by_what_is_free_and_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(subset_sums, "DeviceSums", lambda *given: planned)
     subset_sums.subset_sums(1000, [1 << 22], device, beside=2 * gigabyte)
     told = capsys.readouterr().err
-    assert "4 passes over the corpus, 250 subsets each, 4.2 GB of 13 GB that are free" in told
+    assert "4 passes over the corpus, 250 subsets each, 4.2 GB of 12.9 GB that are free" in told
 
 
 def test_memory_of_the_cpu_is_not_asked_for() -> None:
