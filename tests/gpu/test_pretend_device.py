@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils import backend_registration
 
 from tests.prepared import Prepared
@@ -68,3 +69,28 @@ def test_a_fit_and_a_query_stay_on_the_device(prepared: Prepared) -> None:
 def test_every_path_stays_on_the_device(prepared: Prepared) -> None:
     # as another device rounds: what is compared is not a matter of the last digits
     assert assert_all_agree(prepared, "--rounding", "1e-6") == 10
+
+
+@pytest.mark.slow  # a fit, readings and measurements through Python at each operator
+def test_the_benchmark_runs_and_keeps_its_records(prepared: Prepared, tmp_path: Path) -> None:
+    command = PATHS.parents[1] / "benchmarks" / "__main__.py"
+    out = tmp_path / "gpu.jsonl"
+    line = ["gpu", "--device", "pretend", "--tiny", "--path", "generation", "--out", str(out)]
+    done = prepared.run([str(command), *line], cwd=PATHS.parents[2], check=True)
+    records = [json.loads(record) for record in done.stdout.splitlines()]
+    assert [json.loads(record) for record in out.read_text().splitlines()] == records
+    path, rates, whole = records
+    assert path["path"] == "generation" and path["ok"]
+    assert set(rates["share_of_bare_rate"]) == {"fit", "fit, the pass alone", "read", "linear", "exact"}
+    assert rates["gpu"] is None and rates["device"] == "pretend" and 8_000 < rates["gates"] < 12_000
+    assert "fine-tuning" in whole["left_out"] and whole["seconds"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_benchmark_says_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.benchmarks import gpu
+
+    assert gpu.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: no GPU is here: torch ") and "\nfix: " in said.err
