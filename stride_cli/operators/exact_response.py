@@ -12,13 +12,15 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.errors import QueryError
-from stride_cli.operators.gates import gate_rows
+from stride_cli.operators.device_memory import total_bytes
+from stride_cli.operators.gates import gate_rows_on
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 _LOGIT_BYTES = 256 << 20
+_OF_DEVICE = 64  # the share of a device's memory that logits may take where that is more: 1/64
 _FEW_CLASSES = 1024
 _HEAD_NUMBERS = 1 << 22  # logits of steered rows held at once
 _AGREEMENT = 0.999
@@ -82,13 +84,12 @@ def measure_exact(
                 entrance = entrance.run_through(steered)  # the blocks say the same for every subset
             losses = partial(_losses, steered, entrance, share)
             base = None if central else losses(None)[0]
-            limit = max(1, _LOGIT_BYTES // (4 * model.vocab_size * len(scored)))
+            logit_bytes = max(_LOGIT_BYTES, total_bytes(model.device) // _OF_DEVICE)
+            limit = max(1, logit_bytes // (4 * model.vocab_size * len(scored)))
             size = max(1, min(batch_size, limit))
             for start in range(0, len(chosen), size):
                 picked = chosen[start : start + size]
-                gates = [
-                    torch.from_numpy(gate_rows(gate, picked)).to(model.device) for gate in operators.gates
-                ]
+                gates = [gate_rows_on(gate, picked, model.device) for gate in operators.gates]
                 if central:
                     scaled = [gate * operators.step for gate in gates]
                     change = (losses([-gate for gate in scaled]) - losses(scaled)) / (2 * operators.step)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 _BLOCK = 256  # numbers that share a scale
 _ROWS_AT_ONCE = 16
@@ -61,6 +64,20 @@ def gate_rows(gates: Gates, rows: np.ndarray | slice) -> np.ndarray:
         widen(values, np.ascontiguousarray(gates.scale[rows]), wide)
         return wide
     return np.asarray(gates[rows], dtype=np.float32)
+
+
+def gate_rows_on(gates: Gates, rows: np.ndarray, device: torch.device) -> torch.Tensor:
+    """`gate_rows` on a device; packed ones are widened there, and a quarter of the bytes is moved."""
+    import torch
+
+    if device.type == "cpu" or not isinstance(gates, PackedGates):
+        return torch.from_numpy(gate_rows(gates, rows)).to(device)
+    return widened(*(torch.from_numpy(part[rows]).to(device) for part in (gates.values, gates.scale)))
+
+
+def widened(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``values[k, j] · scale[k, j // 256]``: (k, p) int8, (k, ⌈p / 256⌉) float32 → (k, p) float32."""
+    return values.float() * scale.repeat_interleave(_BLOCK, dim=1)[:, : values.shape[1]]
 
 
 def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch, RememberingBatch
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gates import gate_responses
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.steered_model import SteeredModel
@@ -59,8 +61,8 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
     rows = max(1, steered.tokens_at_once // batch.ids.shape[1])
     gradients: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
     losses: list[np.ndarray] = []
-    for start in range(0, len(batch.ids), rows):
-        found, _, loss = gate_gradients(steered, batch.take(slice(start, start + rows)))
+    parts = (batch.take(slice(start, start + rows)) for start in range(0, len(batch.ids), rows))
+    for _, (found, _, loss) in ShrinkingBatches().each(parts, partial(gate_gradients, steered)):
         for kept, gradient in zip(gradients, found, strict=True):
             kept.append(gradient.cpu())
         losses.append(loss.cpu().numpy())

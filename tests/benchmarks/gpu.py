@@ -2,12 +2,12 @@
 
     python -m tests.benchmarks gpu --out tests/benchmarks/results/gpu.jsonl
 
-(a) Every path of the fit, the query and the reading, compared with the CPU (`tests.gpu.device_paths`). (b)
-For models of 135 M, .5 B and 1.5 B random weights in bf16, K = 1,000 subsets of chunks of 128 tokens and about
-10⁶ gates: tokens a second of the fit (whole, and of the pass over the corpus alone), of reading, of exact and
-linear measurement, each against a bare forward and backward pass into every parameter; the most memory that
-each took; the bare pass's share of the card's bf16 peak, as its maker states it and as a product of two
-8,192² matrices reaches it. How many chunks there are, the bare pass decides: a few seconds of it.
+(a) Every path of the fit, the query and the reading, compared with the CPU (`tests.gpu.device_paths`).
+(b) For models of 135 M, .5 B and 1.5 B random weights in bf16, K = 1,000 subsets, chunks of 128 tokens and
+about 10⁶ gates: tokens a second of the fit (whole, and of the pass over the corpus alone), of reading, of
+exact and linear measurement, each against a bare forward and backward pass into every parameter; the most
+memory that each took; the bare pass's share of the card's bf16 peak, as its maker states it and as a product
+of two 8,192² matrices reaches it. How many chunks there are, the bare pass decides: a few seconds of it.
 
 Left out: fine-tuning on halves of a corpus and comparing methods by it (issue 23, 6c), which takes hours;
 `stride evaluate` does it. `--device cpu --tiny` and `--device pretend --tiny` run the same at no size.

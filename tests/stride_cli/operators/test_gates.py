@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from stride_cli.operators.gates import (
     gate_responses,
     gate_rows,
     mean_square_length,
+    widened,
 )
 from stride_cli.operators.steered_model import SteeredModel
 
@@ -38,6 +40,8 @@ def test_packed_gates_act_as_the_rounded_matrix(count: int, size: int, queries: 
     packed = PackedGates.of(plain)
     rounded = gate_rows(packed, slice(None))
     assert rounded.dtype == np.float32 and packed.shape == plain.shape and len(packed) == count
+    as_on_a_device = widened(torch.from_numpy(packed.values), torch.from_numpy(packed.scale))
+    np.testing.assert_array_equal(as_on_a_device.numpy(), rounded)
     # half a step of the block's scale at most
     steps = np.repeat(packed.scale, 256, axis=1)[:, :size]
     assert (np.abs(rounded - plain) <= 0.5001 * steps).all()
