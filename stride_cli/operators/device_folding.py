@@ -44,12 +44,10 @@ class DeviceFolding:
         """One (B, p) a space → (B, r) float32."""
         whole = torch.cat([gradient.float() for gradient in gradients], dim=1)
         at_once = max(1, _NUMBERS // len(self._which))
-        parts = [
-            torch.einsum(
-                "brm,rm->br", rows.index_select(1, self._which).view(len(rows), *self._shape), self._signs
-            )
-            for rows in whole.split(at_once)
-        ]
+        parts = []
+        for rows in whole.split(at_once):
+            gathered = rows.index_select(1, self._which).view(len(rows), *self._shape)  # (b, r, m)
+            parts.append(gathered.mul_(self._signs).sum(dim=2))
         return torch.cat(parts).div_(self._root)
 
     def encoded(
