@@ -11,6 +11,7 @@ from stride_cli.operators.device_memory import free_bytes, size_in_words, total_
 from stride_cli.output import note
 
 _COLUMNS = 64 << 20  # numbers of a product that are made at once
+_MOST_TURNS = 4  # of more, a device's gradients are rather moved and added up in memory
 _HEAD = 2 << 30  # blocks of logits, and what is made of them
 
 
@@ -45,7 +46,7 @@ class SubsetSums:
         """
         membership = torch.from_numpy(np.asarray(columns).astype(np.int64))  # (B, d)
         for total, gradient in zip(self._sums, gradients, strict=True):
-            weighted = gradient * share
+            weighted = gradient.cpu() * share
             # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is formed;
             # the d-th subsets of all rows together
             for draw in range(membership.shape[1]):
@@ -136,21 +137,26 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     """
     if device.type == "cpu":
         return SubsetSums(n_subsets, sizes)
-    rows = rows_at_once(n_subsets, sum(sizes), device, beside=beside)
     gates, free = sum(sizes), free_bytes(device)
-    made = DeviceSums(n_subsets, sizes, device, rows)
+    rows = rows_at_once(n_subsets, gates, device, beside=beside)
+    turns = -(-n_subsets // rows)
+    each = -(-n_subsets // turns)
+    whole = f"{n_subsets:,} subsets × {gates:,} gates, {_needs(n_subsets, gates)},"
     of_free = "" if free is None else f" of {size_in_words(free)} that are free"
-    whole = f"{n_subsets:,} subsets × {gates:,} gates"
-    if made.turns == 1:
-        note(f"{whole} are added up on {device}: {_needs(n_subsets, gates)}{of_free}")
-    else:
-        rows = -(-n_subsets // made.turns)
+    if turns == 1:
+        note(f"{whole} are added up on {device}{of_free}")
+    elif turns <= _MOST_TURNS:
         note(
-            f"{whole}, {_needs(n_subsets, gates)}, are more than {device} has room for: {made.turns} passes "
-            f"over the corpus, {rows:,} subsets each, {_needs(rows, gates)}{of_free}; a smaller --rank or "
-            "--buckets needs fewer"
+            f"{whole} are more than {device} has room for: {turns} passes over the corpus, {each:,} subsets "
+            f"each, {_needs(each, gates)}{of_free}; a smaller --rank or --buckets needs fewer"
         )
-    return made
+    else:
+        note(
+            f"{whole} are added up in memory: {device} would need {turns} passes over the corpus{of_free}; a "
+            "smaller --rank or --buckets needs fewer"
+        )
+        return SubsetSums(n_subsets, sizes)
+    return DeviceSums(n_subsets, sizes, device, rows)
 
 
 def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside: int = 0) -> int:

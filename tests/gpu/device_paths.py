@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -62,6 +63,13 @@ class Paths:
         steered = SteeredModel.of(self.model, fitted)
         found = [*measure_linear_with_loss(steered, self.chunks.batch(np.arange(8)))]
         return found if fitted.projections is None else [*found, fitted.projections.step]
+
+    def closed_with_room_for(self, rows: int) -> list[np.ndarray]:
+        """As `closed`, on a device that has room for so many subsets."""
+        from stride_cli.operators import subset_sums
+
+        with mock.patch.object(subset_sums, "rows_at_once", lambda *given, **named: rows):
+            return self.closed("mlp-matrix+logit", project=64)
 
     def query(self) -> list[np.ndarray]:
         """Linear and exact measurement, reading, estimates by projections."""
@@ -192,6 +200,8 @@ def paths() -> dict[str, Callable[[Paths], list[np.ndarray]]]:
         "closed, linear-matrix": lambda on: on.closed("linear-matrix+residual-matrix"),
         "closed, fisher": lambda on: on.closed("residual+logit", curvature="fisher"),
         "closed, on one spread": lambda on: on.closed("residual+logit"),
+        "closed, in three turns": lambda on: on.closed_with_room_for(5),
+        "closed, added up in memory": lambda on: on.closed_with_room_for(1),
         "projections": Paths.projections,
         "sgd": Paths.sgd,
         "classifier": Paths.labels,

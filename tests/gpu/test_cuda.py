@@ -22,19 +22,6 @@ def test_cuda_and_cpu_agree(name: str) -> None:
     assert record["difference"] <= TOLERANCE
 
 
-def test_sums_take_the_turns_that_memory_leaves(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """With next to nothing of the device's memory free: a subset or two at a time, and the same gates."""
-    from stride_cli.operators import subset_sums
-    from tests.gpu.device_paths import K, Paths
-
-    wanted = Paths("cpu").closed("mlp-matrix+logit", project=64)
-    monkeypatch.setattr(subset_sums, "rows_at_once", lambda *given, **named: 5)
-    found = Paths("cuda").closed("mlp-matrix+logit", project=64)
-    for own, expected in zip(found, wanted, strict=True):
-        assert abs(own - expected).max() <= TOLERANCE * abs(expected).max()
-    assert f"{-(-K // 5)} passes over the corpus" in capsys.readouterr().err
-
-
 def test_out_of_memory_halves_batches() -> None:
     """A batch that needs more than there is left of the device's memory."""
     from stride_cli.operators.device_memory import ShrinkingBatches, free_bytes

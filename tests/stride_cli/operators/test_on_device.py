@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,7 +169,7 @@ def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.Monk
 
 
 def test_turns_are_planned_by_what_is_free_and_told(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    device: Any = SimpleNamespace(type="cuda", __str__=lambda: "cuda:0")
+    device = torch.device("cuda:0")
     gigabyte = 1 << 30
     monkeypatch.setattr(subset_sums, "total_bytes", lambda device: 16 * gigabyte)
     monkeypatch.setattr(subset_sums, "free_bytes", lambda device: 12 * gigabyte)
@@ -178,11 +177,16 @@ def test_turns_are_planned_by_what_is_free_and_told(monkeypatch: pytest.MonkeyPa
     assert rows_at_once(1000, 1 << 20, device, beside=2 * gigabyte) == 1000
     assert rows_at_once(1000, 1 << 22, device, beside=2 * gigabyte) == 256
     assert rows_at_once(1000, 1 << 31, device) == 1
-    planned = SimpleNamespace(turns=4)
-    monkeypatch.setattr(subset_sums, "DeviceSums", lambda *given: planned)
-    subset_sums.subset_sums(1000, [1 << 22], device, beside=2 * gigabyte)
+    monkeypatch.setattr(subset_sums, "DeviceSums", lambda count, sizes, device, rows: rows)
+    assert subset_sums.subset_sums(200, [1 << 22], device, beside=2 * gigabyte) == 200
+    assert "3.4 GB, are added up on cuda:0 of 12.9 GB that are free" in capsys.readouterr().err
+    assert subset_sums.subset_sums(1000, [1 << 22], device, beside=2 * gigabyte) == 256
     told = capsys.readouterr().err
     assert "4 passes over the corpus, 250 subsets each, 4.2 GB of 12.9 GB that are free" in told
+    # a device that has next to no room
+    monkeypatch.setattr(subset_sums, "free_bytes", lambda device: 5 * gigabyte)
+    assert type(subset_sums.subset_sums(40, [8], device)) is SubsetSums
+    assert "are added up in memory" in capsys.readouterr().err
 
 
 def test_memory_of_the_cpu_is_not_asked_for() -> None:
