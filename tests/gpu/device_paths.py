@@ -85,12 +85,12 @@ class Paths:
         batch = self.chunks.batch(np.arange(3))
         found = [*measure_linear_with_loss(steered, batch)]
         operators.step = 0.1
-        found.append(measure_exact(steered, batch))
+        found.append(measure_exact(steered, batch.take(slice(0, 2)), batch_size=K))
         # gates as large ones are stored, which a device widens itself
         kept, packed = operators.gates, [PackedGates.of(gate) for gate in operators.gates]
         answers = []
         for operators.gates in (packed, [gate_rows(gate, slice(None)) for gate in packed]):
-            answers.append(measure_exact(steered, batch, subsets=np.arange(3)))
+            answers.append(measure_exact(steered, batch.take(slice(0, 1)), subsets=np.arange(3)))
         np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-6)
         operators.gates = kept
         asked = query_gradients(steered, [batch])

@@ -10,10 +10,10 @@ Importing this registers the device in the process, for good: only processes of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -53,26 +53,40 @@ class Held(torch.Tensor):
 _MOVES = {"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"}
 
 
-def _moved(value: Any) -> Any:
-    return value.raw if isinstance(value, Held) else value
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """What an operator takes or gives, its tensors changed; torch's own trees take four times as long."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        parts = [_mapped(part, change) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value  # operators have no tensors deeper down
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator: on what the arguments hold; RuntimeError where the CPU's are among them."""
     name = func._schema.name
-    flat, _ = pytree.tree_flatten((args, kwargs))
-    held = [value for value in flat if isinstance(value, Held)]
+    held: list[Held] = []
+    others: list[torch.Tensor] = []
+
+    def raw(value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, Held):
+            held.append(value)
+            return value.raw
+        others.append(value)
+        return value
+
+    raw_args = _mapped(args, raw)
+    raw_kwargs = {key: _mapped(value, raw) for key, value in kwargs.items()}
     to = kwargs.get("device")
     onto = to is not None and torch.device(to).type == NAME
     if name not in _MOVES:
-        others = [value for value in flat if isinstance(value, torch.Tensor) and not isinstance(value, Held)]
         for value in others:
             if value.ndim:
                 raise RuntimeError(
                     f"{name}: expected all tensors on the same device, found {NAME}:0 and {value.device} "
                     f"of shape {tuple(value.shape)}"
                 )
-    raw_args, raw_kwargs = pytree.tree_map(_moved, (args, kwargs))
     if "device" in raw_kwargs and raw_kwargs["device"] is not None:
         raw_kwargs = {**raw_kwargs, "device": torch.device("cpu")}
     found = func(*raw_args, **raw_kwargs)
@@ -86,14 +100,12 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         found.mul_(1 + rounding * (2 * torch.rand(found.shape) - 1))
     by_raw = {id(value.raw): value for value in held}
 
-    def wrap(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def wrap(value: torch.Tensor) -> Held:
         known = by_raw.get(id(value))
         assert known is None or known.shape == value.shape, f"{name} has resized a tensor"
         return Held(value) if known is None else known
 
-    return pytree.tree_map(wrap, found)
+    return _mapped(found, wrap)
 
 
 class _Module:
