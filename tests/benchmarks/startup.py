@@ -64,7 +64,9 @@ print(json.dumps(times))
 # a query whose model and tokenizer are transformers' own
 THEIRS = """
 import sys
-from stride_cli.models.language import checkpoint, tokenizer
+from stride_cli.startup import without_collection
+with without_collection():  # as Session.open imports it
+    from stride_cli.models.language import checkpoint, tokenizer
 checkpoint.load_own = tokenizer.own_tokenizer = lambda *given: None
 from stride_cli.__main__ import main
 sys.argv[0] = "stride"
