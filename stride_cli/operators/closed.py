@@ -176,7 +176,7 @@ def fit_closed(
         found = _one_pass(model, chunks, columns, n_subsets, settings, scratch, save_seconds)
     else:
         assert scratch is not None
-        found = crew.passes(model, chunks, n_subsets, settings, scratch, save_seconds)
+        found = crew.passes(model, chunks, (n_subsets, columns.shape[1]), settings, scratch, save_seconds)
     steered, sums, fisher, probes = found.steered, found.sums, found.fisher, found.probes
     curvature = _label_fisher(steered, chunks, settings) if settings.curvature == "exact" else None
     if settings.trajectory:

@@ -60,6 +60,8 @@ _Job = tuple[str, int, int]  # "observe", "scale" or "sum"; the number of the pa
 
 _BEFORE = "before.pt"
 RANGES_A_WORKER = 4  # so that no worker waits long for the last
+_LARGE_SUMS = 64 << 20  # bytes: from there on a range has so many chunks of every subset, where it can be
+_MEMBERS_A_RANGE = 8
 _SUMS_BYTES = 4 << 30  # of all ranges' sums on disk, unless there are workers that would have none
 PARTS = 16  # where the number of workers is the cluster's
 
@@ -127,13 +129,13 @@ class Crew:
         self,
         model: AttributableModel,
         chunks: ChunkReader,
-        n_subsets: int,
+        design: tuple[int, int],
         settings: ClosedSettings,
         scratch: Path,
         save_seconds: float,
     ) -> CorpusPass:
         """See `SharedFit`."""
-        return SharedFit(self, model, chunks, n_subsets, settings, scratch, save_seconds).run()
+        return SharedFit(self, model, chunks, design, settings, scratch, save_seconds).run()
 
     def at(self, checkpoint: str, design_seed: int) -> Crew:
         """The same, for a further checkpoint."""
@@ -364,7 +366,8 @@ class SharedFit:
     crew : Crew
     model : AttributableModel      as the workers open it
     chunks : ChunkReader           all of the index
-    n_subsets, settings : as of `fit_closed`
+    design : K, and how many of the subsets a chunk is in
+    settings : as of `fit_closed`
     scratch : Path                 that all workers see
     save_seconds : float
     """
@@ -374,13 +377,14 @@ class SharedFit:
         crew: Crew,
         model: AttributableModel,
         chunks: ChunkReader,
-        n_subsets: int,
+        design: tuple[int, int],
         settings: ClosedSettings,
         scratch: Path,
         save_seconds: float,
     ) -> None:
         self._crew, self._model, self._chunks = crew, model, chunks
-        self._n_subsets, self._settings = n_subsets, settings
+        self._n_subsets, self._degree = design
+        self._settings = settings
         self._folder = scratch.absolute() / "shared"
         self._fitter = RangeFitter(
             crew.place,
@@ -389,7 +393,7 @@ class SharedFit:
             save_seconds,
             4 * model.n_parameters,
             settings=settings,
-            n_subsets=n_subsets,
+            n_subsets=self._n_subsets,
         )
         self._counts = Counts(self._folder)
         self._groups: list[list[_Job]] = []
@@ -506,6 +510,10 @@ class SharedFit:
     def _count_ranges(self, workers: int, need: int) -> int:
         groups = len(self._chunks.plan(self._settings.batch_tokens))
         each = min(RANGES_A_WORKER, _SUMS_BYTES // max(1, need) // workers)  # as many for every worker
+        if need > _LARGE_SUMS:
+            # to make, write and read K × p numbers takes what adding a few gradients to each of them takes
+            members = self._chunks.n_chunks * self._degree / self._n_subsets
+            each = min(each, int(members / _MEMBERS_A_RANGE / workers))
         return max(1, min(max(1, each) * workers, groups))
 
     def _tell(self, need: int, count: int) -> None:
