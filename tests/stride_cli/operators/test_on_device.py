@@ -91,7 +91,7 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
         closed, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
     )
     batches = len(chunks.plan(SETTINGS.batch_tokens))
-    real, calls = closed.gate_gradients, 0
+    real, calls = closed.chunk_gradients, 0
 
     def dies(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -100,7 +100,7 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
             raise KeyboardInterrupt
         return real(*given, **named)
 
-    monkeypatch.setattr(closed, "gate_gradients", dies)
+    monkeypatch.setattr(closed, "chunk_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, SETTINGS, scratch=tmp_path, save_seconds=0)
     stopped = shutil.copytree(tmp_path, tmp_path / "stopped")
