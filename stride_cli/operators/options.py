@@ -155,6 +155,7 @@ class ClosedOptions(FitOptions):
         "now (final).",
         choices=("average", "final"),
         setting=True,
+        example="final",
         panel=MORE,
     )
     base: str | None = option(
