@@ -186,7 +186,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
         if isinstance(value, dict) and value.get("schema") == "stride.answer/1"
     )
     documents = [hit["document"] for hit in answer["hits"]]
-    assert len(documents) == 10 and "history/french-revolution" in documents
+    assert documents[0] == "history/french-revolution"  # others may all be below the mean document
     # a benchmark of which half is in the corpus, and a hit to be proved: fewer models than by default,
     # and each of a tenth of the steps
     items = [{"id": q["id"], "text": q["text"][:80]} for q in history[:4] + history[-4:]]

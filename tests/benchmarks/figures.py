@@ -452,6 +452,39 @@ def everything(suite: str) -> str:
     return markdown(lines)
 
 
+CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("stride", ("stride:stored=true",)),
+    ("direct readout", ("direct",)),
+    ("direct readout, `--residuals final`", ("direct:residuals=final",)),
+    ("EK-FAC of the MLPs", ("ekfac",)), ("EK-FAC of all layers", ("ekfac:layers=all",)),
+    ("TrackStar", ("trackstar",)), ("LoGRA", ("logra",)), ("TRAK", ("trak",)), ("GradDot", ("graddot",)),
+    ("RDS", ("rds",)), ("FeatSim", ("featsim",)),
+    ("MiniLM embeddings", ("embeddings",)), ("shared pairs of tokens (`pairs`)", ("pairs",)),
+    ("TF-IDF of pairs of words", ("tfidf",)), ("TF-IDF of words", ("tfidf:ngrams=1",)), ("BM25", ("bm25",)),
+    ("chance", ("chance",)),
+)  # fmt: skip
+
+
+def causes_table() -> str:
+    """Suites of known causes: each measure's mean ± standard error over queries; in bold the best."""
+    columns = (
+        ("facts: Recall@10", "suites/facts", "recall.2"), ("Recall@50", "suites/facts", "recall.3"),
+        ("MRR", "suites/facts", "mrr"), ("habits: AUPRC", "suites/habits", "auprc"),
+    )  # fmt: skip
+    found = [
+        [next((_at(each, field) for name in names for each in pick(suite, method=name)), None)
+         for _, suite, field in columns]
+        for _, names in CAUSES
+    ]  # fmt: skip
+    best = [max(each["mean"] for each in column if each) for column in zip(*found, strict=True)]
+    lines = [[""] + [heading for heading, _, _ in columns]]
+    for (label, _), row in zip(CAUSES, found, strict=True):
+        shown = ["" if each is None else f"{figure(each['mean'])} ± {figure(each['se'])}" for each in row]
+        top = [each is not None and each["mean"] == most for each, most in zip(row, best, strict=True)]
+        lines.append([label, *(f"**{text}**" if bold else text for text, bold in zip(shown, top, strict=True))])
+    return markdown(lines)
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table, its first line the heading."""
     heading, *rows = lines
@@ -482,6 +515,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "estimates": estimates_table,
     "estimates_wikitext": partial(estimates_table, "frontier_wikitext"),
     "projections": projections_table,
+    "causes": causes_table,
     "recovery": recovery_table,
     "solvers": solvers_table,
 }

@@ -50,12 +50,14 @@ def fitted(trained: Path, other: Path, tmp_path_factory: pytest.TempPathFactory)
     """An index with operators of two models, without projections."""
     index = tmp_path_factory.mktemp("fitted") / "run.stride"
     shutil.copytree(trained / "run.stride", index)
+    (index.parent / "model").symlink_to(trained / "model")
     api.train(index, api.ClosedOptions(**QUICK, checkpoints=[other], project=0), device="cpu", dtype="fp32")
     return index
 
 
 @pytest.fixture
 def copied(fitted: Path, tmp_path: Path) -> Path:
+    (tmp_path / "model").symlink_to(fitted.parent / "model")
     return Path(shutil.copytree(fitted, tmp_path / "run.stride"))
 
 

@@ -157,6 +157,7 @@ def test_a_worker_that_is_killed_costs_a_part_of_its_range(
 
     monkeypatch.setattr(engines, "available_cores", lambda: 2)
     target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
+    (tmp_path / "model").symlink_to(trained / "model")
     killed: list[int] = []
 
     def kill_one() -> None:
@@ -189,6 +190,7 @@ def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
 def test_a_fit_that_is_killed_whole_goes_on(trained: Path, tmp_path: Path, prepared: Prepared) -> None:
     """The command and all its workers, over the bases and over the ranges: what was there stays."""
     target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
+    (tmp_path / "model").symlink_to(trained / "model")
     line = "--rank 6 --project 48 --save-seconds 0 --device cpu --dtype fp32 --no-calibration --workers 2"
     folder = target / "operators.partial/scratch/shared"
     stamps: dict[Path, int] = {}
