@@ -481,7 +481,9 @@ def causes_table() -> str:
     for (label, _), row in zip(CAUSES, found, strict=True):
         shown = ["" if each is None else f"{figure(each['mean'])} ± {figure(each['se'])}" for each in row]
         top = [each is not None and each["mean"] == most for each, most in zip(row, best, strict=True)]
-        lines.append([label, *(f"**{text}**" if bold else text for text, bold in zip(shown, top, strict=True))])
+        lines.append(
+            [label, *(f"**{text}**" if bold else text for text, bold in zip(shown, top, strict=True))]
+        )
     return markdown(lines)
 
 
