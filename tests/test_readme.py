@@ -197,7 +197,8 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     short = {**recipe, "epochs": recipe["epochs"] / 10, "steps": recipe["steps"] // 10}
     (shell.directory / "short.json").write_text(json.dumps(short), encoding="utf-8")
     (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1 --recipe short.json"))
-    assert proved["schema"].startswith("stride.verify_hit/") and len(proved["documents"]) == 3
+    assert proved["schema"].startswith("stride.verify_hit/")
+    assert proved["documents"][0]["document"] == "history/french-revolution"
     (shell.directory / "task.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items[:2]))
     shell(SELECT)
     chosen_for_task = (shell.directory / "selection/chosen.jsonl").read_text(encoding="utf-8")

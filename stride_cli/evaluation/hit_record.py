@@ -50,11 +50,14 @@ def verify_hit(
         index, loaded = session.index, session.model
         answer = session.query(asked.prompt, options, response=asked.response, span=asked.span)
         query, hits = answer.query, answer.supporters
-        if len(hits) < options.top:
+        if not hits:
             raise UsageError(
-                f"{len(hits)} documents support this response, and --top is {options.top}",
-                fix=f"try --top {len(hits)}" if hits else "ask for documents by id: --documents a,b",
+                "no document supports this response (expected one or more, to be trained without)",
+                fix="ask for documents by id: --documents a,b",
             )
+        if len(hits) < options.top:
+            which = "1 document supports" if len(hits) == 1 else f"{len(hits)} documents support"
+            note(f"{which} this response, not {options.top}: the model is trained without {len(hits)}")
         chosen = np.array([hit.document for hit in hits], np.int64)
         influences = [hit.influence for hit in hits]
         backfilled = sum(hit.backfilled for hit in hits)

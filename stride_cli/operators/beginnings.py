@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.data.residual_codes import packed
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.files import find_offline
@@ -90,7 +91,10 @@ def know_beginnings(
 
 
 def _recorded_base(model: AttributableModel) -> str | None:
-    """The model that a fine-tuning began from, by its recipe; None of others, and where it is gone."""
+    """The model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others, and
+    where it is gone."""
+    if model.path is not None and is_adapter(model.path):
+        return base_name(Path(model.path).expanduser())[0]
     recipe = None if model.classes or model.path is None else read_recipe(model.path)
     if recipe is None or recipe.base is None:
         return None

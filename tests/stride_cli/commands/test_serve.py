@@ -552,10 +552,12 @@ def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
             ended = client.delete(f"/verify/{more['id']}").json()
             assert ended["state"] == "cancelled" and time.monotonic() - begun < 15
             assert _events(client, more["id"])[-1][1]["state"] == "cancelled"
-            # of a response that no two documents support
-            bad = client.post("/verify", json={"prompt": "a", "response": "b", "top": 60, "read": 0}).json()
+            # there are not as many others
+            lines = (tmp_path / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+            every = [json.loads(line)["id"] for line in lines]
+            bad = client.post("/verify", json={"prompt": PROMPT, "documents": every}).json()
             kind, told = _events(client, bad["id"])[-2]
-            assert kind == "error" and "documents support this response" in told["message"] and told["fix"]
+            assert kind == "error" and f"removing {len(every)} documents" in told["message"] and told["fix"]
         finally:
             small.stop()
             thread.join(20)
