@@ -143,6 +143,7 @@ print(before.measured(nothing).memory_bytes, MemoryPeak().measured(nothing).memo
 """
 
 
+@pytest.mark.slow
 def test_memory_peaks_are_seen_though_they_pass() -> None:
     """In a process of its own: here malloc may hand out again what earlier tests have left resident."""
     done = subprocess.run([sys.executable, "-c", _PEAKS], capture_output=True, text=True, check=True)
