@@ -176,6 +176,12 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     return field(default=default, metadata={_KEY: About(help, **about)})
 
 
+def engine_option() -> Any:
+    """The option of where work is done that several workers share: see `stride_cli.training.engines`."""
+    about = "Processes of this machine, or tasks of a Ray cluster."
+    return option("local", about, choices=("local", "ray"), listed=True, panel=MORE)
+
+
 def kinds_of(hint: Any) -> tuple[type, ...]:
     """The types of a hint: ``float | None`` → (float, NoneType); any sequence of several → list."""
     if isinstance(hint, UnionType) or get_origin(hint) is Union:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection
 from stride_cli.corpus.ranges import Range
 from stride_cli.errors import UsageError
-from stride_cli.options import MORE, Options, option
+from stride_cli.options import MORE, Options, engine_option, option
 
 DEFAULT_BLOCK_SIZE = 512
 MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
@@ -85,13 +85,7 @@ class BuildOptions(DesignOptions):
         low=1,
         panel=MORE,
     )
-    engine: str = option(
-        "local",
-        "Processes of this machine, or tasks of a Ray cluster.",
-        choices=("local", "ray"),
-        listed=True,
-        panel=MORE,
-    )
+    engine: str = engine_option()
     overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")
     commit_seconds: float = option(
         2.0, "How often progress is saved: what a kill can cost.", low=0, panel=MORE

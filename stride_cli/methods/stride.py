@@ -328,17 +328,15 @@ class DirectReadout:
 
 
 def _options_for(options: Any, checkpoints: str | None) -> Any:
-    """Checkpoints are a sum over training themselves: in each, tokens count as they are."""
-    if checkpoints is None or not isinstance(options, ClosedOptions) or options.residuals is not None:
-        return options
-    return replace(options, residuals="final")
+    """Options that know of the checkpoints which these methods are given apart: defaults depend on them."""
+    return options if checkpoints is None else replace(options, checkpoints=tuple(checkpoints.split("|")))
 
 
 def _know_beginnings(workspace: Workspace, settings: Any) -> None:
     """Once for all methods of a comparison, and not at all where the index knows them."""
     from stride_cli.operators.beginnings import know_beginnings
 
-    if getattr(settings, "residuals", "final") == "average" and workspace.chunks.before is None:
+    if workspace.chunks.before is None:
         know_beginnings(workspace.model, workspace.chunks, settings)
 
 

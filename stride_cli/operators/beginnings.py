@@ -9,7 +9,7 @@ says what it is.
 
 from __future__ import annotations
 
-import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,17 @@ import torch
 from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.data.residual_codes import packed
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.language.files import find_offline
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.loading import model_fingerprint
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.opener import Opener
+from stride_cli.operators.saving import save_atomically
 from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
-    from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
 
 _LEAST = 1e-9  # a model that is surer of a token is taken to be so sure: what is smaller is lost to rounding
@@ -36,7 +39,7 @@ def average_residuals(residual: torch.Tensor, before: torch.Tensor | float = 1.0
     """How many times as large as at its end a token's residual was on average over training.
 
     The mean of its beginning and its end; residuals that fell exponentially would have the logarithmic mean,
-    which gives what was learnt by heart too little (measured: docs/benchmarks.md).
+    which gives what was learnt by heart too little.
 
     Parameters
     ----------
@@ -57,6 +60,7 @@ def know_beginnings(
     *,
     base: str | None = None,
     scratch: Path | None = None,
+    save_seconds: float = 60.0,
 ) -> None:
     """Let chunks know ρ₀ of their tokens, where a fit asks for it and there is a model before training.
 
@@ -67,6 +71,7 @@ def know_beginnings(
     settings : ClosedSettings or SgdSettings
     base : path of the model before training; default: what a fine-tuning's recipe says, where it is there
     scratch : directory, optional       where an interrupted pass continues from
+    save_seconds : float                how often the pass is saved there
 
     Raises
     ------
@@ -87,7 +92,9 @@ def know_beginnings(
             f"{model.tokenizer_fingerprint}, that of '{model.path}')",
             fix="give the model that the training began from (--base), or --residuals final",
         )
-    chunks.before = measure_beginnings(before, chunks, batch_tokens=settings.batch_tokens, scratch=scratch)
+    chunks.before = measure_beginnings(
+        before, chunks, batch_tokens=settings.batch_tokens, scratch=scratch, save_seconds=save_seconds
+    )
 
 
 def _recorded_base(model: AttributableModel) -> str | None:
@@ -115,7 +122,12 @@ def _recorded_base(model: AttributableModel) -> str | None:
 
 
 def measure_beginnings(
-    base: AttributableModel, chunks: ChunkReader, *, batch_tokens: int, scratch: Path | None = None
+    base: AttributableModel,
+    chunks: ChunkReader,
+    *,
+    batch_tokens: int,
+    scratch: Path | None = None,
+    save_seconds: float = 60.0,
 ) -> np.ndarray:
     """ρ₀ of every token by one forward pass of the model before training; (N,) uint8, see `packed`.
 
@@ -125,40 +137,39 @@ def measure_beginnings(
     chunks : ChunkReader
     batch_tokens : int                  padded tokens at once
     scratch : directory, optional       where an interrupted pass continues from
+    save_seconds : float                how often the pass is saved there
 
     Raises
     ------
     NumericalError      a loss is not finite
+    StorageError        the pass cannot be saved
     """
     plan = chunks.plan(batch_tokens)
     found, first = np.zeros(int(chunks.offsets[-1]), np.uint8), 0
-    place = None if scratch is None else scratch / "before.npy"
-    state = None if scratch is None else scratch / "before.json"
-    if place is not None and state is not None:
-        if state.exists():
-            first, found = json.loads(state.read_text()), np.lib.format.open_memmap(place, mode="r+")
-        else:
-            found = np.lib.format.open_memmap(place, mode="w+", dtype=np.uint8, shape=found.shape)
+    saved = None if scratch is None else scratch / "before.pt"
+    if saved is not None and saved.exists():
+        state = torch.load(saved, weights_only=True, mmap=False)
+        first, found = state["next"], state["before"].numpy()
+    last_saved, shrinking = time.monotonic(), ShrinkingBatches()
     with progress("reading the model before training", chunks.n_chunks, unit="chunks") as bar:
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
-            for rows, residuals in _residuals(base, chunks, plan[number]):
-                for row, residual in zip(rows.tolist(), residuals, strict=True):
+            batches = [chunks.batch(plan[number])]
+            for batch, residuals in shrinking.each(batches, lambda part: _residuals(base, part)):
+                for row, residual in zip(batch.rows.tolist(), residuals, strict=True):
                     start, stop = int(chunks.offsets[row]), int(chunks.offsets[row + 1])
                     found[start:stop] = packed(residual[: stop - start])
             bar.advance(len(plan[number]))
-            if state is not None and (number % 64 == 63 or number + 1 == len(plan)):
-                found.flush()  # type: ignore[attr-defined]
-                state.write_text(json.dumps(number + 1))
+            due = number + 1 == len(plan) or time.monotonic() - last_saved > save_seconds
+            if saved is not None and due:
+                save_atomically({"next": number + 1, "before": torch.from_numpy(found)}, saved)
+                last_saved = time.monotonic()
     return found
 
 
 @torch.no_grad()
-def _residuals(base: AttributableModel, chunks: ChunkReader, rows: np.ndarray) -> Any:
-    """Of a few chunks, (B, T) float64 each time; 1 where a token is not scored."""
-    from stride_cli.models.head import check_finite, head_blocks
-
-    batch = chunks.batch(rows)
+def _residuals(base: AttributableModel, batch: Batch) -> np.ndarray:
+    """Of the tokens of a few chunks, (B, T) float64; 1 where a token is not scored."""
     ids = batch.ids.to(base.device)
     final = base.continue_from(base.hidden(ids, base.n_layers), base.n_layers)
     residuals = torch.ones(ids.shape, dtype=torch.float64)
@@ -166,8 +177,7 @@ def _residuals(base: AttributableModel, chunks: ChunkReader, rows: np.ndarray) -
     for block in head_blocks(base, final, ids, batch.weights.to(base.device), tracked=False):
         with block.labelled(ids[block.rows, block.after]) as found:
             losses.append(found.surprise.sum(dim=1))
-            residuals[block.rows, block.after] = torch.where(
-                block.weight > 0, found.doubt, torch.ones_like(found.doubt)
-            ).cpu()
+            known = torch.where(block.weight > 0, found.doubt, 1.0)
+            residuals[block.rows, block.after] = known.cpu()
     check_finite(torch.cat(losses), batch)
-    yield batch.rows, residuals.numpy()
+    return residuals.numpy()

@@ -156,7 +156,14 @@ def fit_with_checkpoints(
     scratch = writer.scratch_path("pass").parent
     done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
     opener = Opener.like(models[0])
-    know_beginnings(models[0], chunks, settings_for(models[0]), base=run.base, scratch=scratch)
+    know_beginnings(
+        models[0],
+        chunks,
+        settings_for(models[0]),
+        base=run.base,
+        scratch=scratch,
+        save_seconds=run.save_seconds,
+    )
     for number in range(len(done), 1 + len(checkpoints)):
         begun = time.perf_counter()
         if number:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stride_cli.corpus.gate_budget import MOST_PROJECTED, check_projection, default_projection
 from stride_cli.errors import UsageError
-from stride_cli.options import MORE, PAPER, Options, entries, option, refuse_foreign
+from stride_cli.options import MORE, PAPER, Options, engine_option, entries, option, refuse_foreign
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -37,13 +37,7 @@ class FitRunOptions(Options):
         low=1,
         panel=MORE,
     )
-    engine: str = option(
-        "local",
-        "Processes of this machine, or tasks of a Ray cluster.",
-        choices=("local", "ray"),
-        listed=True,
-        panel=MORE,
-    )
+    engine: str = engine_option()
 
     @property
     def in_ranges(self) -> bool:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from index_format.durable import replace_file
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.bases import (
     Observed,
@@ -547,9 +548,7 @@ class Counts:
         """What is known, or is chosen and known from now on."""
         if kind not in self.known:
             self.known[kind] = choose()
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.known))
-            temporary.replace(self._path)
+            replace_file(self._path, json.dumps(self.known).encode())
         return self.known[kind]
 
 

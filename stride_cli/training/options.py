@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stride_cli.errors import UsageError
-from stride_cli.options import MORE, Options, option
+from stride_cli.options import MORE, Options, engine_option, option
 
 SCHEDULES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("muon+adamw", "adamw")
@@ -168,13 +168,7 @@ class ColumnOptions(Options):
 class EngineOptions(Options):
     """Where models are retrained: see `stride_cli.training.retraining.retrain`."""
 
-    engine: str = option(
-        "local",
-        "Processes of this machine, or tasks of a Ray cluster.",
-        choices=("local", "ray"),
-        listed=True,
-        panel=MORE,
-    )
+    engine: str = engine_option()
     workers: int | None = option(
         None, "Trained at the same time; default: one a processor or GPU.", low=1, panel=MORE
     )

@@ -81,12 +81,11 @@ def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: b
     # interrupted after its first batches, it gives the same
     whole = np.array(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path))
     assert np.array_equal(whole, found)
-    half = np.lib.format.open_memmap(tmp_path / "before.npy", mode="r+")
-    first = chunks.plan(64)[:2]
-    left = np.concatenate([np.arange(chunks.offsets[row], chunks.offsets[row + 1]) for row in first[0]])
-    half[np.setdiff1d(np.arange(len(half)), left)] = 77
-    half.flush()
-    (tmp_path / "before.json").write_text("1")
+    first = chunks.plan(64)[0]
+    left = np.concatenate([np.arange(chunks.offsets[row], chunks.offsets[row + 1]) for row in first])
+    half = torch.full((len(found),), 77, dtype=torch.uint8)
+    half[left] = torch.from_numpy(found[left])
+    torch.save({"next": 1, "before": half}, tmp_path / "before.pt")
     assert np.array_equal(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path), found)
 
 
