@@ -75,6 +75,7 @@ class ClosedSettings:
     stability : λ_stab
     residuals : "average": a chunk's tokens count as on average over training (`average_residuals`), or
         "final"
+    normalize : chunks' gradients are divided by their lengths to this power (`chunk_gradients`)
     project : bytes that are kept of every chunk's own gradient (`projections`); whitened bases only
     batch_tokens : padded tokens in one forward pass
     seed : names every random stream
@@ -90,6 +91,7 @@ class ClosedSettings:
     trajectory: tuple[tuple[str, float], ...] = ()
     stability: float = 1.0
     residuals: str = "final"
+    normalize: float = 0.0
     project: int = 0
     batch_tokens: int = 4096
     seed: int = 0
@@ -97,8 +99,12 @@ class ClosedSettings:
 
 def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
     """The model with the operator spaces that these settings ask for: bases of this model and corpus."""
-    fitted = fit_bases(model, chunks, settings.spaces, basis_options(settings))
-    return replace(fitted, averaged=settings.residuals == "average")
+    return weighed(fit_bases(model, chunks, settings.spaces, basis_options(settings)), settings)
+
+
+def weighed(steered: SteeredModel, settings: ClosedSettings) -> SteeredModel:
+    """The same, with chunks' tokens and chunks counting as these settings say."""
+    return replace(steered, averaged=settings.residuals == "average", normalized=settings.normalize)
 
 
 def basis_options(settings: ClosedSettings) -> BasisOptions:
@@ -212,6 +218,7 @@ def fit_closed(
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
         averaged=steered.averaged,
+        normalized=steered.normalized,
         projections=found.projections,
         log={"loss": np.asarray([found.loss])},
     )

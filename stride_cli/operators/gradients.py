@@ -64,9 +64,19 @@ def chunk_gradients(
     """`gate_gradients` of training chunks: what operators, projections and readings are made of.
 
     Where the model is `averaged`, a token counts as on average over training, and not as at its end
-    (`stride_cli.operators.beginnings`); the losses are those at its end.
+    (`stride_cli.operators.beginnings`); the losses and the gradients of drawn labels are those at its end.
+    Where it is `normalized` by e, g_i is divided by |s_i g_i|^e, with s_i the row's scored tokens and the
+    length taken over all spaces: a gradient twice as large is not twice the influence.
     """
-    return _gradients(steered, *signals(steered, batch, sampled=sampled, averaged=steered.averaged))
+    true, drawn, loss = _gradients(
+        steered, *signals(steered, batch, sampled=sampled, averaged=steered.averaged)
+    )
+    if steered.normalized:
+        lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in true])  # no (B, p) is copied
+        whole = torch.linalg.vector_norm(lengths, dim=0) * batch.scored.to(lengths)
+        factor = whole.clamp_min(torch.finfo(whole.dtype).tiny).pow(-steered.normalized)[:, None]
+        true = [each.mul_(factor) for each in true]
+    return true, drawn, loss
 
 
 def _gradients(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
+_NORMALIZE = 0.25  # of 0, .15, .25, .35 and .5, by every second query of the suite of instructions
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class ClosedOptions(FitOptions):
     damping : γ relative to the mean eigenvalue
     curvature : how the Fisher matrix is taken
     residuals : how chunks' tokens count
+    normalize : how far chunks' gradients are brought to one length
     base : path of the model before its training
     project : bytes that are kept of every chunk's own gradient, to choose what a query reads
     batch_tokens : padded tokens in one forward pass
@@ -150,6 +152,16 @@ class ClosedOptions(FitOptions):
         choices=("average", "final"),
         setting=True,
         example="final",
+        panel=MORE,
+    )
+    normalize: float | None = option(
+        None,
+        "closed: divide each chunk's gradient by its length to this power, 0 (as it is) … 1 (all of one "
+        "length). [0.25; classifiers and --checkpoints: 0]",
+        low=0,
+        high=1,
+        setting=True,
+        example=0.25,
         panel=MORE,
     )
     base: str | None = option(
@@ -339,6 +351,7 @@ def _closed(
         "batch_tokens": options.batch_tokens or tokens_at_once(model, classes, common["layer"]),
         "stability": options.stability,
         "residuals": options.residuals,
+        "normalize": options.normalize,
     }
     if classifier and exact and of_weights:
         network: Any = model
@@ -362,8 +375,13 @@ def _closed(
         allowed = is_whitened(chosen) and not classifier
         projected = default_projection(index.n_chunks) if allowed else 0
     # checkpoints are a sum over training themselves
-    by_heart = options.residuals is None and is_whitened(chosen) and not (classifier or options.checkpoints)
-    return replace(chosen, project=projected, residuals="average" if by_heart else chosen.residuals)
+    if is_whitened(chosen) and not (classifier or options.checkpoints):
+        chosen = replace(
+            chosen,
+            residuals=options.residuals or "average",
+            normalize=_NORMALIZE if options.normalize is None else options.normalize,
+        )
+    return replace(chosen, project=projected)
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:

@@ -41,6 +41,7 @@ _SETTINGS = {
     "damping": "damping",
     "curvature": "curvature",
     "residuals": "residuals",
+    "normalize": "normalize",
     "seed": "seed",
 }  # option → what of the operators' settings it decides
 
@@ -223,7 +224,8 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
         )
     # without projections: what else would be fitted may not allow them, but is there already
     wanted = asdict(resolve_settings(replace(options, project=0), model, index))
-    settings = {"residuals": "final", **stored["settings"]}  # the first operators did not say
+    # the first operators did not say
+    settings = {"residuals": "final", "normalize": 0.0, **stored["settings"]}
     for name, field in _SETTINGS.items():
         found, asked = settings[field], wanted[field]
         asked = list(asked) if isinstance(asked, tuple) else asked

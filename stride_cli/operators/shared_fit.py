@@ -43,7 +43,7 @@ from stride_cli.operators.bases import (
     scales_bases,
     scaling_groups,
 )
-from stride_cli.operators.closed import ClosedSettings, CorpusPass, accumulate, basis_options
+from stride_cli.operators.closed import ClosedSettings, CorpusPass, accumulate, basis_options, weighed
 from stride_cli.operators.projections import Projections, Projector
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.second_moments import Moments
@@ -293,8 +293,7 @@ class RangeFitter(RangeWorker):
         """The model with the spaces of bases.pt or spaces.pt."""
         stored = torch.load(self.folder / name, weights_only=True)["spaces"]
         spaces = [_space_of(*each).to(model.device).requires_grad_(False) for each in stored]
-        averaged = self.settings.residuals == "average"
-        return SteeredModel(model, spaces, self.settings.layer, averaged=averaged)
+        return weighed(SteeredModel(model, spaces, self.settings.layer), self.settings)
 
     def keep(self, steered: SteeredModel, name: str) -> None:
         """Write what `steered` reads."""

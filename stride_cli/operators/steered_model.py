@@ -31,7 +31,8 @@ class SteeredModel:
     layer : int                             residual spaces act after this many blocks
     fitted : Operators or None              gates of K subsets in these spaces; None while they are fitted
     averaged : bool                         chunks' tokens count as on average over training
-                                            (`gradients.average_residuals`)
+                                            (`beginnings.average_residuals`)
+    normalized : float                      chunks' gradients are divided by their lengths to this power
     """
 
     model: AttributableModel
@@ -39,12 +40,13 @@ class SteeredModel:
     layer: int
     fitted: Operators | None = None
     averaged: bool = False
+    normalized: float = 0.0
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
         """By fitted operators, whose bases go to the model's device."""
         spaces = [space.to(model.device) for space in operators.spaces]
-        return cls(model, spaces, operators.layer, operators, operators.averaged)
+        return cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
 
     @property
     def operators(self) -> Operators:

@@ -49,6 +49,7 @@ class Operators:
     direct_scale : float or None        of closed forms with whitened gates: times g_i · g_x, the response to
                                         chunk i alone; None where gates are not sums over chunks' gradients
     averaged : bool                     of chunks' tokens as on average over training, not as at its end
+    normalized : float                  chunks' gradients are divided by their lengths to this power
     projections : Projections or None   a few bytes of every chunk's own gradient
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
@@ -62,6 +63,7 @@ class Operators:
     step: float = 1.0
     direct_scale: float | None = None
     averaged: bool = False
+    normalized: float = 0.0
     projections: Projections | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -117,6 +119,7 @@ class Operators:
             "step": self.step,
             "direct_scale": self.direct_scale,
             "averaged": self.averaged,
+            "normalized": self.normalized,
             "coverage": self.coverage,
             "gate_size": self.gate_size,
             **about(self.projections),
@@ -157,6 +160,7 @@ class Operators:
             step=float(attributes["step"]),
             direct_scale=attributes.get("direct_scale"),
             averaged=bool(attributes.get("averaged", False)),
+            normalized=float(attributes.get("normalized", 0.0)),
             projections=read_projections(arrays, attributes),
             log=log,
         )

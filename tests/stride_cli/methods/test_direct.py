@@ -168,7 +168,7 @@ def test_of_several_checkpoints_each_query_is_added_at_unit_spread(task_and_quer
     task, queries = task_and_queries
     found = []
     for spec in (
-        "direct:shrink=false,residuals=final",
+        "direct:shrink=false,residuals=final,normalize=0",
         f"direct:shrink=false,checkpoints={task.model.path}|{task.model.path}",
     ):
         method = open_method(spec)

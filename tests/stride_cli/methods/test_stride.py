@@ -72,7 +72,8 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
 
     task, queries = task_and_queries
     path = task.model.path
-    small = "space=logit,subsets=16,degree=3,shrink=false,read=0,residuals=final"  # checkpoints' default
+    # checkpoints' default
+    small = "space=logit,subsets=16,degree=3,shrink=false,read=0,residuals=final,normalize=0"
     one = fitted(task, f"stride:{small}")
     first = score_all(one, queries)
     method = fitted(task, f"stride:{small},checkpoints={path}|{path}")

@@ -66,6 +66,25 @@ def test_a_chunk_is_the_sum_of_its_tokens_each_as_it_was_on_average(model, name:
         assert (found - plain).norm() > 0.1 * plain.norm()
 
 
+def test_chunks_gradients_are_brought_to_one_length_as_far_as_asked(model) -> None:
+    chunks = ChunkReader(MemoryIndex(6))
+    spaces = [make_space(model, "mlp-matrix"), make_space(model, "token-logit")]
+    batch = chunks.batch(np.arange(6))
+    plain, _, _ = chunk_gradients(SteeredModel(model, spaces, LAYER, averaged=True), batch)
+    lengths = torch.cat(plain, dim=1).norm(dim=1) * batch.scored
+    assert lengths.max() > 1.2 * lengths.min()
+    for power in (0.25, 1.0):
+        steered = SteeredModel(model, spaces, LAYER, averaged=True, normalized=power)
+        found, drawn, _ = chunk_gradients(steered, batch, sampled=np.full(batch.ids.shape, 0.3))
+        for one, other in zip(found, plain, strict=True):
+            torch.testing.assert_close(one, other / lengths[:, None] ** power)
+        assert drawn is not None  # the Fisher matrix is that of all tokens as they are
+        unchanged = gate_gradients(steered, batch, sampled=np.full(batch.ids.shape, 0.3))[1]
+        torch.testing.assert_close(drawn, unchanged, rtol=0, atol=0)
+    empty = replace(batch, weights=torch.zeros_like(batch.weights))
+    assert all(not each.any() for each in chunk_gradients(steered, empty)[0])
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: bool) -> None:
     base, chunks = tiny_model(seed=5), ChunkReader(MemoryIndex(23, masked=masked))
