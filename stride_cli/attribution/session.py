@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
-_TOGETHER = 64  # prompts of a file whose chunks are read in one pass, at most
+_TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
 _OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
 
@@ -343,7 +343,7 @@ class Session:
         Parameters
         ----------
         prompts : of "prompt" and, where there are, "response" and "span"
-        together : prompts whose answers come together; 1: each as soon as it can. Default: 64 at most, where
+        together : prompts whose answers come together; 1: each as soon as it can. Default: 128 at most, where
             chunks are read
 
         Raises

@@ -66,8 +66,8 @@ class LogitSpace(OperatorSpace):
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         features = self.features(hidden)
-        # features first: (r, V) per row instead of sketching (T, V)
-        return self._sketch(torch.bmm(features.transpose(1, 2), cotangent.float()))
+        # features first: (V, r) per row instead of sketching (T, V)
+        return self._sketch(torch.bmm(cotangent.float().transpose(1, 2), features))
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:
@@ -116,12 +116,12 @@ class LogitSpace(OperatorSpace):
         self.sign.mul_(factor)
 
     def _sketch(self, full: torch.Tensor) -> torch.Tensor:
-        """(B, r, V) → (B, c r): tokens added up in their buckets."""
-        full = full * self.sign
+        """(B, V, r), which is overwritten, → (B, c r): tokens added up in their buckets."""
+        full.mul_(self.sign[:, None])
         if not self.identity:
-            sketch = full.new_zeros(*full.shape[:2], self.n_buckets)
-            full = sketch.index_add_(2, self.bucket, full)
-        return full.transpose(1, 2).flatten(1)
+            sketch = full.new_zeros(len(full), self.n_buckets, full.shape[2])
+            full = sketch.index_add_(1, self.bucket, full)
+        return full.flatten(1)
 
 
 class TokenLogitSpace(LogitSpace):
