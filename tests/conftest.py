@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -100,6 +101,22 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     made = Prepared(tmp_path_factory.mktemp("tools"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def forked_spawners(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """What forks workers for this process need not import torch again; () → the workers that there are."""
+    from stride_cli.training import engines
+
+    spawners = prepared.spawners()
+    monkeypatch.setattr(engines, "subprocess", spawners)
+
+    def workers() -> list[int]:
+        alive = [spawner.pid for spawner in spawners.started if spawner.poll() is None]
+        found = [subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True) for pid in alive]
+        return [int(number) for each in found for number in each.stdout.split()]
+
+    return workers
 
 
 @pytest.fixture(scope="session")

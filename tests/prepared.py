@@ -4,7 +4,9 @@ Most of a short command is the import of torch and transformers. Tests that star
 of examples/, the README's blocks) or kill one again and again start them here: each is a process of its own,
 with its own arguments, environment, directory, streams, signals and exit status, and only its imports are
 older than it is. That commands start by themselves, from nothing, is what test_app.py and
-test_installation.py are for.
+test_installation.py are for. So do the processes that fork a command's workers (`engines.run_local`), unless
+the command has a session of its own, with which they have to end; and those of tests that ask for the fixture
+`forked_spawners`.
 
     python -m tests.prepared SOCKET         listens there; ends when its stdin is closed
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +35,7 @@ _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
     *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
     *("stride_cli.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
+    *("stride_cli.training.engines", "stride_cli.training.jobs"),
 )
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
@@ -76,9 +81,11 @@ class Process:
                 self.wait()
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; its exit status."""
         if self.returncode is None:
+            if timeout is not None and not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
             self.returncode = int(self._answers.readline())
             self._answers.close()
             self._connection.close()
@@ -88,6 +95,51 @@ class Process:
         """To this process, unless it has ended: its number may be somebody else's by then."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _ask(
+    address: str,
+    line: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Sequence[int],
+    *,
+    cwd: Path | str | None = None,
+    new_session: bool = False,
+) -> Process:
+    """Have the interpreter that listens there start a command with these numbers of stdin, stdout, stderr."""
+    request = {"line": [str(word) for word in line], "directory": str(cwd or Path.cwd())}
+    asked = json.dumps(request | {"environment": dict(environment), "new_session": new_session}).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    socket.send_fds(connection, [len(asked).to_bytes(_LENGTH, "little")], list(streams))
+    connection.sendall(asked)
+    return Process(connection, line)
+
+
+def fork_spawners(address: str, server: int) -> Any:
+    """What `engines` is to have for `subprocess` so that its spawners are forked by the process `server`.
+
+    They are that one's children, end with it, and at the end of what is sent to them. ``started`` lists them.
+    """
+    started: list[Process] = []
+
+    def popen(line: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], stdin: int) -> Process:
+        assert stdin == subprocess.DEVNULL
+        _, option, code, descriptor, _ = line
+        assert [int(descriptor)] == list(pass_fds)
+        # the socket is its stdin, and its parent the server
+        started.append(_ask(address, [option, code, "0", str(server)], env, [pass_fds[0], 1, 2]))
+        return started[-1]
+
+    return SimpleNamespace(
+        Popen=popen,
+        DEVNULL=subprocess.DEVNULL,
+        TimeoutExpired=subprocess.TimeoutExpired,
+        started=started,
+    )
 
 
 _COLD = '#!/bin/sh\nexec {line} "$@"\n'
@@ -151,14 +203,6 @@ class Prepared:
                 stderr=stderr,
                 start_new_session=new_session,
             )
-        asked = json.dumps(
-            {
-                "line": [str(word) for word in line],
-                "directory": str(cwd or Path.cwd()),
-                "environment": dict(os.environ if env is None else env),
-                "new_session": new_session,
-            }
-        ).encode()
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
             streams = [
@@ -169,13 +213,16 @@ class Prepared:
                 else given.fileno()
                 for given in (stdin, stdout, stderr)
             ]
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(self.address)
-            socket.send_fds(connection, [len(asked).to_bytes(_LENGTH, "little")], streams)
-            connection.sendall(asked)
+            given = os.environ if env is None else env
+            return _ask(self.address, line, given, streams, cwd=cwd, new_session=new_session)
         finally:
             os.close(nothing)
-        return Process(connection, line)
+
+    def spawners(self) -> Any:
+        """See `fork_spawners`; where nothing is forked, what `engines` has anyway."""
+        if not self.forks:
+            return SimpleNamespace(**vars(subprocess), started=[])
+        return fork_spawners(self.address, self._server.pid)
 
     def run(
         self,
@@ -264,7 +311,7 @@ def _serve(address: str) -> dict[str, Any]:
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         for other in (connection, wake, woken, *running.values()):
                             other.close()
-                        return {**request, "streams": streams}
+                        return {**request, "streams": streams, "address": address}
                     for stream in streams:
                         os.close(stream)
                     running[number] = connection
@@ -314,6 +361,9 @@ def _run(request: Mapping[str, Any]) -> None:
 
     if request.get("new_session"):
         os.setsid()
+    else:
+        engines: Any = sys.modules["stride_cli.training.engines"]
+        engines.subprocess = fork_spawners(request["address"], os.getppid())
     for place, stream in enumerate(request["streams"]):
         os.dup2(stream, place)
         os.close(stream)
