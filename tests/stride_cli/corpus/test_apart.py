@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,12 @@ def test_what_cannot_be_divided(tmp_path: Path, model: IndexedModel) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_its_range(
-    tmp_path: Path, model: IndexedModel, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    model: IndexedModel,
+    capfd: pytest.CaptureFixture[str],
+    forked_spawners: Callable[[], list[int]],
 ) -> None:
     """Two processes; one of them is killed over a range that it has begun to write."""
-    from tests.stride_cli.training.test_engines import _workers
-
     corpus = tmp_path / "corpus.jsonl"
     with corpus.open("w") as file:
         for number in range(40):
@@ -141,7 +143,7 @@ def test_a_worker_that_is_killed_costs_its_range(
         while not killed:
             begun = [path for path in folder.glob("*.partial/lock") if path.read_text().strip()]
             mine = [int(path.read_text()) for path in begun]
-            if mine and mine[0] in _workers():
+            if mine and mine[0] in forked_spawners():
                 os.kill(mine[0], signal.SIGKILL)
                 killed.append(mine[0])
             time.sleep(0.005)
@@ -154,4 +156,4 @@ def test_a_worker_that_is_killed_costs_its_range(
     killer.join(10)
     assert killed and "a worker died (status -9)" in capfd.readouterr().err
     assert contents(tmp_path / "apart") == contents(whole.path)
-    assert _workers() == []
+    assert forked_spawners() == []

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,13 @@ def test_steps_one_after_the_other_are_not_divided(trained: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_a_part_of_its_range(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    forked_spawners: Callable[[], list[int]],
 ) -> None:
     """Two processes, one killed over a range that it has saved; the bits are those of an undisturbed fit."""
-    from tests.stride_cli.training.test_engines import _workers
-
     monkeypatch.setattr(engines, "available_cores", lambda: 2)
     target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
     (tmp_path / "model").symlink_to(trained / "model")
@@ -164,7 +166,7 @@ def test_a_worker_that_is_killed_costs_a_part_of_its_range(
         folder = target / "operators.partial/scratch/shared"
         while not any(folder.glob("range-*/closed-pass.pt")):
             time.sleep(0.002)
-        os.kill(_workers()[0], signal.SIGKILL)
+        os.kill(forked_spawners()[0], signal.SIGKILL)
         killed.append(1)
 
     killer = threading.Thread(target=kill_one, daemon=True)
@@ -172,7 +174,7 @@ def test_a_worker_that_is_killed_costs_a_part_of_its_range(
     train(target, batch_tokens=64)
     killer.join(10)
     assert killed and "a worker died (status -9)" in capfd.readouterr().err
-    assert _workers() == []
+    assert forked_spawners() == []
     monkeypatch.setattr(engines, "open_engine", lambda name: here)
     alone = train(trained / "run.stride", tmp_path / "alone", batch_tokens=64)
     assert_same_fit(target / "operators", alone / "operators")
@@ -187,7 +189,9 @@ def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_killed_whole_goes_on(trained: Path, tmp_path: Path, prepared: Prepared) -> None:
+def test_a_fit_that_is_killed_whole_goes_on(
+    trained: Path, tmp_path: Path, prepared: Prepared, forked_spawners: Callable[[], list[int]]
+) -> None:
     """The command and all its workers, over the bases and over the ranges: what was there stays."""
     target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
     (tmp_path / "model").symlink_to(trained / "model")

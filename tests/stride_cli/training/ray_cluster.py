@@ -93,7 +93,7 @@ def build(model_path: str, folder: Path) -> None:
     """An index that the nodes build is, byte by byte, the one that this process builds."""
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
-        "".join(json.dumps({"id": f"d{n}", "text": f"{n} is {n + 1} " * n}) + "\n" for n in range(1, 90))
+        "".join(json.dumps({"id": f"d{n}", "text": f"{n} is {n + 1} " * n}) + "\n" for n in range(1, 36))
     )
     found = []
     for name, engine in (("whole", "local"), ("apart", "ray")):
@@ -133,10 +133,10 @@ def fit(folder: Path) -> None:
 
 def kill_worker() -> int:
     """End one of Ray's workers that does something, at once; its number."""
-    found = subprocess.run(
-        ["pgrep", "-s", "0", "-f", "^ray::_run_on_ray"], capture_output=True, text=True, check=True
-    )
-    worker = int(found.stdout.split()[0])
+    line = ["pgrep", "-s", "0", "-f", "^ray::_run_on_ray"]
+    while not (found := subprocess.run(line, capture_output=True, text=True).stdout.split()):
+        time.sleep(0.002)  # between two tasks it is called otherwise
+    worker = int(found[0])
     os.kill(worker, signal.SIGKILL)
     return worker
 

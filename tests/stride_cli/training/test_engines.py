@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -34,39 +33,18 @@ def _bytes(outcomes) -> list[bytes]:
     return [outcome.losses.tobytes() for outcome in outcomes]
 
 
-def _children(parent: int, *named: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(parent), *named], capture_output=True, text=True)
-    return [int(line) for line in found.stdout.split()]
-
-
-def _workers() -> list[int]:
-    """What the spawners of this process have forked."""
-    spawners = _children(os.getpid(), "-f", engines.serve.__module__ + " import serve")
-    return [worker for spawner in spawners for worker in _children(spawner)]
-
-
 @pytest.mark.slow
-def test_processes_give_the_same_bits_as_one(task_and_queries, tmp_path):
-    task, queries = task_and_queries
-    trainer = _one_by_one(task, queries)
-    jobs = _jobs(trainer.n_chunks, 5)
-    alone = retrain(trainer, jobs, store=tmp_path / "alone", workers=1)
-    before = os.environ.copy()
-    several = retrain(trainer, jobs, store=tmp_path / "several", workers=2)
-    assert _bytes(alone) == _bytes(several)
-    assert os.environ == before and _workers() == []
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_replaced(task_and_queries, tmp_path, capsys):
+def test_processes_give_the_same_bits_as_one_though_one_dies(
+    task_and_queries, tmp_path, capsys, forked_spawners
+):
     task, queries = task_and_queries
     trainer = _one_by_one(task, queries)
     jobs = _jobs(trainer.n_chunks, 8)
     alone = retrain(trainer, jobs, store=tmp_path / "alone", workers=1)
-    store = tmp_path / "several"
+    store, before = tmp_path / "several", os.environ.copy()
 
     def kill_one() -> None:
-        while not (workers := _workers()) or len(list(store.glob("*.outcome"))) < 2:
+        while not (workers := forked_spawners()) or len(list(store.glob("*.outcome"))) < 2:
             time.sleep(0.005)
         os.kill(workers[0], signal.SIGKILL)
 
@@ -76,11 +54,11 @@ def test_a_worker_that_dies_is_replaced(task_and_queries, tmp_path, capsys):
     killer.join(60)
     assert not killer.is_alive()
     assert _bytes(alone) == _bytes(several)
+    assert os.environ == before and forked_spawners() == []
     assert "a worker died (status -9)" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_errors_come_back_from_workers(task_and_queries, tmp_path):
+def test_errors_come_back_from_workers(task_and_queries, tmp_path, forked_spawners):
     task, queries = task_and_queries
     trainer = _one_by_one(task, queries)
     nothing = [Job(np.zeros(trainer.n_chunks, bool), seed) for seed in (0, 1)]
