@@ -57,6 +57,15 @@ def state_of_its_own(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempP
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """fsync is most of the time of much that writes, and only a power failure could tell what it is good for.
+    Processes that start from nothing do sync; those of `prepared` do not either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in the order of `_FIRST`, then as collected."""
 

@@ -269,6 +269,7 @@ def _prepare() -> None:
 
     for name in _OFTEN:
         importlib.import_module(name)
+    os.fsync = lambda fd: None  # a killed process loses nothing that it has written: only a dead machine does
     freeze()
 
 

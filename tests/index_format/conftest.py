@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -25,12 +24,6 @@ def index_path(request: pytest.FixtureRequest, tmp_path: Path, sample: ModuleTyp
     sample.build(path, shard_bytes=request.param)
     sample.add_operators(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsync is most of the time these tests take, and only a power failure could tell (processes do sync)."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def contents(path: Path) -> dict[str, bytes]:

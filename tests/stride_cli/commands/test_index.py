@@ -73,7 +73,6 @@ def here(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / "model").symlink_to(checkpoint)
     (tmp_path / "corpus.jsonl").write_text(corpus(40))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.fsync", lambda fd: None)
     return tmp_path
 
 

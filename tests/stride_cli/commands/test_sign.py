@@ -57,8 +57,7 @@ def add_stage(path: Path, group: Any, value: float = 1.0) -> None:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("os.fsync", lambda fd: None)
+def index(tmp_path: Path) -> Path:
     path = tmp_path / "run.stride"
     build(path, ["water boils", "at one hundred", "degrees"])
     add_stage(path, "operators")

@@ -34,11 +34,6 @@ def model(make_tokenizer: Any, chatml: str) -> IndexedModel:
     return IndexedModel(make_tokenizer(chat_template=chatml), "t" * 64, "m" * 64)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda fd: None)
-
-
 def here(builder: Any, groups: Any, workers: int | None) -> Any:
     """The ranges, built in this process one after the other."""
     return run_local(builder, groups, 1)

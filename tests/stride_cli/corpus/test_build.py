@@ -68,11 +68,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MASK_BLOCK", 5)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda fd: None)
-
-
 @pytest.fixture
 def tokenizer(make_tokenizer: Any, chatml: str) -> Any:
     return make_tokenizer(chat_template=chatml)

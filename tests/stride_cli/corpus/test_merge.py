@@ -26,11 +26,6 @@ from .test_build import some_records
 NUMBERED = ReadOptions(number_ids=True)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda fd: None)
-
-
 @pytest.fixture
 def tokenizer(make_tokenizer: Any, chatml: str) -> Any:
     return make_tokenizer(chat_template=chatml)

@@ -53,9 +53,8 @@ class Place:
 
 
 @pytest.fixture
-def fit(model: Any, chunks: ChunkReader, columns: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Any:
+def fit(model: Any, chunks: ChunkReader, columns: np.ndarray) -> Any:
     """`fit_closed` in a directory, by so many workers, in this process."""
-    monkeypatch.setattr("os.fsync", lambda fd: None)
 
     def fitted(
         folder: Path | None = None, workers: int = 3, free: int | None = None, **options: Any
