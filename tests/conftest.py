@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,14 @@ os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
 # a shell that starts the tests in the background has them ignore Ctrl-C, and so would all that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# what pytest makes of our asserts is kept beside the files, as Python keeps bytecode, and so is the bytecode of
+# the commands that tests start: to make it again takes each process longer than all of its imports
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# millions of objects are imported, and stay: there is nothing to collect among them, now or later
+gc.disable()
 
 # what takes longest goes first, so that neither of two processes ends long after the other
 _FIRST = (
@@ -74,6 +84,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, name in enumerate(_FIRST) if path.endswith(name)), len(_FIRST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Everything is imported: what a test makes is collected from here on, and only that."""
+    gc.freeze()
+    gc.enable()
 
 
 @cache
