@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import errno
 import functools
 import io
@@ -160,10 +161,10 @@ def _run(arguments: list[str]) -> int:
 
     Not by `app()`, which handles what comes to it itself: a pipe whose reader has left is an error to it.
     """
-    command = typer.main.get_command(app)
-    if "_STRIDE_COMPLETE" in os.environ:  # a shell asks what may follow
+    completing = "_STRIDE_COMPLETE" in os.environ  # a shell asks what may follow
+    command = _command("" if completing or not arguments else arguments[0])
+    if completing:
         command.main(arguments, prog_name="stride")
-    _refuse_empty(command)
     try:
         with command.make_context("stride", list(arguments)) as context:
             command.invoke(context)
@@ -177,6 +178,27 @@ def _run(arguments: list[str]) -> int:
         _say(printable(told.getvalue()))
         return errors.EXIT_USAGE
     return errors.EXIT_DONE
+
+
+def _command(first: str) -> Any:
+    """The parser of a command line whose first word is ``first``.
+
+    Where that is a command of ours it knows no other: to make those of all takes longer than `stride --version`.
+    """
+    names = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+    return _parser(first if first in names else None)
+
+
+@functools.cache
+def _parser(only: str | None) -> Any:
+    line = app
+    if only is not None:
+        line = copy.copy(app)
+        line.registered_commands = [each for each in app.registered_commands if each.name == only]
+        line.registered_groups = [each for each in app.registered_groups if each.name == only]
+    command = typer.main.get_command(line)
+    _refuse_empty(command)
+    return command
 
 
 def _refuse_empty(command: Any) -> None:
