@@ -34,8 +34,8 @@ os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# what pytest makes of our asserts is kept beside the files, as Python keeps bytecode, and so is the bytecode of
-# the commands that tests start: to make it again takes each process longer than all of its imports
+# what pytest makes of our asserts is kept beside the files, as Python keeps bytecode, and so is the bytecode
+# of the commands that tests start: to make it again takes each process longer than all of its imports
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 VOCAB = 97
 
@@ -74,6 +73,7 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
 
 def random_model(name: str, *, seed: int = 0) -> Any:
     """A tiny model whose weights are large enough that every part matters."""
+    import torch
     import transformers
 
     torch.manual_seed(seed)
@@ -86,6 +86,7 @@ def random_model(name: str, *, seed: int = 0) -> Any:
 
 def tiny_nanochat(vocab: int, *, width: int = 16, layers: int = 2, seed: int = 0, scale: float = 5.0) -> Any:
     """A NanoChat of two heads that reads 64 tokens; times 5, its weights predict far from uniformly."""
+    import torch
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
     torch.manual_seed(seed)
@@ -140,6 +141,8 @@ def tokenizer(documents: list[dict[str, str]]) -> Any:
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A NanoChat checkpoint directory with its tokenizer; copy it before changing anything."""
+    import torch
+
     from stride_cli.models.language.language_recipe import Architecture
     from stride_cli.models.language.nanochat import build_model
 
