@@ -26,10 +26,12 @@ def test_it_is_small_and_complete() -> None:
 def test_its_cells_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
+    assert sum("n_subsets=10," in cell["source"] for cell in read()) == 1
     for cell in read():
         if cell["cell_type"] != "code":
             continue
-        printed, value = execute(cell["source"], names)
+        # of the retrained models fewer: nothing below looks at how well methods do
+        printed, value = execute(cell["source"].replace("n_subsets=10,", "n_subsets=3,"), names)
         kept = "".join(text for output in cell["outputs"] for text in output.get("text", []))
         assert bool(printed) == bool(kept)
         assert len(printed.splitlines()) == len(kept.splitlines())

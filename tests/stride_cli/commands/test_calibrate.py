@@ -57,7 +57,10 @@ def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspac
 
 
 @pytest.mark.slow
-def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: Path) -> None:
+def test_without_a_calibration_there_is_no_verdict_until_it_is_made(
+    run, index: Path, workspace: Path
+) -> None:
+    """Asked again, the same prompts come to the same."""
     shutil.rmtree(index / "calibration")
     record = verdicts(run, index)
     assert record["verdict"] is None and record["judged"] is None
@@ -66,17 +69,12 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(run, index: 
     again = run(f"train --index {index}")
     assert again.code == 2 and "has operators already, and no calibration" in again.err
     assert "fix: stride calibrate" in again.err
-    outcome = run(f"calibrate --index {index} --nulls 30 --json")
+    outcome = run(f"calibrate --index {index} --nulls 100 --json")
     assert outcome.code == 0, outcome.err
     (made,) = outcome.records
-    assert made["schema"] == "stride.calibration/1" and made["nulls"] == 30
-    assert verdicts(run, index)["judged"]["nulls"] <= 30
+    assert made["schema"] == "stride.calibration/1" and made["nulls"] == 100
+    assert verdicts(run, index)["judged"]["nulls"] <= 100
     assert run(f"index verify {index}").code == 0
-
-
-@pytest.mark.slow
-def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspace: Path) -> None:
-    assert run(f"calibrate --index {index} --nulls 100").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)
     for name in ("null_scored", "null_losses", "null_strengths", "null_read"):
         one, two = (np.asarray(each.array(f"calibration/{name}")) for each in (first, second))
@@ -85,27 +83,25 @@ def test_asked_again_the_same_prompts_come_to_the_same(run, index: Path, workspa
 
 
 @pytest.mark.slow
-def test_a_calibration_is_of_its_operators_and_of_its_chunks(run, index: Path, tmp_path: Path) -> None:
+def test_a_calibration_is_of_its_operators_and_of_its_chunks(
+    run, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And how many are asked is a setting of training."""
     assert run(f"train --index {index} --overwrite --no-calibration --damping 0.2").code == 0
     assert verdicts(run, index)["verdict"] is None
-    assert run(f"calibrate --index {index}").code == 0
-    assert verdicts(run, index)["verdict"] is not None
-    more = tmp_path / "more.jsonl"
-    more.write_text('{"id": "new", "text": "A document that nobody has read before."}\n', encoding="utf-8")
-    assert run(f"index append {more} --index {index}").code == 0
-    assert verdicts(run, index)["verdict"] is None
-
-
-@pytest.mark.slow
-def test_how_many_are_asked_is_a_setting_of_training(run, index: Path, monkeypatch) -> None:
     for many in (25, 30):
         monkeypatch.setenv("STRIDE_TRAIN_NULLS", str(many))
         command = "calibrate" if many == 25 else "train --overwrite"
         assert run(f"{command} --index {index}").code == 0
         assert len(Index.open(index).group_attributes("calibration")["nulls"]) == many
+        assert verdicts(run, index)["verdict"] is not None
     monkeypatch.setenv("STRIDE_TRAIN_NULLS", "3")
     few = run(f"train --index {index} --overwrite")
     assert few.code == 2 and "STRIDE_TRAIN_NULLS is 3 (expected 20 to 10,000)" in few.err
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"id": "new", "text": "A document that nobody has read before."}\n', encoding="utf-8")
+    assert run(f"index append {more} --index {index}").code == 0
+    assert verdicts(run, index)["verdict"] is None
 
 
 def test_what_cannot_be_is_refused(run, index: Path) -> None:
