@@ -41,7 +41,7 @@ class Environment:
 
     def pip(self, *arguments: str) -> None:
         done = subprocess.run(
-            [self.python, "-m", "pip", "--no-input", *arguments],
+            [self.python, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments],
             cwd=self.away,
             env={**os.environ, "PIP_REQUIRE_VIRTUALENV": "0"},
             capture_output=True,

@@ -291,7 +291,7 @@ def test_killed_between_checkpoints_it_ends_with_the_same_bits(
 ) -> None:
     # beside the one it is compared with: the way to the checkpoints is recorded
     bare = bare.rename(run_folder / "killed.stride")
-    command = ["stride", "train", "--index", str(bare), "--device", "cpu"]
+    command = ["stride", "train", "--index", str(bare), "--device", "cpu", "--no-calibration"]
     command += ["--space", QUICK["space"], "--rank", "8", "--checkpoints", *map(str, kept(run_folder)[:2])]
     journal = bare / "operators.partial" / "journal.jsonl"
     process = prepared.start(command)
@@ -431,6 +431,7 @@ def test_from_the_command_line_and_the_settings(
         "fp32",
         "--space",
         "logit",
+        "--no-calibration",
         "--json",
     ]
     runner = CliRunner()

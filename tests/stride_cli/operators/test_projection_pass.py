@@ -193,15 +193,23 @@ def test_more_projections_than_chunks_are_refused(copied: Path, monkeypatch: pyt
         Operators.from_index(index)
 
 
+KILLED = "train --project 64 --save-seconds 0 --device cpu --dtype fp32 --index"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fitted: Path, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `KILLED` makes where nothing kills it."""
+    whole = Path(shutil.copytree(fitted, tmp_path_factory.mktemp("undisturbed") / "whole.stride"))
+    prepared.run(["stride", *KILLED.split(), str(whole)], check=True)
+    return whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["alone", "workers"])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(
-    copied: Path, fitted: Path, tmp_path: Path, prepared: Prepared, workers: list[str]
+    copied: Path, undisturbed: Path, prepared: Prepared, workers: list[str]
 ) -> None:
-    whole = Path(shutil.copytree(fitted, tmp_path / "whole.stride"))
-    command = ["stride", "train", "--project", "64", "--save-seconds", "0", "--device", "cpu"]
-    command += ["--dtype", "fp32", "--index"]
-    assert prepared.start([*command, str(whole)]).wait() == 0
+    command = ["stride", *KILLED.split()]
     finished, kills = copied / "operators" / "projection_codes", 0
     for pause in (0.05, 0.2, 0.4):
         process = prepared.start([*command, str(copied), *workers])
@@ -217,5 +225,5 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     if not finished.exists():
         assert prepared.start([*command, str(copied), *workers]).wait() == 0
     assert kills > 0
-    assert_same_fit(copied / "operators", whole / "operators")
+    assert_same_fit(copied / "operators", undisturbed / "operators")
     assert verify(copied) == []
