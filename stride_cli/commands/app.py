@@ -186,16 +186,18 @@ def _command(first: str) -> Any:
     Where that is a command of ours it knows no other: to make the parsers of all takes 50 ms.
     """
     names = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
-    return _parser(first if first in names else None)
+    return _parser_of(first) if first in names else _parser(app)
 
 
 @functools.cache
-def _parser(only: str | None) -> Any:
-    line = app
-    if only is not None:
-        line = copy.copy(app)
-        line.registered_commands = [each for each in app.registered_commands if each.name == only]
-        line.registered_groups = [each for each in app.registered_groups if each.name == only]
+def _parser_of(name: str) -> Any:
+    line = copy.copy(app)
+    line.registered_commands = [each for each in app.registered_commands if each.name == name]
+    line.registered_groups = [each for each in app.registered_groups if each.name == name]
+    return _parser(line)
+
+
+def _parser(line: typer.Typer) -> Any:
     command = typer.main.get_command(line)
     _refuse_empty(command)
     return command

@@ -5,29 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stride_cli.commands import completion
 
 
-def stride(cwd: Path, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "stride_cli", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return done.stdout
+@pytest.fixture
+def stride(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What `stride` prints in a directory of its own, with more in its environment."""
+    monkeypatch.chdir(tmp_path)
+    # main sets it where a shell is named
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+
+    def printed(line: str = "", **environment: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        done = run(line)
+        assert done.code == 0 and done.err == "", done.err
+        return str(done.out)
+
+    return printed
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_script_that_asks_back(shell: str, tmp_path: Path) -> None:
-    script = stride(tmp_path, "--show-completion", shell)
+def test_each_shell_gets_a_script_that_asks_back(stride: Callable[..., str], shell: str) -> None:
+    script = stride(f"--show-completion {shell}")
     assert f"_STRIDE_COMPLETE=complete_{shell}" in script
 
 
@@ -40,14 +46,14 @@ def test_each_shell_gets_a_script_that_asks_back(shell: str, tmp_path: Path) -> 
     ],
 )
 def test_installing_writes_what_the_shell_reads(
-    shell: str, script: str, reads: str | None, tmp_path: Path
+    stride: Callable[..., str], shell: str, script: str, reads: str | None, tmp_path: Path
 ) -> None:
     """Nothing outside HOME; what was in the shell's own file stays."""
     home = tmp_path / "home"
     home.mkdir()
     if reads is not None:
         (home / reads).write_text("alias mine=true\n")
-    installed = stride(tmp_path, "--install-completion", shell, HOME=str(home))
+    installed = stride(f"--install-completion {shell}", HOME=str(home))
     assert str(home / script) in installed.replace("\n", "")
     written = (home / script).read_text()
     assert f"_STRIDE_COMPLETE=complete_{shell}" in written
@@ -76,13 +82,13 @@ def test_without_a_name_it_is_the_shell_around(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_zsh_and_fish_ask_with_a_line(shell: str, tmp_path: Path) -> None:
+def test_zsh_and_fish_ask_with_a_line(stride: Callable[..., str], shell: str) -> None:
     asked = {
         "_STRIDE_COMPLETE": f"complete_{shell}",
         "_TYPER_COMPLETE_ARGS": "stride query --measure ",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    found = stride(tmp_path, **asked)
+    found = stride(**asked)
     assert all(value in found for value in ("auto", "linear", "exact"))
 
 
