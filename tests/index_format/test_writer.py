@@ -46,7 +46,7 @@ def listing(directory: Path) -> list[str]:
     st.integers(1, 200),
     st.integers(0, 7),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_appended_rows_come_back(tmp_path_factory, dtype, tail, counts, shard_bytes, reopen_at):
     directory = tmp_path_factory.mktemp("array")
     rng = np.random.default_rng(0)

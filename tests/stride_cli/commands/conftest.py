@@ -79,3 +79,15 @@ def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return Path(
         shutil.copytree(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
     )
+
+
+@pytest.fixture
+def few_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifteen chunks are read for a prompt, and not all of the workspace's, which is most of a query's time."""
+    monkeypatch.setenv("STRIDE_QUERY_READ", "15")
+
+
+@pytest.fixture
+def as_by_default(few_read: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file of `few_read`: as many are read as by default, here all."""
+    monkeypatch.delenv("STRIDE_QUERY_READ")

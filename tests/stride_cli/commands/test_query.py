@@ -13,7 +13,7 @@ import pytest
 from stride_cli.models.language import checkpoint, tokenizer
 
 PROMPT = '"The French Revolution began in"'
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_read")]
 
 
 def matches(record: object, schema: dict) -> list[str]:
@@ -46,6 +46,7 @@ def matches(record: object, schema: dict) -> list[str]:
     return wrong
 
 
+@pytest.mark.usefixtures("as_by_default")
 def test_the_document_that_states_the_fact_is_on_top(run, workspace: Path) -> None:
     result = run(f"query {PROMPT} --index {workspace}/run.stride --top 5 --json")
     assert result.code == 0, result.err
@@ -126,6 +127,7 @@ def test_the_same_question_has_the_same_answer(run, workspace: Path) -> None:
     assert first == second
 
 
+@pytest.mark.usefixtures("as_by_default")
 def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> None:
     answers = [
         run(f"query {PROMPT} --index {workspace}/run.stride --measure {method} --top 3").records[0]
@@ -171,6 +173,7 @@ def test_a_prior_is_kept_apart_from_the_influence(run, workspace: Path) -> None:
             assert hit["influence"] == plain[hit["document"]]
 
 
+@pytest.mark.usefixtures("as_by_default")
 def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> None:
     """--read: all chunks read are the direct readout, whose order the recovery comes near."""
     from stride_cli.api import QueryOptions, Session
@@ -412,6 +415,7 @@ def test_appended_chunks_are_marked_as_unseen(run, workspace: Path, tmp_path: Pa
     assert all(hit["seen"] for hit in answer["hits"] if hit["document"] != "new")
 
 
+@pytest.mark.usefixtures("as_by_default")
 def test_the_published_recipe_runs_and_sets_the_defaults(run, workspace: Path, tmp_path: Path) -> None:
     copy = tmp_path / "paper.stride"
     shutil.copytree(workspace / "run.stride", copy)
@@ -460,6 +464,7 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
     assert summary["conversations"] == 24
 
 
+@pytest.mark.usefixtures("as_by_default")
 @pytest.mark.parametrize("more", ["--stability", '--chat --response " in 1789" --span 1789'])
 def test_answers_without_transformers_are_those_with_it(
     run, workspace: Path, monkeypatch: pytest.MonkeyPatch, more: str

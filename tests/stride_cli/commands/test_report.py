@@ -15,7 +15,7 @@ import pytest
 from tests.prepared import Prepared
 
 PROMPT = '"The French Revolution began in"'
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_read")]
 
 
 def text_of(page: Path) -> str:
@@ -23,6 +23,7 @@ def text_of(page: Path) -> str:
     return unescape(re.sub(r"<[^>]*>", "", text))
 
 
+@pytest.mark.usefixtures("as_by_default")
 def test_prompts_become_a_page(run, workspace: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     result = run(
