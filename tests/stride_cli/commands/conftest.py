@@ -75,15 +75,20 @@ def trained_workspace(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of `trained_workspace` of one's own."""
-    return Path(
-        shutil.copytree(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
-    )
+    """A copy of `trained_workspace` of one's own; copies of its index alone find its model."""
+    from stride_cli.remembered import remember
+
+    place = tmp_path_factory.mktemp("own") / "workspace"
+    shutil.copytree(kept(kept_home, trained_workspace), place)
+    information = json.loads((place / "run.stride/zarr.json").read_text(encoding="utf-8"))
+    # as building it does: that may have been long ago, and what was built since may be gone again
+    remember("places", information["attributes"]["stride"]["fingerprints"]["model"], str(place / "model"))
+    return place
 
 
 @pytest.fixture
 def few_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifteen chunks are read for a prompt, and not all of the workspace's, which is most of a query's time."""
+    """Fifteen chunks are read for a prompt, not all: reading is most of the time that a query takes."""
     monkeypatch.setenv("STRIDE_QUERY_READ", "15")
 
 
