@@ -34,6 +34,34 @@ _TOPS = np.uint64(0x8000_8000_8000_8000)
 
 
 @compiled
+def at_place_kernel(scores, place):
+    """What is at `place` once the scores are sorted, which it moves about: quickselect.
+
+    As `np.partition` finds it, which takes numba seconds to compile and half a second to load.
+    """
+    first, last = 0, len(scores) - 1
+    while first < last:
+        pivot = scores[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while scores[i] < pivot:
+                i += 1
+            while scores[j] > pivot:
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                i += 1
+                j -= 1
+        if place <= j:
+            last = j
+        elif place >= i:
+            first = i
+        else:
+            break
+    return scores[place]
+
+
+@compiled
 def keep_largest_kernel(ids, values, count, keep, signed):
     """Move the `keep` largest of the first `count` entries to the front, in their order; equal ones by age.
 
@@ -43,7 +71,7 @@ def keep_largest_kernel(ids, values, count, keep, signed):
     for i in range(count):
         scores[i] = values[i] if signed else abs(values[i])
     # the keep-th largest score; of the entries that have just that, the first ones fill what room is left
-    cut = np.partition(scores, count - keep)[count - keep]
+    cut = at_place_kernel(scores.copy(), count - keep)
     spare = keep
     for i in range(count):
         if scores[i] > cut:

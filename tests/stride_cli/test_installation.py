@@ -12,11 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index_format")
-# compiles kernels of every room that has some
+ROOMS = ("audit.bm25", "audit.ngrams", "training.fast.nanochat_kernels", "operators.gate_kernels")
+# compiles kernels of recovery, and of the rooms that are named
 RUN = """
-import importlib, numpy as np
+import importlib, sys, numpy as np
 from stride_cli.recovery import kernels
-for room in ("audit.bm25", "audit.ngrams", "training.fast.nanochat_kernels", "operators.gate_kernels"):
+for room in sys.argv[1:]:
     importlib.import_module(f"stride_cli.{room}")
 kernels.keep_largest_kernel(np.arange(9), np.arange(9.0), 9, 3, True)
 print(kernels.keep_largest_kernel.stats.cache_path)
@@ -60,14 +61,14 @@ class Environment:
         assert done.returncode == 0 and done.stderr == "", done.stderr
         return done.stdout
 
-    def check(self, root: Path) -> None:
-        """The command answers, and its kernels are kept outside of the environment."""
+    def check(self, root: Path, *rooms: str) -> None:
+        """The command answers, and its kernels, the rooms' too, are kept outside of the environment."""
         assert self.run(str(self.folder / "bin/stride"), "--version").startswith("stride ")
         assert self.run(str(self.folder / "bin/stride"), "--help")
         where = "import stride_cli, index_format; print(stride_cli.__file__, index_format.__file__)"
         for found in self.run(str(self.python), "-c", where).split():
             assert Path(found).is_relative_to(root)
-        assert Path(self.run(str(self.python), "-c", RUN).strip()).is_relative_to(self.cache)
+        assert Path(self.run(str(self.python), "-c", RUN, *rooms).strip()).is_relative_to(self.cache)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def source(tmp_path: Path) -> Path:
 def test_installed_run_and_removed_nothing_is_left(tmp_path: Path, source: Path) -> None:
     there = Environment(tmp_path)
     there.install(str(source))
-    there.check(there.folder)
+    there.check(there.folder, *ROOMS)
     # a newer version over it
     init = source / "stride_cli" / "__init__.py"
     init.write_text(init.read_text().replace('__version__ = "', '__version__ = "9.'))

@@ -121,6 +121,14 @@ def test_batch_scan_notices_a_damaged_subset_number(columns, rng):
     assert (out[2][:, 0] == 0).all() and (out[2][:, 1] == -1).all()
 
 
+def test_selection_is_numpys(rng):
+    for n in (1, 2, 3, 100):
+        drawn = rng.normal(size=n)
+        for scores in (drawn, np.sort(drawn), -np.sort(drawn), np.ones(n), np.floor(2 * drawn)):
+            for place in {0, n // 3, n - 1}:
+                assert kernels.at_place_kernel(scores.copy(), place) == np.partition(scores, place)[place]
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_keep_largest(rng, signed):
     values = rng.integers(-5, 6, 40).astype(float)
