@@ -108,12 +108,13 @@ def test_with_what_is_shared(session: api.Session, samples: list[Sample]) -> Non
 def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
     """In one batch the last bits of a product of matrices may differ, and nothing else."""
     queries = [query_of(sample) for sample in samples]
-    alone = np.stack([dense(session, session.query(query)) for query in queries])
+    answers = [session.query(query) for query in queries]
+    alone = np.stack([dense(session, answer) for answer in answers])
     method = open_method("stride:stored=true")
     method.fit(Workspace.open(session.index, session.model))
     together = score_all(method, QuerySet.from_queries(queries))
     largest = np.abs(alone).max(axis=1, keepdims=True)
     np.testing.assert_allclose(together / largest, alone / largest, atol=1e-4)
     responses, _ = _measure(session.attributor(), samples)
-    asked = np.stack([session.query(query).responses for query in queries])
+    asked = np.stack([answer.responses for answer in answers])
     np.testing.assert_allclose(responses, asked, rtol=1e-4, atol=1e-6 * np.abs(asked).max())
