@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +37,6 @@ _OFTEN = (
     *("stride_cli.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
     *("stride_cli.training.engines", "stride_cli.training.jobs"),
 )
-
-# commands that train in processes of their own
-_TRAINING = {"evaluate", "verify-hit", "tune", "calibrate"}
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
 _SHIM = """#!{python} -IS
@@ -385,8 +381,6 @@ def _run(request: Mapping[str, Any]) -> None:
     random.seed()
     if "compare" in request["line"]:
         _stand_by()
-    if _TRAINING.intersection(request["line"]):
-        _stand_by_for_workers()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))
     program, *rest = request["line"]
@@ -412,83 +406,26 @@ def _run(request: Mapping[str, Any]) -> None:
 
 def _stand_by() -> None:
     """Have a process ready in which multiprocessing starts its fork server: it need not import either."""
-    from multiprocessing import util
-
-    number, ours = _spare()
-    start = util.spawnv_passfds
-
-    def by_us(path: Any, line: Sequence[str], passed: Sequence[int]) -> int:
-        if "forkserver" not in line[-1] or ours.fileno() < 0:
-            return int(start(path, line, passed))
-        _hand_over(ours, passed, code=line[-1])
-        return number
-
-    util.spawnv_passfds = by_us
-
-
-def _stand_by_for_workers() -> None:
-    """And one in which `training.engines` has what it forks its workers from."""
-    from types import SimpleNamespace
-
-    from stride_cli.training import engines
-
-    number, ours = _spare()
-
-    def by_us(line: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], stdin: int) -> Any:
-        if ours.fileno() < 0:  # the second one
-            return subprocess.Popen(line, pass_fds=pass_fds, env=env, stdin=stdin)
-        _hand_over(ours, pass_fds, code=line[2], arguments=line[3:], environment=dict(env))
-        return _Forked(number)
-
-    names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
-    engines.subprocess = SimpleNamespace(Popen=by_us, **names)  # type: ignore[assignment]
-
-
-class _Forked:
-    """A child of this process; as much of `subprocess.Popen` as `training.engines` needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            number, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if number else None
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            time.sleep(0.005)
-        assert self.returncode is not None
-        return self.returncode
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
-def _hand_over(ours: socket.socket, passed: Sequence[int], **request: Any) -> None:
-    """Have a spare process run `code`, with these files of ours under the same numbers."""
-    numbers = [int(place) for place in passed]
-    asked = json.dumps({"numbers": numbers, **request}).encode()
-    socket.send_fds(ours, [len(asked).to_bytes(_LENGTH, "little")], numbers)
-    ours.sendall(asked)
-    ours.close()
-
-
-def _spare() -> tuple[int, socket.socket]:
-    """Fork a process that waits for `_hand_over`: its number, and what to ask it by."""
     import fcntl
+    from multiprocessing import util
 
     ours, theirs = socket.socketpair()
     number = os.fork()
     if number:
         theirs.close()
-        return number, ours
+        start = util.spawnv_passfds
+
+        def by_us(path: Any, line: Sequence[str], passed: Sequence[int]) -> int:
+            if "forkserver" not in line[-1] or ours.fileno() < 0:
+                return int(start(path, line, passed))
+            asked = json.dumps({"code": line[-1], "numbers": [int(place) for place in passed]}).encode()
+            socket.send_fds(ours, [len(asked).to_bytes(_LENGTH, "little")], [int(place) for place in passed])
+            ours.sendall(asked)
+            ours.close()
+            return number
+
+        util.spawnv_passfds = by_us
+        return
     ours.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command's to handle, until the server sets its own
     head, passed, _, _ = socket.recv_fds(theirs, _LENGTH, 16)
@@ -503,10 +440,6 @@ def _spare() -> tuple[int, socket.socket]:
     for place, wanted in zip(aside, request["numbers"], strict=True):
         os.dup2(place, wanted)
         os.close(place)
-    if "environment" in request:
-        os.environ.clear()
-        os.environ.update(request["environment"])
-    sys.argv = ["-c", *request.get("arguments", ())]
     exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
     os._exit(0)
 
