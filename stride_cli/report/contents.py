@@ -56,7 +56,8 @@ class ShownHit:
 
 @dataclass(frozen=True)
 class Responses:
-    """What the K subsets answered against what the recovery explains of it, both (K,) float64 in nats."""
+    """What the K subsets answered against what the recovery explains of it, both (K,) float64 in the unit of
+    measurements, of which only proportions mean something."""
 
     measured: np.ndarray
     recovered: np.ndarray

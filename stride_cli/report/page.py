@@ -329,7 +329,7 @@ def _unit(answers: Sequence[ShownAnswer]) -> str:
 def _certificate(answer: ShownAnswer) -> str:
     recovery, measurement = answer.record["recovery"], answer.record["measurement"]
     rows = [
-        ("λ", f"{_number(recovery['lambda'])} nats, {_number(recovery['lambda_ratio'])} of λ_max"),
+        ("λ", f"{_number(recovery['lambda'])}, {_number(recovery['lambda_ratio'])} of λ_max"),
         ("non-zero chunks", f"{recovery['nonzeros']:,}"),
         ("duality gap", f"{_number(recovery['duality_gap'])}, relative {_number(recovery['relative_gap'])}"),
         ("R²", _number(recovery["r_squared"])),

@@ -20,7 +20,7 @@ def response_plot(responses: Responses) -> str:
     values = np.concatenate([responses.measured, responses.recovered])
     unit = float(np.abs(values).max(initial=0.0))
     power = math.floor(math.log10(unit)) if unit > _SMALL else 0
-    if -2 < power < 4:  # beyond, plotted in a power of ten of nats, so that ticks are short
+    if -2 < power < 4:  # beyond, plotted in a power of ten, so that ticks are short
         power = 0
     factor = 10.0**power
     across_ticks = ticks_for(*_range(responses.recovered / factor))
@@ -43,9 +43,9 @@ def response_plot(responses: Responses) -> str:
         for x, y in zip(responses.recovered, responses.measured, strict=True)
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
-    scale = "nats" if power == 0 else f"{power_of_ten(power)} nats"
-    marks.append(label((_LEFT + _WIDTH) / 2, height - 6, f"recovered, {scale}", "middle", faint=True))
-    marks.append(label(4, 12, "measured", "start", faint=True))
+    scale = "" if power == 0 else f" / {power_of_ten(power)}"
+    marks.append(label((_LEFT + _WIDTH) / 2, height - 6, f"recovered{scale}", "middle", faint=True))
+    marks.append(label(4, 12, f"measured{scale}", "start", faint=True))
     return svg(height, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
 
 

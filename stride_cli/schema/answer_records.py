@@ -69,7 +69,7 @@ class HitRecord(TypedDict):
 
 
 # a key that no class can have
-_Penalty = TypedDict("_Penalty", {"lambda": Annotated[float, "ℓ1 penalty, nats"]})
+_Penalty = TypedDict("_Penalty", {"lambda": Annotated[float, "ℓ1 penalty, in the unit of measurements"]})
 
 
 class RecoveryRecord(_Penalty):
@@ -77,7 +77,7 @@ class RecoveryRecord(_Penalty):
 
     lambda_ratio: Annotated[float, "λ / λ_max"]
     nonzeros: Annotated[int, "chunks with a weight that is not zero"]
-    duality_gap: Annotated[float, "upper bound on how far the objective is from its minimum, nats²"]
+    duality_gap: Annotated[float, "upper bound on how far the objective is from its minimum"]
     relative_gap: Annotated[float, "the gap / ½‖y − ȳ‖²"]
     r_squared: Annotated[float, "share of the responses' variance that the Lasso's weights explain"]
     passes: Annotated[int, "passes over the design matrix"]
