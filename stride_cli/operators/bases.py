@@ -193,13 +193,14 @@ def curvature_of_sample(
 
 
 def scale_bases(steered: SteeredModel, totals: Sequence[torch.Tensor], tokens: float) -> None:
-    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is 1: of
-    every layer inside the blocks by itself, and of every other space. By the `curvature_of_sample`."""
+    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is what the
+    space says (1, mostly): of every layer inside the blocks by itself, and of every other space. By the
+    `curvature_of_sample`."""
     for total, space in zip(totals, steered.spaces, strict=True):
         for number, value in enumerate((total / max(1.0, tokens)).tolist()):
             # a layer that no gradient reaches has nothing to scale
             if value > 0:
-                space.scale(number, value**-0.5)
+                space.scale(number, (space.mean_eigenvalue / value) ** 0.5)
 
 
 def _told(

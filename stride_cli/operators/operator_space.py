@@ -125,6 +125,8 @@ class OperatorSpace(torch.nn.Module):
     diagonal_fisher : bool      of F with every label counted, `mean_squares` gives the diagonal, which is
                                 enough in this basis; else F is p × p
     kept_numbers : int          numbers a token, block and width that `signals` keeps for it
+    mean_eigenvalue : float     of the Fisher matrix per token, to which a whitened basis is scaled: how much
+                                the space counts in a sum
     """
 
     name: ClassVar[str]
@@ -140,6 +142,7 @@ class OperatorSpace(torch.nn.Module):
     has_buckets: ClassVar[bool] = False
     diagonal_fisher: ClassVar[bool] = False
     kept_numbers: ClassVar[int] = 0
+    mean_eigenvalue: ClassVar[float] = 1.0
 
     # The operator itself
 

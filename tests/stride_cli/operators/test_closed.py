@@ -233,10 +233,13 @@ def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, co
         np.testing.assert_allclose(gates, alone, rtol=2e-4, atol=2e-4 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize("names", ["residual-matrix+logit", "linear-matrix+token-logit"])
-def test_whitened_bases_have_a_fisher_matrix_of_mean_eigenvalue_one(model, chunks, names: str) -> None:
+@pytest.mark.parametrize("names", ["residual-matrix+logit", "linear-matrix+token-logit", "pair-logit"])
+def test_whitened_bases_have_a_fisher_matrix_of_that_mean_eigenvalue(model, chunks, names: str) -> None:
     """Of every layer and logit space, under labels that were drawn for neither the bases nor their scale."""
-    steered = closed.fit_spaces(model, chunks, settings_for(names))
+    settings = settings_for(names)
+    steered = closed.fit_spaces(model, chunks, replace(settings, ranks={**settings.ranks, "pair-logit": 999}))
+    usual = 4.0 if names == "pair-logit" else 1.0
+    assert all(space.mean_eigenvalue == usual for space in steered.spaces)
     batch = chunks.batch(np.arange(chunks.n_chunks))
     generator = np.random.default_rng(8)
     draws = []
@@ -246,8 +249,8 @@ def test_whitened_bases_have_a_fisher_matrix_of_mean_eigenvalue_one(model, chunk
         pairs = zip(steered.spaces, drawn, strict=True)
         squares = [gradient[:, part].square().mean(1) for s, gradient in pairs for part in s.parts()]
         draws.append(torch.stack([(s * batch.scored**2).sum() / batch.scored.sum() for s in squares]))
-    found = torch.stack(draws)
-    assert found.shape[1] == (2 if names.startswith("residual") else 6 * model.n_layers + 1)
+    found = torch.stack(draws) / usual
+    assert found.shape[1] == {"r": 2, "l": 6 * model.n_layers + 1, "p": 1}[names[0]]
     error = found.std(0) / 12**0.5
     # the scale itself comes from one draw
     assert bool(((found.mean(0) - 1).abs() < 5 * 12**0.5 * error + 0.02).all())
