@@ -9,6 +9,7 @@ from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.files import refuse_download
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import add_lora
+from stride_cli.models.language.own_nanochat import new_own
 from stride_cli.models.loading import model_fingerprint
 
 
@@ -17,9 +18,7 @@ def initial_model(recipe: Recipe) -> Any:
     (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
     gradients."""
     if recipe.architecture is not None:
-        from stride_cli.models.language.nanochat import build_model
-
-        return build_model(recipe.architecture, seed=recipe.seed)
+        return new_own(recipe.architecture, seed=recipe.seed)
     return base_model(recipe)
 
 

@@ -81,7 +81,7 @@ class LanguageTrainer:
 
     def prepare(self) -> None:
         """See `jobs.Trainer`."""
-        preload()
+        preload(any_model=self.recipe.architecture is None, optimizers=self.at_once == 1)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One model per job; see `jobs.Trainer`."""

@@ -14,9 +14,8 @@ from stride_cli.models.devices import resolve_device
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import train_bpe
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
-from stride_cli.models.language.nanochat import choose_architecture
+from stride_cli.models.language.nanochat import build_model, choose_architecture
 from stride_cli.training.corpus_chunks import cut, read_corpus
-from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import TrainOptions
 from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
@@ -94,12 +93,14 @@ def train_model(
             recipe = _resolve(options, architecture, chunks, record, dtype, tokenizer_fingerprint(tokenizer))
             run.save_recipe(recipe)
         else:
+            assert recipe.architecture is not None
+            architecture = recipe.architecture
             tokenizer = run.load_tokenizer()
             chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size)
         return run_recipe(
             run,
             recipe,
-            initial_model(recipe),
+            build_model(architecture, seed=recipe.seed),  # transformers' own, which saves itself
             chunks,
             run.tokenizer if run.tokenizer.is_dir() else tokenizer,
             device=device,

@@ -1,12 +1,14 @@
-"""Checkpoints that `stride model train` wrote, run without transformers' modelling code.
+"""Checkpoints that `stride model train` wrote, run and trained again without transformers' modelling code.
 
-Importing that takes longer than all else that one query does. A plain NanoChat is little: the modules here
-have the names, the weights and the arithmetic of `transformers.NanoChatForCausalLM`, operation by operation,
-so that answers are the same to the last bit. What is not of that kind, `load_own` leaves to transformers.
+Importing that takes longer than all else that one query does, or one worker that trains small models. A plain
+NanoChat is little: the modules here have the names, the weights and the arithmetic of
+`transformers.NanoChatForCausalLM`, operation by operation, so that answers are the same to the last bit. What
+is not of that kind, `load_own` leaves to transformers.
 """
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,12 @@ from torch import Tensor, nn
 
 from stride_cli.corpus.own_config import own_config, read_object
 from stride_cli.models.language.files import Source
+from stride_cli.models.language.language_recipe import Architecture
 from stride_cli.models.language.own_tokenizer import plain_directory
+
+# of NanoChatConfig, where `nanochat.build_model` asks for nothing else
+RMS_EPS, LOGIT_CAP, ROPE_THETA = 1e-6, 15.0, 10000.0
+_INITIAL_STD = 0.02
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -239,3 +246,46 @@ def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
     except Exception:
         return None
     return model
+
+
+def new_own(architecture: Architecture, *, seed: int) -> NanoChatForCausalLM:
+    """The model that `nanochat.build_model` makes of the same, with its initial weights to the last bit."""
+    config = {
+        "vocab_size": architecture.vocab,
+        "hidden_size": architecture.width,
+        "intermediate_size": 4 * architecture.width,
+        "num_hidden_layers": architecture.layers,
+        "num_attention_heads": architecture.heads,
+        "max_position_embeddings": architecture.context,
+        "rms_norm_eps": RMS_EPS,
+        "final_logit_softcapping": LOGIT_CAP,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "bos_token_id": 0,
+        "eos_token_id": 3,
+    }
+    model = NanoChatForCausalLM(config, {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.load_state_dict(_drawn(model), strict=True, assign=True)
+    return model
+
+
+@torch.no_grad()
+def _drawn(model: NanoChatForCausalLM) -> dict[str, Tensor]:
+    """Initial weights by name, drawn in the order in which transformers draws them: torch's own when a layer
+    is made, then those that stay, of the body before the head."""
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    body = [name for name in shapes if name.startswith("model.")]
+    found: dict[str, Tensor] = {}
+    for names in (body, [name for name in shapes if name not in body]):
+        for name in names:
+            found[name] = torch.empty(shapes[name])
+            if "embed_tokens" in name:
+                nn.init.normal_(found[name])
+            else:
+                nn.init.kaiming_uniform_(found[name], a=math.sqrt(5))
+        for name in names:
+            nn.init.normal_(found[name], std=_INITIAL_STD)
+            if "o_proj" in name:  # a second time, for its block
+                nn.init.normal_(found[name], std=_INITIAL_STD / math.sqrt(2 * len(model.model.layers)))
+    return found

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe
+from stride_cli.models.language.own_nanochat import LOGIT_CAP, RMS_EPS, ROPE_THETA
 from stride_cli.models.muon import orthogonalised
 from stride_cli.training.epoch_batches import Batch, make_batch
 from stride_cli.training.fast import nanochat_kernels as kernels
@@ -216,17 +217,12 @@ class _Step:
     """Loss and gradients of one model on one batch."""
 
     def __init__(self, recipe: Recipe) -> None:
-        from transformers import NanoChatConfig
-
         assert recipe.architecture is not None
         self.size: Architecture = recipe.architecture
         self.low = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
-        config = NanoChatConfig()
-        self.eps = np.float32(config.rms_norm_eps)
-        self.cap = np.float32(config.final_logit_softcapping)
+        self.eps, self.cap = np.float32(RMS_EPS), np.float32(LOGIT_CAP)
         self.h = self.size.width // self.size.heads
-        base = config.rope_parameters["rope_theta"]
-        frequency = 1.0 / (base ** (torch.arange(0, self.h, 2, dtype=torch.float) / self.h))
+        frequency = 1.0 / (ROPE_THETA ** (torch.arange(0, self.h, 2, dtype=torch.float) / self.h))
         angles = torch.arange(self.size.context)[:, None].float() * frequency  # (T, h/2)
         self.cos, self.sin = angles.cos().numpy(), angles.sin().numpy()
         self.masks: dict[int, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +56,14 @@ def test_losses_are_the_models_own(task_and_queries):
         assert losses[number] == pytest.approx(each[weights[1:] > 0].mean(), abs=1e-5)
 
 
-def test_a_job_is_what_train_gives(task_and_queries, tmp_path):
+def test_a_job_is_what_train_gives(task_and_queries, tmp_path, monkeypatch):
     task, queries = task_and_queries
     trainer = open_trainer(task, queries)
     jobs = _jobs(trainer.n_chunks, 1)
-    found = retrain(trainer, jobs, store=tmp_path / "store", workers=1)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)  # importing which takes longer than the training
+        trainer.prepare()
+        found = retrain(trainer, jobs, store=tmp_path / "store", workers=1)
     recipe = read_recipe(task.model.path).with_seed(jobs[0].seed)
     model = initial_model(recipe)
     train(model, index_chunks(task), recipe, subset=jobs[0].mask)

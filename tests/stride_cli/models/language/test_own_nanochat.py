@@ -17,7 +17,9 @@ from stride_cli.models.fingerprints import state_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import find_checkpoint
-from stride_cli.models.language.own_nanochat import NanoChatForCausalLM, load_own
+from stride_cli.models.language.language_recipe import Architecture
+from stride_cli.models.language.nanochat import build_model
+from stride_cli.models.language.own_nanochat import NanoChatForCausalLM, load_own, new_own
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
 
@@ -55,6 +57,18 @@ def test_the_same_to_the_last_bit(saved_model: Path, dtype: str, monkeypatch: py
 
     for mine, wanted in zip(passed(own), passed(theirs), strict=True):
         assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_initial_weights_are_the_same(heads: int) -> None:
+    size = Architecture(layers=3, width=24, heads=heads, vocab=70, context=64)
+    mine, wanted = new_own(size, seed=heads), build_model(size, seed=heads)
+    parameters = dict(mine.named_parameters())
+    assert [*parameters] == [name for name, _ in wanted.named_parameters()]
+    assert all(value.requires_grad for value in parameters.values())
+    assert all(torch.equal(value, parameters[name]) for name, value in wanted.named_parameters())
+    said = wanted.config.to_dict()
+    assert {name: said[name] for name in vars(mine.config)} == vars(mine.config)
 
 
 def test_forward_mode(saved_model: Path) -> None:
