@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stride_cli import api
 from stride_cli.errors import CorpusError, ModelError, StrideError
 from stride_cli.training import engines
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain
+from tests.same_fit import assert_same_fit
+from tests.stride_cli.training import ray_cluster
 
 
 def _jobs(n: int, count: int) -> list[Job]:
@@ -146,12 +151,34 @@ def test_one_thread_is_given_back():
 
 
 @pytest.mark.slow
-def test_ray_trains_what_processes_train(trained, open_task, tmp_path, prepared):
-    """On two nodes: the same outcomes; then a worker process is killed, then a whole node is lost."""
+def test_ray_trains_what_processes_train(
+    trained, open_task, tmp_path, prepared, forked_spawners, monkeypatch, capsys
+):
+    """On two nodes: the same index, operators and outcomes, though workers are killed, and a whole node."""
     pytest.importorskip("ray")
     task, _ = open_task()
-    places = [task.index.path, trained / "model", trained / "queries.jsonl", tmp_path]
+    model = str(trained / "model")
+    places = [str(task.index.path), model, str(trained / "queries.jsonl")]
+    texts = [{"id": f"d{n}", "text": f"{n} is {n + 1} " * n} for n in range(1, 36)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     with (tmp_path / "said").open("wb") as said:
-        script = Path(__file__).with_name("ray_cluster.py")
-        process = prepared.start([script, *places], stdout=said, stderr=said, new_session=True)
+        line = [ray_cluster.__file__, *places, tmp_path]
+        process = prepared.start(line, stdout=said, stderr=said, new_session=True)
+        # meanwhile, for most of its time Ray's processes wait for one another
+        whole, operators = tmp_path / "whole", tmp_path / "local.stride"
+        api.build_index([str(tmp_path / "corpus.jsonl")], model_path=model, out=whole)
+        shutil.copytree(whole, operators)
+        monkeypatch.setattr(engines, "available_cores", lambda: 2)
+        run = api.FitRunOptions(workers=2, save_seconds=0)
+        api.train(operators, ray_cluster.OPTIONS, run=run, device="cpu", dtype="fp32")
+        trainer = ray_cluster.open_jobs(*places)
+        alone = retrain(trainer, ray_cluster.jobs_of(trainer), store=tmp_path / "alone", workers=1)
         assert process.wait() == 0, (tmp_path / "said").read_text()
+
+    def files(index: Path) -> dict[Path, bytes]:
+        found = (path for path in index.rglob("*") if path.is_file())
+        return {path.relative_to(index): path.read_bytes() for path in found}
+
+    assert files(tmp_path / "apart") == files(whole)
+    assert_same_fit(tmp_path / "ray.stride/operators", operators / "operators")
+    assert np.array_equal(np.load(tmp_path / "losses.npy"), [outcome.losses for outcome in alone])
