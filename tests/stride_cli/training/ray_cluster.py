@@ -2,9 +2,9 @@
 
     python ray_cluster.py INDEX MODEL QUERIES FOLDER
 
-FOLDER has corpus.jsonl; into it go apart/ (the index that the nodes have built), ray.stride/ (its copy, with the
-operators that they have fitted) and losses.npy of `JOBS`. In a session of its own: Ray's processes end one
-another by process group and by name.
+FOLDER has corpus.jsonl; into it go apart/ (the index that the nodes have built), ray.stride/ (its copy, with
+the operators that they have fitted) and losses.npy (of `jobs_of`). In a session of its own: Ray's processes
+end one another by process group and by name.
 """
 
 from __future__ import annotations

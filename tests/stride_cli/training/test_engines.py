@@ -152,7 +152,7 @@ def test_one_thread_is_given_back():
 
 @pytest.mark.slow
 def test_ray_trains_what_processes_train(
-    trained, open_task, tmp_path, prepared, forked_spawners, monkeypatch, capsys
+    trained, open_task, tmp_path, prepared, forked_spawners, monkeypatch
 ):
     """On two nodes: the same index, operators and outcomes, though workers are killed, and a whole node."""
     pytest.importorskip("ray")
