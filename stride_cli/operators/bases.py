@@ -6,7 +6,7 @@ Kronecker product A ⊗ S of the second moments of activations and of output gra
 2015), A^{-1/2} and S^{-1/2} are applied to the directions, and what is left of the Fisher matrix in the gates
 is the identity. For a vocabulary S is taken diagonal, the model's mean prediction. What the product leaves
 out (how the positions of a chunk go together, the damping) is measured on chunks of its own: directions are
-scaled so that the mean eigenvalue is 1 at every layer and in every logit space.
+scaled so that the mean eigenvalue is 1 at every layer and in every logit space (4 of pairs of tokens).
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class PairLogitSpace(OperatorSpace):
     source = "tokens"
     whitens = True
     needs_whitening = True
-    # a few frequent pairs make up the mean eigenvalue, and most gates would hardly count. Of 1, 2, 4 and 8, by
-    # every second query of the suites of instructions and WikiText
+    # a few frequent pairs make up the mean eigenvalue, and most gates would hardly count. Of 1, 2, 4 and 8
+    # by every second query of the suites of instructions and WikiText
     mean_eigenvalue = 4.0
 
     def __init__(self, start: torch.Tensor, second: torch.Tensor, factor: torch.Tensor) -> None:
