@@ -511,25 +511,18 @@ def test_the_command_serves_until_it_is_interrupted(workspace: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
-    run: Callable[..., Any], workspace: Path, tmp_path: Path
-) -> None:
+def test_a_verification_runs_beside_and_is_told_as_it_goes_on(run: Callable[..., Any], trained: Path) -> None:
     """Real training, in a process of its own; one that is cancelled ends, and what it trained is kept."""
     import httpx
 
-    shutil.copy(workspace / "corpus.jsonl", tmp_path)  # of a model that takes a moment to train
-    for line in (
-        f"model train {tmp_path}/corpus.jsonl --out {tmp_path}/model --epochs 1 --layers 2 --width 32 "
-        "--vocab 512",
-        f"index build {tmp_path}/corpus.jsonl --model {tmp_path}/model --out {tmp_path}/run.stride",
-        f"train --index {tmp_path}/run.stride --nulls 20",
-    ):
-        assert run(line).code == 0
-    small = Server([WorkspacePath(tmp_path / "run.stride")], ServeOptions(port=0, token=TOKEN))
+    index, lines = trained / "run.stride", (trained / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    every = [json.loads(line)["id"] for line in lines]
+    assert run(f"train --index {index} --no-calibration").code == 0
+    small = Server([WorkspacePath(index)], ServeOptions(port=0, token=TOKEN))
     thread = threading.Thread(target=small.run)
     thread.start()
     base = f"http://127.0.0.1:{small.address.port}"
-    asked = {"prompt": PROMPT, "documents": ["history/french-revolution"], "seeds": 2, "random": 1}
+    asked = {"prompt": PROMPT, "documents": every[:1], "seeds": 2, "random": 1}
     with httpx.Client(base_url=base, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120) as client:
         try:
             job = client.post("/verify", json=asked).json()
@@ -543,7 +536,7 @@ def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
             assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 6
             result = events[-2][1]
             Draft202012Validator(json_schema("stride.verify_hit/1")).validate(result)
-            assert result["documents"][0]["document"] == "history/french-revolution"
+            assert result["documents"][0]["document"] == every[0]
             assert result["trained"] == 6
             more = client.post("/verify", json={**asked, "seeds": 100, "random": 8}).json()
             with client.stream("GET", f"/verify/{more['id']}") as lines:
@@ -553,8 +546,6 @@ def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
             assert ended["state"] == "cancelled" and time.monotonic() - begun < 15
             assert _events(client, more["id"])[-1][1]["state"] == "cancelled"
             # there are not as many others
-            lines = (tmp_path / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-            every = [json.loads(line)["id"] for line in lines]
             bad = client.post("/verify", json={"prompt": PROMPT, "documents": every}).json()
             kind, told = _events(client, bad["id"])[-2]
             assert kind == "error" and f"removing {len(every)} documents" in told["message"] and told["fix"]
