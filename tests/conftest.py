@@ -42,8 +42,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # millions of objects are imported, and stay: there is nothing to collect among them, now or later
 gc.disable()
 
-# what takes longest goes first, so that neither of two processes ends long after the other
+# what takes longest goes first, so that neither of two processes ends long after the other; before all, one
+# that needs the commands' trained workspace: one process makes that, and the other has work without it
 _FIRST = (
+    "commands/test_calibrate.py",
     "test_readme.py",
     "commands/test_examples.py",
     "test_truth.py",
