@@ -166,21 +166,29 @@ def make_classifier() -> Callable[..., tuple[Workspace, QuerySet]]:
     return classifier_task
 
 
-def fit_softmax(inputs: Tensor, labels: Tensor, weights: Tensor, ridge: float, classes: int) -> Tensor:
-    """Minimiser of Σ_i w_i loss_i / Σ_i w_i + ½ ridge ‖W‖² over (classes, d), by Newton's method, float64."""
-    solution = torch.zeros(classes, inputs.shape[1], dtype=torch.float64)
+def curvature(inputs: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
+    """Hessian (C·d, C·d) of Σ_i w_i loss_i / Σ_i w_i in the weight (C, d) of a softmax regression."""
+    p = (inputs @ weight.T).softmax(-1)
+    spread = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) * (weights / weights.sum())[:, None, None]
+    return torch.einsum("nij,nk,nl->ikjl", spread, inputs, inputs).reshape(weight.numel(), weight.numel())
 
-    def objective(flat: Tensor) -> Tensor:
-        losses = nn.functional.cross_entropy(inputs @ flat.view_as(solution).T, labels, reduction="none")
-        return (losses * weights).sum() / weights.sum() + 0.5 * ridge * flat.square().sum()
 
-    flat = solution.flatten()
+def fit_softmax(inputs: Tensor, labels: Tensor, weights: Tensor, ridge: float, start: Tensor) -> Tensor:
+    """Minimiser of Σ_i w_i loss_i / Σ_i w_i + ½ ridge ‖W‖² over (classes, d), by Newton's method from
+    `start`, float64."""
+    found = start.detach().clone().requires_grad_()
     for _ in range(12):
-        slope = torch.func.grad(objective)(flat)
+        losses = nn.functional.cross_entropy(inputs @ found.T, labels, reduction="none")
+        objective = (losses * weights).sum() / weights.sum() + 0.5 * ridge * found.square().sum()
+        (slope,) = torch.autograd.grad(objective, found)
         if float(slope.norm()) < 1e-11:
             break
-        flat = flat - torch.linalg.solve(torch.func.hessian(objective)(flat), slope)
-    return flat.view_as(solution)
+        with torch.no_grad():
+            hessian = curvature(inputs, found, weights) + ridge * torch.eye(found.numel(), dtype=found.dtype)
+            found -= torch.linalg.solve(hessian, slope.flatten()).view_as(found)
+    else:
+        raise AssertionError("Newton's method has not found the minimum")
+    return found.detach()
 
 
 class Softmax:
@@ -202,7 +210,7 @@ class Softmax:
         labels = torch.where(torch.rand(n + n_queries) < 0.15, (labels + 1) % classes, labels)
         self.labels, self.n, self.classes, self.ridge = labels, n, classes, 0.02
         train, weights = self.inputs[:n], torch.ones(n, dtype=torch.float64)
-        self.weight = fit_softmax(train, labels[:n], weights, self.ridge, classes)
+        self.weight = fit_softmax(train, labels[:n], weights, self.ridge, torch.zeros(classes, d).double())
         head = nn.Linear(d, classes, bias=False)
         with torch.no_grad():
             head.weight.copy_(self.weight.float())
@@ -210,8 +218,7 @@ class Softmax:
         p = (self.inputs @ self.weight.T).softmax(-1)
         error = p - nn.functional.one_hot(labels, classes)
         self.gradients = torch.einsum("ni,nj->nij", error, self.inputs).flatten(1)  # (n + Q, C·d)
-        spread = torch.diag_embed(p[:n]) - p[:n, :, None] * p[:n, None, :]
-        self.ggn = torch.einsum("nij,nk,nl->ikjl", spread, train, train).reshape(classes * d, classes * d) / n
+        self.ggn = curvature(train, self.weight, weights)
         self.hessian = self.ggn + self.ridge * torch.eye(classes * d, dtype=torch.float64)
 
     def influence(self, matrix: Tensor) -> np.ndarray:
@@ -231,7 +238,7 @@ class Softmax:
         for row in range(n):
             weights = torch.ones(n, dtype=torch.float64)
             weights[row] = 0.0
-            refit = fit_softmax(self.inputs[:n], self.labels[:n], weights, self.ridge, self.classes)
+            refit = fit_softmax(self.inputs[:n], self.labels[:n], weights, self.ridge, self.weight)
             changes.append(losses(refit) - base)
         return torch.stack(changes, dim=1).numpy()
 
