@@ -37,6 +37,7 @@ from stride_cli.serve.overlaps import verbatim_runs
 from stride_cli.serve.presence import Presence, ServedPlace
 from stride_cli.serve.questions import OPTIONS, parse_question
 from stride_cli.serve.running import Server
+from tests.prepared import Prepared
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 testclient = pytest.importorskip("starlette.testclient", reason="httpx is not installed")
@@ -484,28 +485,29 @@ def test_what_cannot_be_served_is_told(workspace: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_interrupted(workspace: Path, tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_interrupted(
+    workspace: Path, tmp_path: Path, prepared: Prepared
+) -> None:
     import signal
-    import subprocess
     import urllib.request
 
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, -15)):
-        line = [sys.executable, "-m", "stride_cli", "serve", str(workspace / "run.stride"), "--port", "0"]
-        with subprocess.Popen(
-            line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stderr is not None and process.stdout is not None
-            assert "opening" in process.stderr.readline()
-            told = process.stderr.readline()
+        line = ["stride", "serve", str(workspace / "run.stride"), "--port", "0"]
+        reading, writing = os.pipe()
+        with os.fdopen(reading) as stderr, (tmp_path / "out").open("w+") as stdout:
+            process = prepared.start(line, env=environment, stdout=stdout, stderr=writing)
+            os.close(writing)
+            assert "opening" in stderr.readline()
+            told = stderr.readline()
             url = told.split()[2]
             assert url.startswith("http://127.0.0.1:") and "Ctrl-C" in told
             with urllib.request.urlopen(url) as page:
                 assert b"Which training documents" in page.read()
             assert len(list((tmp_path / "stride" / "servers").iterdir())) == 1
             process.send_signal(number)
-            rest = process.stderr.read()
-            assert process.wait(20) == code and process.stdout.read() == ""
+            rest = stderr.read()
+            assert process.wait(20) == code and stdout.read() == ""
             assert rest == ("interrupted\n" if number == signal.SIGINT else "")
         assert list((tmp_path / "stride" / "servers").iterdir()) == []
 
