@@ -510,19 +510,19 @@ def test_a_plan_says_what_the_build_makes(
 def test_memory_does_not_grow_with_the_corpus(
     tmp_path: Path, make_tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine megabytes more of text cost two more of memory at most."""
+    """Of what the text is longer, a ninth at most is more of memory: 4 MB and 400 kB, measured 60."""
     import tracemalloc
 
     monkeypatch.setattr(module, "_BATCH_CHARACTERS", 1 << 17)
     peaks = []
-    for count in (100, 600):
+    for count in (50, 250):
         source = write_jsonl([{"id": n, "text": f"{TEXT} " * 210} for n in range(count)])
         tracemalloc.start()
         index = small_index([source], make_tokenizer(), tmp_path / str(count), block_size=512)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert index.array("corpus/text_bytes").nbytes > 10_000_000
-    assert peaks[1] - peaks[0] < 2_000_000
+    assert index.array("corpus/text_bytes").nbytes > 4_400_000
+    assert peaks[1] - peaks[0] < 400_000
 
 
 def test_a_document_of_one_scored_token_is_a_scored_one(
