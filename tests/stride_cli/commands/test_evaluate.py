@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from stride_cli.schema import json_schema
+from tests.prepared import Prepared
+from tests.stride_cli.commands.conftest import Outcome
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 N, QUERIES, SUBSETS = 40, 4, 6
@@ -140,12 +143,19 @@ def test_distribution(run, measured: Path) -> None:
     assert sparse["sparsity"] >= 0.9 and sparse["active_mean"] <= 4 and sparse["top10_coverage"] == 1
 
 
-def test_compare_goes_on_after_a_failure(run, measured: Path, tmp_path: Path) -> None:
+def prepared_run(prepared: Prepared, line: str) -> Outcome:
+    """`stride LINE` in a process that need not import what its methods' processes do."""
+    done = prepared.run(["stride", *shlex.split(line)])
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_compare_goes_on_after_a_failure(prepared: Prepared, measured: Path, tmp_path: Path) -> None:
     """Each method in a process of its own; one lacks what it needs."""
     page = tmp_path / "page.html"
-    result = run(
+    result = prepared_run(
+        prepared,
         f"evaluate compare --index {measured}/run.stride --methods tfidf,airrep:model={tmp_path}/no,graddot "
-        f"--draws 100 --alpha 0.5 --html {page}"
+        f"--draws 100 --alpha 0.5 --html {page}",
     )
     assert result.code == 0, result.err
     first, failed, third = result.records
@@ -164,10 +174,10 @@ def test_compare_goes_on_after_a_failure(run, measured: Path, tmp_path: Path) ->
     )
 
 
-def test_every_method_is_told_net_of_the_given_one(run, measured: Path) -> None:
+def test_every_method_is_told_net_of_the_given_one(run, prepared: Prepared, measured: Path) -> None:
     """Also the reference, which runs before it."""
     line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --given tfidf"
-    result = run(f"{line} --methods graddot,chance,tfidf")
+    result = prepared_run(prepared, f"{line} --methods graddot,chance,tfidf")
     assert result.code == 0, result.err
     assert [record["method"] for record in result.records] == ["graddot", "tfidf", "chance"]
     steep, lexical, chance = result.records
