@@ -17,6 +17,7 @@ def test_a_whole_index_has_no_problems(index_path):
     assert calls == sorted(calls) and calls[-1][0] == calls[-1][1] > 0
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found(index_path):
     """In every file, at its ends and at random: verify reports the file, or says there is no such index."""
     rng = np.random.default_rng()

@@ -513,11 +513,14 @@ def test_the_command_serves_until_it_is_interrupted(
 
 
 @pytest.mark.slow
-def test_a_verification_runs_beside_and_is_told_as_it_goes_on(run: Callable[..., Any], trained: Path) -> None:
+def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
+    run: Callable[..., Any], trained: Path, tmp_path: Path
+) -> None:
     """Real training, in a process of its own; one that is cancelled ends, and what it trained is kept."""
     import httpx
 
-    index, lines = trained / "run.stride", (trained / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    place = Path(shutil.copytree(trained, tmp_path / "own"))
+    index, lines = place / "run.stride", (place / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     every = [json.loads(line)["id"] for line in lines]
     assert run(f"train --index {index} --no-calibration").code == 0
     small = Server([WorkspacePath(index)], ServeOptions(port=0, token=TOKEN))

@@ -38,6 +38,7 @@ def test_recovery_benchmark_prints_json_lines(tmp_path):
     assert [record["over_reading"] > 0 for record in records if "over_reading" in record] == [True]
 
 
+@pytest.mark.slow
 def test_growth_passes_over_a_design_several_times(monkeypatch):
     monkeypatch.setattr(recovery, "GROWTH_N", (1_000, 9_000))
     monkeypatch.setattr(recovery, "GROWTH_K", (20, 60))

@@ -56,6 +56,7 @@ def rounded(residuals: np.ndarray, degree: int) -> tuple[np.ndarray, np.ndarray]
     return table, steps
 
 
+@pytest.mark.slow  # compiles the kernel of one degree
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("slots", [300, 16])
 def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):

@@ -290,7 +290,8 @@ def test_path_equals_separate_solutions(wide, rng):
         np.testing.assert_allclose(along.values, alone.values, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [2, 70])  # single scans; a full batch of 64 and a part of one
+# single scans; a full batch of 64 and a part of one
+@pytest.mark.parametrize("count", [2, pytest.param(70, marks=pytest.mark.slow)])
 def test_batch_equals_separate_solutions(wide, count, rng, monkeypatch):
     monkeypatch.setattr(screening, "_SHARED_COLUMNS", 0)
     columns, _ = wide

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_solve_does_not_change_torchs_threads() -> None:
     code = (
         "import numpy as np, torch\n"

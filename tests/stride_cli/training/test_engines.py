@@ -63,6 +63,7 @@ def test_processes_give_the_same_bits_as_one_though_one_dies(
     assert "a worker died (status -9)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_errors_come_back_from_workers(task_and_queries, tmp_path, forked_spawners):
     task, queries = task_and_queries
     trainer = _one_by_one(task, queries)
