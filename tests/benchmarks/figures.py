@@ -455,7 +455,8 @@ def everything(suite: str) -> str:
 CAUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride", ("stride:stored=true",)),
     ("direct readout", ("direct",)),
-    ("direct readout, `--residuals final`", ("direct:residuals=final",)),
+    ("direct readout, `--normalize 0`", ("direct:normalize=0",)),
+    ("direct readout, `--residuals final --normalize 0`", ("direct:residuals=final,normalize=0",)),
     ("EK-FAC of the MLPs", ("ekfac",)), ("EK-FAC of all layers", ("ekfac:layers=all",)),
     ("TrackStar", ("trackstar",)), ("LoGRA", ("logra",)), ("TRAK", ("trak",)), ("GradDot", ("graddot",)),
     ("RDS", ("rds",)), ("FeatSim", ("featsim",)),
@@ -484,6 +485,28 @@ def causes_table() -> str:
         lines.append(
             [label, *(f"**{text}**" if bold else text for text, bold in zip(shown, top, strict=True))]
         )
+    return markdown(lines)
+
+
+DEFAULTS = (
+    ("today's defaults", "direct"), ("`--normalize 0`", "direct:normalize=0"),
+    ("`--normalize 0 --residuals final`", "direct:residuals=final,normalize=0"),
+)  # fmt: skip
+
+
+def defaults_table() -> str:
+    """LDS of the direct readout with today's defaults and with those before, ± standard error, and what each
+    lacks of the first, with the standard error of the difference."""
+    columns = (("instructions", "suites/instructions_defaults"), ("WikiText", "suites/wikitext_defaults"))
+    lines = [[""] + [text for heading, _ in columns for text in (heading, "less by")]]
+    for label, method in DEFAULTS:
+        row = [label]
+        for _, suite in columns:
+            (found,) = pick(suite, method=method)
+            less = found["difference"]
+            row.append(f"{figure(found['spearman']['mean'])} ± {figure(found['spearman']['se'])}")
+            row.append("" if less["mean"] is None else f"{figure(-less['mean'])} ± {figure(less['se'])}")
+        lines.append(row)
     return markdown(lines)
 
 
@@ -518,6 +541,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "estimates_wikitext": partial(estimates_table, "frontier_wikitext"),
     "projections": projections_table,
     "causes": causes_table,
+    "defaults": defaults_table,
     "recovery": recovery_table,
     "solvers": solvers_table,
 }
