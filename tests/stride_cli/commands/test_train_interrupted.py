@@ -1,8 +1,9 @@
-"""`stride train` killed early, later and late, and on a full disk: nothing lost, the same bits in the end."""
+"""`stride train` killed at random moments, and on a full disk: nothing lost, the same bits in the end."""
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # without the prompts that are asked once a fit is whole
 FITS = {
-    "closed": "--fit closed --rank 16 --project 48 --save-seconds 0 --no-calibration",
+    "closed": "--fit closed --project 48 --save-seconds 0 --no-calibration",
     "sgd": "--fit sgd --steps 25 --save-seconds 0",
 }
 
@@ -29,29 +30,29 @@ def bare(workspace: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_killed_at_any_moment_it_ends_with_the_same_bits(
+def test_killed_at_random_moments_it_ends_with_the_same_bits(
     run, workspace: Path, tmp_path: Path, fit: str, prepared: Prepared
 ) -> None:
     whole = bare(workspace, tmp_path / "whole.stride")
     assert run(f"train --index {whole} {FITS[fit]}").code == 0
     killed = bare(workspace, tmp_path / "killed.stride")
     command = ["stride", "train", "--index", str(killed), *FITS[fit].split()]
+    moments = random.Random(fit)
     kills = 0
-    for moment in (0.0, 0.3, 0.8):
+    while kills < 6 and not (killed / "operators").exists():
         process = prepared.start(command)
         # from the moment the fit has begun: importing torch is not what is tested
         while process.poll() is None and not (killed / "operators.partial").exists():
             time.sleep(0.02)
-        time.sleep(moment)
+        time.sleep(moments.uniform(0, 1.2))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.wait()
-        if (killed / "operators").exists():
-            break
-        # a half-finished fit never looks whole
-        result = run(f'query "x" --index {killed}')
-        assert result.code == 2 and "stride train" in result.err
+        if not (killed / "operators").exists():
+            # a half-finished fit never looks whole
+            result = run(f'query "x" --index {killed}')
+            assert result.code == 2 and "stride train" in result.err
     assert kills > 0
     if not (killed / "operators").exists():
         assert run(f"train --index {killed} {FITS[fit]}").code == 0
@@ -73,13 +74,13 @@ def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, tm
         pytest.skip("mounting a small tmpfs is not permitted here")
     try:
         index = bare(workspace, disk / "run.stride")
-        result = run(f"train --index {index} --save-seconds 0 --no-calibration")
+        result = run(f"train --index {index} --save-seconds 0")
         assert result.code == 2, result.err
         assert "fix: free some space" in result.err or "space" in result.err
         assert not (index / "operators").exists()
         assert run(f"index verify {index}").code in (0, 1)  # 1: the unfinished fit is named as extra
         subprocess.run(["mount", "-o", f"remount,size={size * 8}", str(disk)], check=True)
-        assert run(f"train --index {index} --save-seconds 0 --no-calibration").code == 0
+        assert run(f"train --index {index} --save-seconds 0").code == 0
         assert run(f"index verify {index}").code == 0
         assert_same_fit(index / "operators", workspace / "run.stride" / "operators")
     finally:
