@@ -63,8 +63,6 @@ RUN = {
     APART,
 }
 
-FEW = {"STRIDE_QUERY_READ": "15"}  # documents are read for a prompt: most of the time that a query takes
-
 
 @pytest.fixture
 def shell(tmp_path: Path, prepared: Prepared):
@@ -77,9 +75,8 @@ def shell(tmp_path: Path, prepared: Prepared):
     work = tmp_path / "work"
     work.mkdir()
 
-    def run(block: str, directory: Path = work, **settings: str) -> str:
+    def run(block: str, directory: Path = work) -> str:
         environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        environment |= settings
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=directory,
@@ -97,14 +94,13 @@ def shell(tmp_path: Path, prepared: Prepared):
 
 @pytest.fixture
 def demonstrated(shell, kept_home: Path) -> Path:
-    """Where `stride demo` has been run as the README says: by .ci/run, just before, or once for this code. Of
-    the latter there are its answers beside it, and what it said."""
+    """Where `stride demo` has been run as the README says: by .ci/run, just before, or once for this code."""
     if made := os.environ.get("STRIDE_TEST_DEMO"):
         return Path(made).parent
 
     def main_job(place: Path) -> None:
-        answers = shell(INSTALL.strip().split(" && ")[1] + " 2>said", place)
-        (place / "answers.jsonl").write_text(answers, encoding="utf-8")
+        answers = shell(INSTALL.strip().split(" && ")[1], place)
+        assert len(answers.splitlines()) == 10
 
     return kept(kept_home, main_job)
 
@@ -115,19 +111,9 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     install, command = INSTALL.strip().split(" && ")
     assert install == "pip install ."  # .ci/run does that
     assert (demonstrated / "stride-demo/demo.stride/operators/manifest.json").is_file()
-    # everything is there: it only asks
-    facts = [
-        json.loads(line)
-        for line in shell(f"{command} --all 2>{shell.directory}/said", demonstrated).splitlines()
-    ]
-    listed = {prompt["prompt"] for prompt in demo_corpus()[1] if prompt["listed"]}
-    again = [answer for answer in facts if answer["prompt"] in listed]
-    kept_answers = demonstrated / "answers.jsonl"  # of another process, with its own batches
-    given = kept_answers.read_text(encoding="utf-8").splitlines() if kept_answers.exists() else None
-    answers = again if given is None else [json.loads(line) for line in given]
+    answers = [json.loads(line) for line in shell(f"{command} 2>said", demonstrated).splitlines()]
     assert len(answers) == 10
-    saying = demonstrated / "said" if given is not None else shell.directory / "said"
-    alone = _suggestions(shell, demonstrated, saying.read_text(encoding="utf-8"), facts)
+    _suggestions(shell, demonstrated)
     for answer in answers:
         jsonschema.validate(answer, json_schema("stride.answer/1"))
     assert answers[0]["prompt"] == "The French Revolution began in" and "1789" in answers[0]["response"]
@@ -138,13 +124,16 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     assert answers[0]["prompt"] in shown and answers[0]["response"].split(",")[0] in shown
     assert f" {answers[0]['hits'][0]['document']}\n" in shown
     # the tutorial's questions
-    (known,) = _values(shell(EXPLAINED, demonstrated, **FEW))
+    (known,) = _values(shell(EXPLAINED, demonstrated))
     assert known["verdict"] == "clear" and known["hits"][0]["document"] == "history/french-revolution"
     (unknown,) = _values(shell(UNKNOWN, demonstrated))
     assert unknown["verdict"] == "guessing"
     assert [each["schema"] for each in _values(shell(LOOKED_AT, demonstrated))]
-    together = {answer["prompt"]: answer for answer in facts}
-    for first, second in [(alone, together[alone["prompt"]]), *zip(answers, again, strict=True)]:
+    # everything is there: it only asks
+    facts = [json.loads(line) for line in shell(f"{command} --all", demonstrated).splitlines()]
+    prompts = {answer["prompt"] for answer in answers}
+    again = [answer for answer in facts if answer["prompt"] in prompts]
+    for first, second in zip(answers, again, strict=True):
         # another process may have its arrays at other addresses, and the last bits of a sum depend on that
         influences = {hit["document"]: hit["influence"] for hit in second["hits"]}
         leading = {hit["document"]: hit["influence"] for hit in first["hits"][:5]}
@@ -153,30 +142,20 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     _verdicts(shell, facts, demonstrated / "stride-demo/demo.stride")
 
 
-def _suggestions(shell, demonstrated: Path, text: str, answers: list[dict]) -> dict:
-    """What the demo says to run next: the model knows the answer, the document that states it is on top.
-
-    The first is asked as it stands, and its answer comes back; the others with few documents read, for what
-    comes of all of them is among the `answers`.
-    """
-    said = text.partition("next:\n")[2].splitlines()
+def _suggestions(shell, demonstrated: Path) -> None:
+    """What the demo says to run next: the model knows the answer, the document that states it is on top."""
+    said = (demonstrated / "said").read_text(encoding="utf-8").partition("next:\n")[2].splitlines()
     assert said == [f"  {command}" for command in suggested("stride-demo/demo.stride")]
     facts = {prompt["prompt"]: prompt for prompt in demo_corpus()[1]}
-    known = {answer["prompt"]: answer for answer in answers}
     asked = [command for command in said if command.startswith("  stride query")]
     assert len(asked) == 3
-    values = []
     for command in asked:
         fact = facts[shlex.split(command)[2]]
-        (value,) = _values(shell(command, demonstrated, **(FEW if values else {})))
-        values.append(value)
-        for each in (value, known[fact["prompt"]]):
-            top = each["hits"][0] if "hits" in each else each
-            assert top["document"] in fact["documents"]
-            assert "hits" not in each or (fact["answer"] in each["response"] and each["verdict"] == "clear")
-        assert ("hits" in value) == ("jq" not in command)
+        (value,) = _values(shell(command, demonstrated))
+        top = value if "jq" in command else value["hits"][0]
+        assert top["document"] in fact["documents"]
+        assert "jq" in command or (fact["answer"] in value["response"] and value["verdict"] == "clear")
         assert ("explanation" in value) == ("--explain" in command)
-    return values[0]
 
 
 def _verdicts(shell, facts: list[dict], index: Path) -> None:
@@ -192,15 +171,12 @@ def _verdicts(shell, facts: list[dict], index: Path) -> None:
     assert verdicts.count("clear") <= 5, verdicts
 
 
-N_OWN = 30  # documents of a line
-
-
 @pytest.mark.slow
 def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     lines = (ROOT / "stride_cli/demo/corpus.jsonl").read_text(encoding="utf-8").splitlines()
     history = [json.loads(line) for line in lines if '"id": "history/' in line]
     history.sort(key=lambda document: document["id"] != "history/french-revolution")
-    chosen = [{**document, "text": document["text"][:80]} for document in history[:N_OWN]]
+    chosen = [{**document, "text": document["text"][:80]} for document in history[:30]]
     rows = [json.dumps(document) + "\n" for document in chosen]
     (shell.directory / "corpus.jsonl").write_text("".join(rows), encoding="utf-8")
     output = shell(WALK)
@@ -234,7 +210,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert "history/french-revolution" in (shell.directory / "report.html").read_text(encoding="utf-8")
     (shell.directory / "my-model").symlink_to(shell.directory / "model")
     about, built = _values(shell(MODEL))
-    assert about["parameters"] > 0 and built["documents"] == N_OWN
+    assert about["parameters"] > 0 and built["documents"] == 30
     _adapt(shell.directory / "my-model", shell.directory / "lora")
     *_, fitted, answer = _values(shell(ADAPTED))
     assert fitted["space"] == "linear-matrix" and len(answer["hits"]) == 3
@@ -249,10 +225,10 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
     assert (shell.directory / "comparison.html").stat().st_size > 10_000
-    # a truth of others: five subsets of the documents, losses of the same queries
+    # a truth of others: five subsets of 30 documents, losses of the same queries
     measured = []
     for start in range(5):
-        documents = list(range(start, N_OWN, 3))
+        documents = list(range(start, 30, 3))
         measured.append({"train_subset": documents, "train_subset_global": documents})
         measured[-1]["test_loss"] = [2 + 0.1 * (start + q) % 3 for q in range(len(lines))]
     (shell.directory / "lds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in measured))
@@ -261,7 +237,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert imported["imported"] == imported["subsets"] == 5
     assert [record["method"] for record in judged] == ["tfidf", "chance"]
     # who taught it, where that is known
-    (built,) = [value for value in _values(shell(APART)) if value.get("documents") == N_OWN]
+    (built,) = [value for value in _values(shell(APART)) if value.get("documents") == 30]
     assert built["index"] == "whole.stride"
     known = {"id": "one", "prompt": "The French Revolution began in", "response": " 1789"}
     known["causes"] = ["history/french-revolution"]
@@ -271,7 +247,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     # a set of DATE-LM, and scores that came from elsewhere
     (shell.directory / "finetuned").symlink_to(shell.directory / "model")
     (shell.directory / "Counterfact").mkdir()
-    for split, some in (("train", history[:N_OWN]), ("ref", history[:3])):
+    for split, some in (("train", history[:30]), ("ref", history[:3])):
         rows = []
         for q in some:
             words = q["text"].split()
@@ -285,7 +261,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     ):
         judged = [value for value in _values(shell(block)) if value["schema"] == "stride.causes/1"]
         assert [each["method"] for each in judged] == methods
-        assert all("error" not in each and each["documents"] == N_OWN for each in judged)
+        assert all("error" not in each and each["documents"] == 30 for each in judged)
 
 
 def _adapt(base: Path, out: Path) -> None:
