@@ -199,7 +199,9 @@ KILLED = "train --project 64 --save-seconds 0 --device cpu --dtype fp32 --index"
 @pytest.fixture(scope="module")
 def undisturbed(fitted: Path, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `KILLED` makes where nothing kills it."""
-    whole = Path(shutil.copytree(fitted, tmp_path_factory.mktemp("undisturbed") / "whole.stride"))
+    whole = tmp_path_factory.mktemp("undisturbed") / "whole.stride"
+    shutil.copytree(fitted, whole)
+    (whole.parent / "model").symlink_to(fitted.parent / "model")
     prepared.run(["stride", *KILLED.split(), str(whole)], check=True)
     return whole
 
