@@ -39,6 +39,17 @@ def _code() -> bytes:
     return found.digest()
 
 
+def own_copy(place: Path, to: Path) -> Path:
+    """A copy of what is kept, of one's own; copies of its run.stride alone find the copy's model."""
+    from index_format.reader import Index
+    from stride_cli.remembered import remember_place
+
+    shutil.copytree(place, to)
+    # as building it does: that may have been long ago, and what was built since may be gone again
+    remember_place(Index.open(to / "run.stride").attributes["fingerprints"]["model"], str(to / "model"))
+    return to
+
+
 def kept(home: Path, make: Callable[[Path], None]) -> Path:
     """A directory that ``make(directory)`` has filled, by this process or another, now or in an earlier run.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kept import kept
+from tests.kept import kept, own_copy
 
 DEMO = Path(__file__).parents[1] / "stride_cli" / "demo" / "corpus.jsonl"
 N_DOCUMENTS = 60
@@ -19,7 +19,7 @@ N_QUERIES = 5
 @pytest.fixture(scope="session")
 def trained(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of one's own as `make_trained` fills it."""
-    return Path(shutil.copytree(kept(kept_home, make_trained), tmp_path_factory.mktemp("own") / "trained"))
+    return own_copy(kept(kept_home, make_trained), tmp_path_factory.mktemp("own") / "trained")
 
 
 def make_trained(folder: Path) -> None:

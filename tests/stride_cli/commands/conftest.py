@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from tests.kept import kept
+from tests.kept import kept, own_copy
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo"
 
@@ -75,15 +74,8 @@ def trained_workspace(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of `trained_workspace` of one's own; copies of its index alone find its model."""
-    from stride_cli.remembered import remember
-
-    place = tmp_path_factory.mktemp("own") / "workspace"
-    shutil.copytree(kept(kept_home, trained_workspace), place)
-    information = json.loads((place / "run.stride/zarr.json").read_text(encoding="utf-8"))
-    # as building it does: that may have been long ago, and what was built since may be gone again
-    remember("places", information["attributes"]["stride"]["fingerprints"]["model"], str(place / "model"))
-    return place
+    """A copy of `trained_workspace` of one's own."""
+    return own_copy(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
 
 
 @pytest.fixture
