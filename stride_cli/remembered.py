@@ -13,7 +13,6 @@ from index_format.confined import own_directory
 from index_format.durable import replace_file
 
 Kind = Literal["code", "places", "corpora", "bases"]
-_PLACES = 8  # of one thing, of which copies come and go
 
 
 def remember(kind: Kind, digest: str, text: str) -> None:
@@ -21,9 +20,8 @@ def remember(kind: Kind, digest: str, text: str) -> None:
 
     Parameters
     ----------
-    kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is:
-        `remember_place`), "corpora" (files that hold what an index does), "bases" (the model that an adapter
-        was given with)
+    kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is),
+        "corpora" (files that hold what an index does), "bases" (the model that an adapter was given with)
     digest : SHA-256 in hex
     """
     place = state_directory(kind)
@@ -41,30 +39,6 @@ def recall(kind: Kind, digest: str) -> str | None:
         return (place / digest).read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def remember_place(digest: str, path: str) -> None:
-    """Keep where a model or a corpus is, beside where it was known to be before: a copy may go again.
-
-    Parameters
-    ----------
-    digest : its fingerprint, SHA-256 in hex
-    path : absolute
-    """
-    if "\n" in path:
-        return
-    known = [place for place in _places(digest) if place != path]
-    known.sort(key=lambda place: not Path(place).exists())
-    remember("places", digest, "\n".join([path, *known][:_PLACES]))
-
-
-def recall_place(digest: str) -> str | None:
-    """Where the model or corpus of this fingerprint is by now, of the places where it was; None: nowhere."""
-    return next((place for place in _places(digest) if Path(place).exists()), None)
-
-
-def _places(digest: str) -> list[str]:
-    return (recall("places", digest) or "").splitlines()
 
 
 def state_directory(name: str) -> Path | None:

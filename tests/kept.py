@@ -42,11 +42,11 @@ def _code() -> bytes:
 def own_copy(place: Path, to: Path) -> Path:
     """A copy of what is kept, of one's own; copies of its run.stride alone find the copy's model."""
     from index_format.reader import Index
-    from stride_cli.remembered import remember_place
+    from stride_cli.remembered import remember
 
     shutil.copytree(place, to)
     # as building it does: that may have been long ago, and what was built since may be gone again
-    remember_place(Index.open(to / "run.stride").attributes["fingerprints"]["model"], str(to / "model"))
+    remember("places", Index.open(to / "run.stride").attributes["fingerprints"]["model"], str(to / "model"))
     return to
 
 

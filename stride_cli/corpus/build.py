@@ -32,7 +32,7 @@ from stride_cli.corpus.streams import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import is_hub_address
 from stride_cli.recorded_paths import recorded_path
-from stride_cli.remembered import recall, remember, remember_place
+from stride_cli.remembered import recall, remember
 
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 _BATCH_DOCUMENTS = 256
@@ -182,7 +182,7 @@ def recorded_config(
 def remember_model(model: IndexedModel) -> None:
     """Keep in mind where a model is, for copies of the index alone."""
     if model.path is not None and Path(model.path).exists():
-        remember_place(model.fingerprint, str(Path(model.path).absolute()))
+        remember("places", model.fingerprint, str(Path(model.path).absolute()))
 
 
 def append_to_index(

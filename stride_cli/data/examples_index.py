@@ -28,7 +28,7 @@ from stride_cli.models.classifier.directory import (
 from stride_cli.models.classifier.examples import class_numbers, read_examples
 from stride_cli.permissions import name_code
 from stride_cli.recorded_paths import recorded_path
-from stride_cli.remembered import remember_place
+from stride_cli.remembered import remember
 
 _BLOCK = 1 << 18  # chunks
 
@@ -136,5 +136,5 @@ def build_classifier_index(
             }
         )
     for name, place in (("model", model_path), ("corpus", source)):
-        remember_place(str(settings[name]), str(Path(place).expanduser().absolute()))
+        remember("places", str(settings[name]), str(Path(place).expanduser().absolute()))
     return Index.open(out)

@@ -13,7 +13,7 @@ from stride_cli.models.kinds import Kind, kind_of, kind_of_index
 from stride_cli.models.language.files import files_fingerprint, refuse_download
 from stride_cli.models.language.settings import settings_fingerprint
 from stride_cli.recorded_paths import find_recorded, recorded_places
-from stride_cli.remembered import recall_place
+from stride_cli.remembered import recall
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -99,7 +99,8 @@ def path_of_model(index: Index) -> str:
         )
     found = find_recorded(recorded, index.path)
     if found is None:
-        found = recall_place(index.attributes["fingerprints"]["model"])
+        known = recall("places", index.attributes["fingerprints"]["model"])
+        found = known if known is not None and Path(known).exists() else None
     if found is None and recorded.startswith((".", "/", "~")):
         (place, *_) = recorded_places(recorded, index.path) or [recorded]
         raise ModelError(

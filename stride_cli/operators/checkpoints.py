@@ -30,7 +30,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import note
 from stride_cli.recorded_paths import find_recorded, recorded_path
-from stride_cli.remembered import recall_place, remember_place
+from stride_cli.remembered import recall, remember
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -234,7 +234,7 @@ def recorded_checkpoint(checkpoint: Checkpoint, index: str | Path) -> dict[str, 
     """What the index at `index` records of a checkpoint beside its operators: path, settings."""
     path = checkpoint.path
     if Path(path).exists():  # else a hub id
-        remember_place(checkpoint.fingerprint, path)  # for copies of the index alone
+        remember("places", checkpoint.fingerprint, path)  # for copies of the index alone
         path = recorded_path(path, index)
     return {"path": path, "settings_fingerprint": checkpoint.settings}
 
@@ -258,7 +258,7 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
         )
     found = [
         find_recorded(entry["path"], index.path)
-        or recall_place(entry["model_fingerprint"])  # a copy of the index alone
+        or recall("places", entry["model_fingerprint"])  # a copy of the index alone
         or entry["path"]
         for entry in listed
     ]

@@ -32,7 +32,7 @@ from stride_cli.models.classifier.networks import NetworkSpec, build_network
 from stride_cli.models.kinds import FILE_NAME, kind_of
 from stride_cli.permissions import may_run, require_trust
 from stride_cli.recorded_paths import recorded_places
-from stride_cli.remembered import recall_place
+from stride_cli.remembered import recall
 
 if TYPE_CHECKING:
     import torch
@@ -394,7 +394,7 @@ def _find_data(index: Index, model: Path) -> Path:
     if isinstance(index.path, Path):  # a URL has nothing beside it
         places.append(index.path.parent / name)
     # a copy of the index alone, on the machine where it was built
-    known = recall_place(index.attributes["fingerprints"]["corpus"])
+    known = recall("places", index.attributes["fingerprints"]["corpus"])
     for place in [*places, beside / name, *([Path(known)] if known else [])]:
         if place.is_file():
             return place
