@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_format.location import locate
+from stride_cli.attribution.answer import Answer
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.attribution.session import Answer, Session
+from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model

@@ -20,7 +20,8 @@ from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.attribution.answer import Answer
+    from stride_cli.attribution.session import Session
     from stride_cli.data.batches import Batch
 
 _FEWEST, _EACH = 24, 3  # chunks to read at least; further ones that each token by itself makes likely

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from stride_cli.attribution.answer import Answer, Refused
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
 from stride_cli.errors import NumericalError, QueryError, StrideError
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor, Measured
@@ -29,167 +28,11 @@ if TYPE_CHECKING:
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
-    from stride_cli.recovery.recall import Recall
-    from stride_cli.recovery.shrinkage import Shrinkage
-    from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 _SPOT_CHECK = 16
 _TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
 _OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Ranked documents for one query, with the certificate of the recovery.
-
-    Attributes
-    ----------
-    query : Query
-    loss : float                       mean nats per scored token
-    supporters, opposers : list of Hit
-    passages : dict                    chunk number → the sentence of it that carries its influence, where
-                                       chunks are read; else the one most like the query
-    solution : Solution                what the Lasso recovered
-    influences : Solution              the same with the weights that documents are ranked by: read, shrunk
-    method : "linear" or "exact"
-    agreement : float or None          Pearson correlation with exact measurement on a spot check
-    seconds : dict                     stage → seconds
-    document_ids : dict                document number → id
-    coverage : float
-    models : int                       that measured the subsets: the index's own and further checkpoints
-    labels : dict                      chunk number → label, of a classifier's rows
-    responses : (K,) float64 or None   what the subsets answered, nats
-    measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
-                                       recovers of them is ``measured - solution.residual``
-    reliability : float or None        see `stride_cli.recovery.stability.Halves`
-    prior : str or None                what the supporters are ranked by, beside their influence
-    read : int                         chunks whose influence was read from their own gradients
-    shrinkage : Shrinkage or None      how small influences were made smaller
-    verdict : Verdict or None          what may be concluded; None where the index is not calibrated
-    line : float or None               the verdict's, where influences are what null prompts' were
-    scale : Scale or None              what influences are in nats, where they are what it was measured for;
-                                       the record has them so, this object never
-    """
-
-    query: Query
-    loss: float
-    supporters: list[Hit]
-    opposers: list[Hit]
-    passages: dict[int, str]
-    solution: Solution
-    influences: Solution
-    method: str
-    agreement: float | None
-    seconds: dict[str, float]
-    document_ids: dict[int, str]
-    coverage: float
-    models: int = 1
-    labels: dict[int, str] = field(default_factory=dict)
-    responses: Any = None
-    measured: Any = None
-    reliability: float | None = None
-    prior: str | None = None
-    read: int = 0
-    recall: Recall | None = None
-    shrinkage: Shrinkage | None = None
-    verdict: Verdict | None = None
-    line: float | None = None
-    scale: Scale | None = None
-
-    def to_record(self) -> AnswerRecord:
-        """The answer as one JSON object; `stride schema` documents the keys."""
-        solution, verdict = self.solution, self.verdict
-        factor = 1.0 if self.scale is None else self.scale.slope
-        line = None if self.line is None else factor * self.line
-
-        def hit(found: Hit) -> HitRecord:
-            record: HitRecord = {
-                "rank": found.rank,
-                "document": self.document_ids[found.document],
-                "influence": factor * found.influence,
-                "share": found.share,
-                "above_line": None if self.line is None else found.influence > self.line,
-                "sign": found.sign,
-                "chunk": found.chunk,
-                "passage": self.passages.get(found.chunk, ""),
-                "seen": found.seen,
-                "neighbours": found.neighbours,
-                "backfilled": found.backfilled,
-                "read": found.read if self.read else None,
-                "prior": None if self.prior is None else factor * found.prior,
-                "stability": found.stability,
-            }
-            if found.chunk in self.labels:
-                record["label"] = self.labels[found.chunk]
-            return record
-
-        return {
-            "schema": "stride.answer/1",
-            "verdict": None if verdict is None else verdict.word,
-            "judged": None if verdict is None else {**verdict.to_record(), "line": line},
-            "prompt": self.query.prompt,
-            "response": self.query.response,
-            "template": None if self.labels else self.query.form,
-            "generated": self.query.generated,
-            "scored_tokens": int(self.query.weights.sum()),
-            "loss": self.loss,
-            "unit": "relative" if self.scale is None else "nats",
-            "scale": None if self.scale is None else self.scale.to_record(),
-            "read": self.read,
-            "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
-            "hits": [hit(found) for found in self.supporters],
-            "opposers": [hit(found) for found in self.opposers],
-            "reliability": self.reliability,
-            "prior": self.prior,
-            "recovery": {
-                "lambda": solution.lambda_,
-                "lambda_ratio": solution.lambda_ratio,
-                "nonzeros": len(solution.indices),
-                "duality_gap": solution.duality_gap,
-                "relative_gap": solution.relative_gap,
-                "r_squared": solution.r_squared,
-                "passes": solution.n_passes,
-                "shrink_exponent": 1.0 if self.shrinkage is None else self.shrinkage.exponent,
-                "shrink_opposing": 1.0 if self.shrinkage is None else self.shrinkage.opposing,
-            },
-            "measurement": {
-                "method": self.method,
-                "subsets": len(solution.residual),
-                "agreement": self.agreement,
-                "coverage": self.coverage,
-                "models": self.models,
-            },
-            "seconds": cast("AnswerSeconds", self.seconds),
-        }
-
-    def to_frame(self) -> DataFrame:
-        """The documents as a pandas DataFrame: one row a hit, opposers last.
-
-        Columns as of ``stride query --format parquet``; ``stride schema stride.hit_row/1`` says what they
-        mean, and ``list`` which of the answer's lists a document is on.
-
-        Raises
-        ------
-        MissingExtraError       pandas is not installed (extra "frames")
-        """
-        from stride_cli.formats.frames import frame
-
-        return frame(self.to_record())
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, the response and its documents."""
-        from stride_cli.formats.frames import html_table
-
-        return html_table(self.to_record())
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A prompt that has no answer, and why."""
-
-    error: StrideError
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def answered(
     given : "response" and "span" of prompts that have none of their own
     together : see `Session.query_all`
     """
-    from stride_cli.attribution.session import Refused
+    from stride_cli.attribution.answer import Refused
 
     waiting: deque[Prompt] = deque()  # for their outcome
 

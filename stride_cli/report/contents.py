@@ -12,7 +12,8 @@ from stride_cli.attribution.carriers import carried_by, direction_of, token_infl
 from stride_cli.report.explanation import caveats, explain, flags
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.attribution.answer import Answer
+    from stride_cli.attribution.session import Session
     from stride_cli.recovery.ranking import Hit
 
 _CURVE_POINTS = 33

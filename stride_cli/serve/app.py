@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from stride_cli.attribution.session import Answer
+    from stride_cli.attribution.answer import Answer
     from stride_cli.schema.input_records import BadInputRecord
     from stride_cli.schema.serve_records import ServedIndexesRecord
 

@@ -18,7 +18,8 @@ from stride_cli.serve.presence import Presence, ServedPlace, running
 from stride_cli.serve.questions import OPTIONS
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.session import Answer, Refused, Session
+    from stride_cli.attribution.answer import Answer, Refused
+    from stride_cli.attribution.session import Session
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds
 
@@ -129,7 +130,7 @@ class ServedSession:
         stop: bool = False,
     ) -> Iterator[Answer | ServedAnswer | Refused]:
         """See `Session.outcomes`; prompts are answered one by one."""
-        from stride_cli.attribution.session import Refused
+        from stride_cli.attribution.answer import Refused
 
         rest = iter(prompts)
         for prompt in rest:
@@ -149,7 +150,7 @@ class ServedSession:
                 return
 
     def _ask(self, prompt: Mapping[str, Any], options: QueryOptions) -> ServedAnswer | Refused:
-        from stride_cli.attribution.session import Refused
+        from stride_cli.attribution.answer import Refused
 
         values = {name: value for name, value in asdict(options).items() if name in OPTIONS}
         body = {

@@ -15,8 +15,9 @@ from stride_cli.serve.refusals import Refusal
 from stride_cli.startup import keep_imported
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.attribution.session import Session
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.serve_records import ServedIndexRecord
 

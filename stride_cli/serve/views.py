@@ -15,8 +15,9 @@ from stride_cli.output import to_json
 from stride_cli.serve.overlaps import verbatim_runs
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.attribution.session import Answer, Session
+    from stride_cli.attribution.session import Session
     from stride_cli.schema.serve_records import (
         DocumentChunkRecord,
         DocumentRecord,

@@ -17,8 +17,8 @@ from stride_cli.serve.options import MOST_WAITING
 from stride_cli.serve.refusals import Refusal
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.attribution.session import Answer
     from stride_cli.errors import StrideError
     from stride_cli.serve.indexes import ServedIndex
 
@@ -141,7 +141,7 @@ def _called(job: Call) -> None:
 
 def _answered(jobs: list[Ask]) -> None:
     """Answers prompts; an error that is none of a prompt's is every one's that has no answer yet."""
-    from stride_cli.attribution.session import Refused
+    from stride_cli.attribution.answer import Refused
 
     waiting = deque(jobs)
     try:

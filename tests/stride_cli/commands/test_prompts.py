@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.attribution.session import Refused
+from stride_cli.attribution.answer import Refused
 from stride_cli.commands.prompts import BadInput, Prompt, answered, read_prompts
 from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 
