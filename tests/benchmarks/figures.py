@@ -288,13 +288,42 @@ SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("shared pairs (`pairs`)", ("pairs",)), ("… `shrink=true`", ("pairs:shrink=true",)),
     ("TF-IDF of words", ("tfidf",)), ("TF-IDF of tokens", ("tfidf:units=tokens",)),
 )  # fmt: skip
-BRIEF: tuple[Column, ...] = (
-    ("WikiText, trained from scratch", "wikitext", ""), ("instructions, fine-tuned", "instructions", ""),
-    ("SmolLM2-135M, fine-tuned", "instructions_135m", ""),
-)  # fmt: skip
+TODAY: tuple[Column, ...] = (
+    ("WikiText, trained from scratch", "wikitext_defaults", ""),
+    ("… other articles", "wikitext_defaults", "other"),
+    ("instructions, fine-tuned", "instructions_defaults", ""),
+)
+BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], ("SmolLM2-135M, fine-tuned", "instructions_135m", ""))
+
+
+def _shrunk(spec: str) -> tuple[str, str]:
+    """A method whose influences are shrunk where STRIDE's are, which is in pre-training, and as it is."""
+    return f"{spec}{',' if ':' in spec else ':'}shrink=true", spec
+
+
+_STORED = ("stride:stored=true", *STRIDE)
 FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("STRIDE", STRIDE), ("shared pairs of tokens (`pairs`)", ("pairs",)),
-    ("EK-FAC of all layers", ("ekfac:layers=all",)), ("LoGRA", ("logra",)), ("TF-IDF", ("tfidf",)),
+    ("STRIDE", _STORED), ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
+    ("EK-FAC of all layers", _shrunk("ekfac:layers=all")),
+    ("LoGRA, rank 64 (SmolLM2: 8)", (*_shrunk("logra:rank=64"), "logra")),
+    ("TF-IDF of tokens (SmolLM2: of words)", (*_shrunk("tfidf:units=tokens"), "tfidf")),
+)  # fmt: skip
+TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("stride", _STORED), ("stride, `--read 0`", ("stride:stored=true,read=0",)),
+    ("stride, `--read 100`", ("stride:stored=true,read=100",)),
+    ("stride, `--prior pairs`", ("stride:stored=true,prior=pairs",)),
+    ("direct readout", ("direct",)),
+    ("direct readout, four checkpoints of the run", ("direct:checkpoints=FOUR",)),
+    ("… `normalize=.25`", ("direct:checkpoints=FOUR,normalize=.25",)),
+    ("EK-FAC of all layers", _shrunk("ekfac:layers=all")), ("EK-FAC of the MLPs", _shrunk("ekfac")),
+    ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
+    ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
+    ("GradDot", _shrunk("graddot")), ("TRAK", _shrunk("trak")), ("LESS", _shrunk("less")),
+    ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
+    ("TF-IDF of tokens", _shrunk("tfidf:units=tokens")), ("TF-IDF of words", _shrunk("tfidf")),
+    ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
+    ("FeatSim", _shrunk("featsim")), ("RDS", _shrunk("rds")), ("DSIR", _shrunk("dsir")),
+    ("chance", ("chance",)),
 )  # fmt: skip
 
 
@@ -526,12 +555,9 @@ _MORE = {
     f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
     for suite, more in MORE.items()
 }
-FIVE_MORE = {
-    "suites/wikitext": (("suites/wikitext_earlier", " †"),),
-    "suites/instructions": (("suites/instructions_refined", " †"),),
-}
 TABLES: dict[str, Callable[[], str]] = {
-    "five": lambda: methods_table(FIVE, suites(BRIEF), FIVE_MORE),
+    "five": lambda: methods_table(FIVE, suites(BRIEF)),
+    "today": lambda: methods_table(TODAYS, suites(TODAY)),
     "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
     "shrunk": lambda: methods_table(SHRUNK, suites(REFINED)),
     "suites": suite_facts,
