@@ -31,6 +31,8 @@ class Answer:
     supporters, opposers : list of Hit
     passages : dict                    chunk number → the sentence of it that carries its influence, where
                                        chunks are read; else the one most like the query
+    carried : bool                     False: passages that carry the influence were not asked for, and
+                                       `Session.with_passages` finds them
     solution : Solution                what the Lasso recovered
     influences : Solution              the same with the weights that documents are ranked by: read, shrunk
     method : "linear" or "exact"
@@ -77,6 +79,7 @@ class Answer:
     verdict: Verdict | None = None
     line: float | None = None
     scale: Scale | None = None
+    carried: bool = True
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""

@@ -10,6 +10,7 @@ from stride_cli.options import MORE, Options, option
 if TYPE_CHECKING:
     from index_format.reader import Index
 
+PASSAGES = ("carrying", "like", "none")
 HALVES = 20  # that judge the stability of single documents, unless told otherwise
 
 
@@ -83,6 +84,9 @@ class QueryOptions(RecoveryOptions):
     stability : with halves, say of each hit how often it stays on the list
     prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
         query together; each hit keeps the two apart
+    passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
+        the one most like the query; "like", the latter everywhere, which takes no pass through the model;
+        "none". `Session.with_passages` finds the former afterwards
     """
 
     top: int = option(10, "Supporting documents to show. [10]", low=0, setting=True)
@@ -115,6 +119,7 @@ class QueryOptions(RecoveryOptions):
         choices=("tfidf", "pairs"),
         panel=MORE,
     )
+    passages: str = option("carrying", choices=PASSAGES)
 
 
 def judged(options: QueryOptions, index: Index, *, halves: int | None, stability: bool) -> QueryOptions:

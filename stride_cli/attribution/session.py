@@ -370,13 +370,13 @@ class Session:
         judged = clock()
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
-        chunks = [hit.chunk for hit in shown]
-        labels = self._labels(chunks) if self.model.classes else {}
-        if labels:
-            passages = {chunk: f"label {label}" for chunk, label in labels.items()}
-        else:
-            passages = self._carrying(asked, shown) if attributor.reads else {}
-            passages |= self.passages(query, chunks, known=passages)
+        labels = self._labels([hit.chunk for hit in shown]) if self.model.classes else {}
+        passages = {chunk: f"label {label}" for chunk, label in labels.items()}
+        carrying = bool(attributor.reads) and not labels
+        if not labels and options.passages != "none":
+            if carrying and options.passages == "carrying":
+                passages = self._carrying(query, responses, shown, asked.batch)
+            passages |= self.passages(query, [hit.chunk for hit in shown], known=passages)
         verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
@@ -408,7 +408,23 @@ class Session:
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
             scale=self._scale(attributor),
+            carried=not carrying or options.passages == "carrying",
         )
+
+    def with_passages(self, answer: Answer) -> Answer:
+        """An answer of this session with the passages that carry the influence of its hits, as it has them
+        where `QueryOptions.passages` are "carrying"; itself where it has them already.
+
+        Raises
+        ------
+        NumericalError
+        """
+        if answer.carried:
+            return answer
+        shown = [*answer.supporters, *answer.opposers]
+        passages = self._carrying(answer.query, answer.responses, shown)
+        passages |= self.passages(answer.query, [hit.chunk for hit in shown], known=passages)
+        return replace(answer, passages=passages, carried=True)
 
     def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
         """The pipeline from queries to influences, asked in this way."""
@@ -502,24 +518,32 @@ class Session:
         names = self.model.classes
         return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
 
-    def _carrying(self, asked: _Asked, hits: Sequence[Hit]) -> dict[int, str]:
-        """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them."""
+    def _carrying(
+        self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
+    ) -> dict[int, str]:
+        """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them.
+
+        Parameters
+        ----------
+        responses : (C K,) float64     as measured
+        batch : Batch, optional        the query's; where it remembers its gradient, that is not taken again
+        """
         import numpy as np
 
         from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
         from stride_cli.data.batches import consecutive_groups
 
         steered, reader = self.steered[0], self.workspace.chunks
-        responses = asked.measured.responses[0, : self.operators.n_subsets]
-        direction = direction_of(steered, asked.query, responses, asked.batch)
+        own = responses[: self.operators.n_subsets]  # of several models the index's own
+        direction = direction_of(steered, query, own, batch)
         # long chunks with long ones: little of a batch is padding
         chunk_tokens = {hit.chunk: self.index.chunk_tokens(hit.chunk) for hit in hits}
         hits = sorted(hits, key=lambda hit: len(chunk_tokens[hit.chunk]))
         lengths, found = [len(chunk_tokens[hit.chunk]) for hit in hits], {}
         for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
             some = [hits[place] for place in group]
-            batch = reader.batch(np.array([hit.chunk for hit in some]))
-            for hit, values in zip(some, token_influence(steered, direction, batch), strict=True):
+            chunks = reader.batch(np.array([hit.chunk for hit in some]))
+            for hit, values in zip(some, token_influence(steered, direction, chunks), strict=True):
                 tokens, supports = chunk_tokens[hit.chunk], hit.sign == "supports"
                 carried = carried_by(self.model.tokenizer, tokens, values, supports=supports)
                 if carried.passage:

@@ -31,6 +31,25 @@ class ServedIndexesRecord(TypedDict):
     indexes: list[ServedIndexRecord]
 
 
+class PassageRecord(TypedDict):
+    document: Annotated[str, "the hit's document"]
+    chunk: Annotated[int, "the hit's chunk, numbered in the index"]
+    passage: Annotated[
+        str,
+        "the sentence of that chunk that carries its influence, where chunks are read; else the one most "
+        "like the query",
+    ]
+
+
+class PassagesRecord(TypedDict):
+    schema: Literal["stride.passages/1"]
+    index: Annotated[str, "the index's name"]
+    prompt: Annotated[str, "the prompt"]
+    response: Annotated[str, "the continuation that is attributed"]
+    passages: Annotated[list[PassageRecord], "of every hit, then of every opposer, in the answer's order"]
+    seconds: Annotated[float, "seconds"]
+
+
 class PieceRecord(TypedDict):
     text: Annotated[str, "of one token of the response"]
     start: Annotated[int, "where it begins in the response, in characters (code points)"]

@@ -23,7 +23,14 @@ from stride_cli.serve.openapi import CHECKS, describe
 from stride_cli.serve.questions import Question, option_value, parse_json, parse_question, text_value
 from stride_cli.serve.refusals import Refusal, error_record, status_of
 from stride_cli.serve.verification import Verifications
-from stride_cli.serve.views import FORMATS, answer_record, document_record, exported, tokens_record
+from stride_cli.serve.views import (
+    FORMATS,
+    answer_record,
+    document_record,
+    exported,
+    passages_record,
+    tokens_record,
+)
 from stride_cli.serve.worker import Ask, Worker
 
 if TYPE_CHECKING:
@@ -50,6 +57,7 @@ ROUTES: dict[str, dict[str, str]] = {
     "/icon.svg": {"get": "Its icon."},
     "/indexes": {"get": "What is served."},
     "/query": {"post": "Which documents made the model say this? One record, or one a line."},
+    "/passages": {"post": "The sentences of an answer's documents that carry their influence."},
     "/tokens": {"post": "Which document for which part of the response: influences on each token."},
     "/document": {
         "get": "A whole document.",
@@ -114,6 +122,10 @@ class Service:
         answer = await asyncio.wrap_future(self._ask(index, question.single(), options, question.alone))
         return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
 
+    async def passages(self, request: Request) -> Response:
+        index, prompt, options, _ = await self._about(request)
+        return _json(await self._run(partial(passages_record, index, prompt, options)))
+
     async def tokens(self, request: Request) -> Response:
         index, prompt, options, _ = await self._about(request)
         return _json(await self._run(partial(tokens_record, index, prompt, options)))
@@ -136,7 +148,7 @@ class Service:
             raise UsageError(f"'format' is '{form}' (expected html, csv or json)", fix='{"format": "html"}')
 
         def write() -> str:
-            answer = index.answer(prompt, options)
+            answer = index.answer(prompt, options, carried=True)
             return exported(index.session(), answer, form, title=f"Attribution: {index.name}")
 
         written = await self._run(write)
@@ -261,6 +273,7 @@ def build_app(service: Service, address: Address) -> Guard:
         **static,
         "/indexes": service.indexes,
         "/query": service.query,
+        "/passages": service.passages,
         "/tokens": service.tokens,
         "/document": service.document,
         "/export": service.export,

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,15 +143,26 @@ class ServedIndex:
             while len(self._answers) > _KEPT:
                 self._answers.popitem(last=False)
 
-    def answer(self, prompt: Mapping[str, str], options: QueryOptions) -> Answer:
-        """The answer that was given last to this, or a new one."""
+    def answer(self, prompt: Mapping[str, str], options: QueryOptions, *, carried: bool = False) -> Answer:
+        """The answer that was given last to this, or a new one.
+
+        Parameters
+        ----------
+        carried : bool      with the passages that carry the influence
+        """
         session, key = self.session(), _key(prompt, options)
         with self._lock:
             found = self._answers.get(key)
         if found is None:
             found = session.query(
-                prompt["prompt"], options, response=prompt.get("response"), span=prompt.get("span")
+                prompt["prompt"],
+                replace(options, passages="carrying" if carried else "none"),
+                response=prompt.get("response"),
+                span=prompt.get("span"),
             )
+            self.keep(prompt, options, found)
+        elif carried and not found.carried:
+            found = session.with_passages(found)
             self.keep(prompt, options, found)
         return found
 
@@ -183,6 +194,8 @@ class ServedIndex:
 
 
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:
+    # an answer gets its passages later where it was asked for without
+    options = replace(options, passages="carrying")
     return _Key(prompt["prompt"], prompt.get("response"), prompt.get("span"), options)
 
 

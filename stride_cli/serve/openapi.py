@@ -9,7 +9,7 @@ from stride_cli import __version__
 from stride_cli.evaluation.options import HitOptions
 from stride_cli.options import Entry, entries
 from stride_cli.schema import json_schema
-from stride_cli.serve.questions import OPTIONS
+from stride_cli.serve.questions import OPTIONS, PASSAGES
 
 CHECKS = ("seeds", "random", "effect")  # of `HitOptions`, that a request may give
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
@@ -82,6 +82,7 @@ _ANSWERS: dict[str, tuple[str, str | None]] = {
     "/page.js": ("text/javascript", None),
     "/icon.svg": ("image/svg+xml", None),
     "/query": ("application/json", "stride.answer/1"),
+    "/passages": ("application/json", "stride.passages/1"),
     "/tokens": ("application/json", "stride.tokens/1"),
     "/indexes": ("application/json", "stride.indexes/1"),
     "/document": ("application/json", "stride.document/1"),
@@ -126,6 +127,13 @@ def _body(path: str) -> dict[str, Any]:
                 "description": "not in one pass with other requests: the last digits of numbers are those "
                 "that stride query gives",
             },
+        }
+        properties["passages"] = {
+            **_option(PASSAGES),
+            "default": PASSAGES.default,
+            "description": "a hit's passage: carrying, the sentence that carries its influence, where chunks "
+            "are read, which takes a pass through the hits; like, the sentence most like the query, at once; "
+            "none. POST /passages gives the first afterwards",
         }
         required = []
     elif path == "/document":

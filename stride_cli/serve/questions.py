@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 OPTIONS: Mapping[str, Entry] = {name: each for name, each in entries(QueryOptions).items() if each.about.help}
+PASSAGES = entries(QueryOptions)["passages"]  # of requests alone: a terminal shows an answer once, whole
 TEXTS = ("prompt", "response", "span")
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
@@ -33,7 +34,7 @@ class Question:
     prompts : of "prompt" and perhaps "response" and "span", or the error of one that cannot be asked
     ids : of each, where it gave one
     many : bool                 "prompts" was given, so that the answer is JSON Lines
-    options : QueryOptions      without its judges
+    options : QueryOptions      without its judges; "passages" as given
     halves, stability : as given
     alone : bool                not answered in one pass with other requests' prompts
     explain : bool              two sentences with the record
@@ -100,7 +101,7 @@ def parse_question(
     UsageError      a key that there is not, or a value that cannot be
     QueryError      there is no prompt
     """
-    known = [*TEXTS, "id", "index", "prompts", "alone", "explain", *OPTIONS, *also]
+    known = [*TEXTS, "id", "index", "prompts", "alone", "explain", "passages", *OPTIONS, *also]
     for key in body:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
@@ -110,6 +111,8 @@ def parse_question(
             )
     given = {key: value for key, value in body.items() if value is not None}
     options = {name: option_value(OPTIONS[name], given[name]) for name in OPTIONS if name in given}
+    if "passages" in given:
+        options["passages"] = option_value(PASSAGES, given["passages"])
     halves, stability = options.pop("halves", None), options.pop("stability", False)
     shared = {name: getattr(defaults, name) for name in entries(QueryOptions)}
     many = "prompts" in given

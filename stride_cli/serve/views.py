@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DocumentChunkRecord,
         DocumentRecord,
         OverlapRecord,
+        PassagesRecord,
         PieceRecord,
         TokensRecord,
     )
@@ -48,6 +49,27 @@ def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[st
 
         found["explanation"] = explained(found)
     return found
+
+
+def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> PassagesRecord:
+    """The sentences that carry the influence of an answer's hits, as the whole answer would have them."""
+    begun = time.perf_counter()
+    answer = index.answer(prompt, options, carried=True)
+    return {
+        "schema": "stride.passages/1",
+        "index": index.name,
+        "prompt": answer.query.prompt,
+        "response": answer.query.response,
+        "passages": [
+            {
+                "document": answer.document_ids[hit.document],
+                "chunk": hit.chunk,
+                "passage": answer.passages.get(hit.chunk, ""),
+            }
+            for hit in (*answer.supporters, *answer.opposers)
+        ],
+        "seconds": time.perf_counter() - begun,
+    }
 
 
 def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> TokensRecord:

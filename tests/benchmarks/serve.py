@@ -2,9 +2,12 @@
 
 A server is started (`stride serve INDEX`) and left alone until it has read ahead. Then:
 
-- one after the other: queries over HTTP, each of another prompt; in turn with them, in this process, one
-  forward and backward pass of the same query through the same model and operators
-- at once: `--clients` clients, each with a connection of its own, ask `--requests` prompts in all
+- one after the other: queries over HTTP, each of another prompt, as the page asks them: the answer first
+  ("query"), then the passages that carry the influence of its hits ("passages"); "whole query" has both at
+  once. In turn with them, in this process, one forward and backward pass of the same query through the same
+  model and operators
+- at once: `--clients` clients, each with a connection of its own, ask `--requests` prompts in all, for
+  answers first
 
 Milliseconds of wall time, as whoever asks would measure them. One record a part.
 """
@@ -41,10 +44,10 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
-    def ask(self, **body: Any) -> tuple[dict[str, Any], float]:
+    def ask(self, path: str = "/query", **body: Any) -> tuple[dict[str, Any], float]:
         """A query's record, and milliseconds."""
         began = time.perf_counter()
-        self._connection.request("POST", "/query", json.dumps(body).encode(), self._headers)
+        self._connection.request("POST", path, json.dumps(body).encode(), self._headers)
         answer = self._connection.getresponse()
         record = json.loads(answer.read())
         assert answer.status == 200, record
@@ -105,10 +108,12 @@ def one_after_another(given: argparse.Namespace, port: int, token: str) -> dict[
 
     session, client = api.Session.open(given.index), Client(port, token)
     steered = session.steered[0]
-    asked = {} if given.read is None else {"read": given.read}
-    client.ask(prompt=given.prompt, **asked)
+    read = {} if given.read is None else {"read": given.read}
+    asked = {**read, "passages": "like"}
+    client.ask(prompt=given.prompt, **read)
     gate_gradients(steered, as_query(session.model, given.prompt).batch())
-    times: dict[str, list[float]] = {"query": [], "given response": [], "bare pass": [], "generate": []}
+    names = ("query", "passages", "whole query", "given response", "bare pass", "generate")
+    times: dict[str, list[float]] = {name: [] for name in names}
     stages: dict[str, list[float]] = {}
     for number in range(given.queries):
         prompt = f"{given.prompt} {number}"
@@ -116,6 +121,8 @@ def one_after_another(given: argparse.Namespace, port: int, token: str) -> dict[
         times["query"].append(spent)
         for stage, seconds in record["seconds"].items():
             stages.setdefault(stage, []).append(1000 * (seconds or 0.0))
+        times["passages"].append(client.ask("/passages", prompt=prompt, **read)[1])
+        times["whole query"].append(client.ask(prompt=prompt, **read)[1])
         times["given response"].append(client.ask(prompt=prompt, response=record["response"], **asked)[1])
         began = time.perf_counter()
         query = as_query(session.model, prompt)
@@ -138,7 +145,7 @@ def one_after_another(given: argparse.Namespace, port: int, token: str) -> dict[
 def at_once(given: argparse.Namespace, port: int, token: str) -> dict[str, Any]:
     """Many clients, each of which asks as soon as it has its answer."""
     each = max(1, given.requests // given.clients)
-    asked = {} if given.read is None else {"read": given.read}
+    asked = {"passages": "like"} | ({} if given.read is None else {"read": given.read})
 
     def one(client_number: int) -> list[float]:
         client = Client(port, token)

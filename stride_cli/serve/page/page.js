@@ -125,7 +125,7 @@ async function put(question, at, words = []) {
   $("go").disabled = $("beside").disabled = true;
   const begun = performance.now();
   try {
-    answer.record = await ask("query", { ...question, explain: true });
+    answer.record = await ask("query", { ...question, explain: true, passages: "like" });
   } catch (error) {
     say("");
     $("answers").setAttribute("aria-busy", "false");
@@ -140,7 +140,23 @@ async function put(question, at, words = []) {
   say(`Answered in ${((performance.now() - begun) / 1000).toFixed(2)} s.`);
   writeAddress();
   draw();
-  await divide(answer);
+  await Promise.all([carry(answer), divide(answer)]);
+  $("answers").setAttribute("aria-busy", "false");
+}
+
+async function carry(answer) {
+  // the answer came with the sentences most like the query; those that carry the influence take their place
+  try {
+    const found = await ask("passages", answer.question);
+    const passages = new Map(found.passages.map(each => [each.chunk, each.passage]));
+    for (const hit of [...answer.record.hits, ...answer.record.opposers]) {
+      hit.passage = passages.get(hit.chunk) ?? hit.passage;
+    }
+    answer.carried = true;
+    drawHits(answer);
+  } catch (error) {
+    tellError(error, answer.told);
+  }
 }
 
 async function divide(answer) {
@@ -158,7 +174,6 @@ async function divide(answer) {
   }
   drawSaid(answer);
   drawHits(answer);
-  $("answers").setAttribute("aria-busy", "false");
 }
 
 function wordsOf(pieces) {
@@ -339,6 +354,7 @@ function drawHit(answer, hit, largest, below) {
   const other = answers.find(each => each !== answer);
   const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
   const flags = [];
+  const final = answer.carried || hit.chunk === undefined; // what is chosen by words has no other passage
   if (hit.backfilled) flags.push("by correlation only");
   if (hit.read === false && !hit.backfilled) flags.push("recovered, not read");
   if (hit.seen === false) flags.push("never seen by the operators");
@@ -356,7 +372,7 @@ function drawHit(answer, hit, largest, below) {
         : null),
     hit.influence ? make("div", { className: `bar ${hit.sign}`,
       width: `${(100 * Math.abs(hit.influence) / largest).toFixed(1)}%` }) : null,
-    hit.passage ? make("p", { className: "passage" }, hit.passage) : null);
+    hit.passage ? make("p", { className: final ? "passage" : "passage faint" }, hit.passage) : null);
 }
 
 /* ---- one document, whole ---- */

@@ -114,6 +114,48 @@ def test_the_answer_is_the_record_that_stride_query_prints(
     assert_alike(warm, printed)
 
 
+def test_an_answer_comes_before_the_passages_that_carry_its_influence(
+    client: Any, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stride_cli.attribution import carriers
+
+    passes: list[Any] = []
+    carrying = carriers.token_influence
+    monkeypatch.setattr(carriers, "token_influence", lambda *given: passes.append(1) or carrying(*given))
+    body = {"prompt": PROMPT, "response": "1789", "top": 6, "bottom": 2}
+    whole = post(client, "/query", **body)
+    assert passes
+    passes.clear()
+    bare = post(client, "/query", passages="none", **body)
+    first = post(client, "/query", passages="like", **body)
+    assert not passes  # no pass through the hits' chunks
+    assert {hit["passage"] for hit in (*bare["hits"], *bare["opposers"])} == {""}
+    lines = (workspace / "corpus.jsonl").read_text().splitlines()
+    texts = {record["id"]: record["text"] for record in map(json.loads, lines)}
+    for hit in (*first["hits"], *first["opposers"]):
+        assert hit["passage"] and hit["passage"].strip("…") in texts[hit["document"]]
+    found = post(client, "/passages", **body)
+    assert len(passes) == 1
+    hits = [*whole["hits"], *whole["opposers"]]
+    wanted = [{key: hit[key] for key in ("document", "chunk", "passage")} for hit in hits]
+    assert found["passages"] == wanted and found["response"] == whole["response"]
+    passages = [[hit["passage"] for hit in each["hits"]] for each in (whole, first)]
+    assert passages[0] != passages[1]
+    # found once: what is saved has them too
+    saved = client.post("/export", json={**body, "format": "json"}).json()
+    assert [hit["passage"] for hit in (*saved["hits"], *saved["opposers"])] == [
+        each["passage"] for each in wanted
+    ]
+    assert len(passes) == 1
+    # nothing to wait for where no chunk is read
+    unread = post(client, "/query", read=0, **body)
+    assert post(client, "/passages", read=0, **body)["passages"] == [
+        {key: hit[key] for key in ("document", "chunk", "passage")}
+        for hit in (*unread["hits"], *unread["opposers"])
+    ]
+    assert len(passes) == 1
+
+
 def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
     prompts = [
         {"prompt": PROMPT, "id": "a"},
@@ -252,6 +294,8 @@ def test_the_interface_is_described_route_by_route(client: Any) -> None:
         (b'{"prompt": "a", "top": true}', 400, "'top' is true"),
         (b'{"prompt": "a", "lambda_ratio": 1e999}', 400, "'lambda_ratio' is inf"),
         (b'{"prompt": "a", "prior": "none"}', 400, "tfidf or pairs"),
+        (b'{"prompt": "a", "passages": "all"}', 400, "carrying, like or none"),
+        (b'{"prompt": "a", "passages": false}', 400, "'passages' is false"),
         (b'{"prompt": "a", "span": "b", "response": "c"}', 422, "not in the response"),
         (b'{"prompt": "a", "index": "other"}', 404, "no index 'other'"),
         (b'{"prompt": "a", "index": 3}', 400, "'index' is a whole number"),
