@@ -152,6 +152,12 @@ class Attributor:
         )
 
     @property
+    def method(self) -> str:
+        """How queries are measured: "linear" or "exact"."""
+        own = self.options.measure
+        return str(self.defaults["measure"]) if own == "auto" else own
+
+    @property
     def like_default(self) -> bool:
         """Whether influences are what they are by default, up to how exactly they are measured and read."""
         own, default = self, replace(self, options=RecoveryOptions())
@@ -179,7 +185,7 @@ class Attributor:
         """
         from stride_cli.attribution.measuring import measure_batch, stack_checkpoints
 
-        method = self.defaults["measure"] if self.options.measure == "auto" else self.options.measure
+        method = self.method
         found: list[np.ndarray] = []
         losses: list[np.ndarray] = []
         agreements: list[float] = []
@@ -308,11 +314,11 @@ class Attributor:
         trusted = [1.0 if self.reads else trust(self.designs.each, each.solution) for each in found]
         return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))
 
-    def halves(self, responses: np.ndarray, draws: int) -> Halves:
-        """Second opinions on one query, (C K,) responses; see `solve_halves`."""
-        from stride_cli.recovery.stability import solve_halves
+    def halves(self, responses: np.ndarray, draws: int) -> list[Halves]:
+        """Second opinions on each of Q queries, (Q, C K) responses; see `solve_halves`."""
+        from stride_cli.recovery.stability import solve_halves_together
 
-        return solve_halves(
+        return solve_halves_together(
             self.designs.each,
             self.explained(responses),
             self.settings,
@@ -354,7 +360,7 @@ class Attributor:
             self.steered(),
             batches,
             self.workspace.chunks,
-            chunks,
+            [own.chunks for own in wanted],
             responses,
             self.designs.row_sizes,
             intercept=self.intercept,

@@ -217,7 +217,7 @@ def chunk_influences(
     models: Iterable[SteeredModel],
     batches: Sequence[Batch],
     chunks: ChunkReader,
-    rows: np.ndarray,
+    rows: np.ndarray | Sequence[np.ndarray],
     responses: np.ndarray,
     row_sizes: np.ndarray,
     *,
@@ -234,7 +234,9 @@ def chunk_influences(
     ----------
     models : with their operators, the index's own first
     batches : the Q queries, in order
-    rows : (t,) int64               distinct chunks
+    rows : (t,) int64               distinct chunks; or Q of these, of each query its own: the t that are read
+                                    are then all of them, ascending, and a query's numbers of others' mean
+                                    nothing
     responses : (Q, C K) float64    of `stack_checkpoints`
     row_sizes : (K,) or (C, K)      |A_k|
     intercept : bool                whether recovery fits one; without, s̄ is 0
@@ -247,6 +249,10 @@ def chunk_influences(
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to
     """
+    needed: np.ndarray | None = None
+    if not isinstance(rows, np.ndarray):
+        each, rows = rows, np.unique(np.concatenate(rows))
+        needed = np.array([np.isin(rows, own) for own in each])  # (Q, t)
     total = np.zeros((len(responses), len(rows)))
     read: list[np.ndarray] = []
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
@@ -256,7 +262,7 @@ def chunk_influences(
         asked = query_gradients(steered, batches)
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
         with progress("reading chunks", len(rows), unit="chunks") as bar:
-            products = gradient_products(steered, asked, chunks, rows, advance=bar.advance)
+            products = gradient_products(steered, asked, chunks, rows, needed=needed, advance=bar.advance)
         read.append(chunks.typical * products.sum(axis=0))
         single = scale * products.sum(axis=0)
         if number:  # the others' responses were put on the scale of the first model's

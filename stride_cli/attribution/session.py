@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.stability import Halves
 
 _SPOT_CHECK = 16
 _TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
@@ -43,6 +44,16 @@ class _Asked:
     batch: Batch
     measured: Measured
     seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A prompt's influences, and second opinions on them where these are asked for."""
+
+    asked: _Asked
+    attribution: Attribution
+    halves: Halves | None
+    judging: float  # seconds that these took
 
 
 @dataclass
@@ -219,18 +230,22 @@ class Session:
         together = min(together or _TOGETHER, attributor.together) if attributor.reads else 1
         arriving, broken, ended = iter(prompts), None, False
         while not ended and broken is None:
-            asked: list[_Asked | Refused] = []
+            taken: list[Mapping[str, Any] | StrideError] = []
             try:
                 for prompt in islice(arriving, together):
-                    with progress("asking the model"):
-                        asked.append(self._asked(attributor, prompt, options, clock))
-                    if stop and isinstance(asked[-1], Refused):
-                        ended = True
+                    taken.append(prompt)
+                    if stop and isinstance(prompt, StrideError):
                         break
             except StrideError as error:  # of who gives the prompts: there are no more
                 broken = error
-            if not asked:
+            if not taken:
                 break
+            with progress("asking the model"):
+                asked = self._asked(attributor, taken, options, clock)
+            if stop:
+                bad = next((place for place, each in enumerate(asked) if isinstance(each, Refused)), None)
+                if bad is not None:
+                    asked, ended = asked[: bad + 1], True
             for outcome in self._answers(attributor, asked, options, clock):
                 yield outcome
                 if stop and isinstance(outcome, Refused):
@@ -241,43 +256,90 @@ class Session:
     def _asked(
         self,
         attributor: Attributor,
-        prompt: Mapping[str, Any] | StrideError,
+        prompts: Sequence[Mapping[str, Any] | StrideError],
         options: QueryOptions,
         clock: Callable[[], float],
-    ) -> _Asked | Refused:
-        if isinstance(prompt, StrideError):
-            return Refused(prompt)
-        try:
-            return self._ask(attributor, prompt, options, clock)
-        except _OF_A_PROMPT as error:
-            return Refused(error)
-
-    def _ask(
-        self,
-        attributor: Attributor,
-        prompt: Mapping[str, Any],
-        options: QueryOptions,
-        clock: Callable[[], float],
-    ) -> _Asked:
-        """One prompt's response, and what the subsets say of it."""
-        from stride_cli.data.batches import RememberingBatch
+    ) -> list[_Asked | Refused]:
+        """Prompts' responses, and what the subsets say of them: of all together, where nothing hinders it."""
         from stride_cli.data.queries import form_of
-        from stride_cli.data.query_files import as_query
+        from stride_cli.data.query_files import as_queries
 
         start = clock()
-        query = as_query(
+        readable = [prompt for prompt in prompts if not isinstance(prompt, StrideError)]
+        built = as_queries(
             self.model,
-            prompt["prompt"],
-            response=prompt.get("response"),
-            span=prompt.get("span"),
+            readable,
             max_new_tokens=options.max_new_tokens,
             form=form_of(self.workspace, options.chat),
         )
         generated = clock()
+        queries = [query for query in built if not isinstance(query, StrideError)]
+        measured = iter(self._measured(attributor, queries, options))
+        outcomes = iter(
+            [next(measured) if not isinstance(each, StrideError) else Refused(each) for each in built]
+        )
+        seconds = {
+            "generate": (generated - start) / max(1, len(built)),
+            "measure": (clock() - generated) / max(1, len(queries)),
+        }
+        found: list[_Asked | Refused] = []
+        for prompt in prompts:
+            each = Refused(prompt) if isinstance(prompt, StrideError) else next(outcomes)
+            found.append(each if isinstance(each, Refused) else _Asked(*each, seconds))
+        return found
+
+    def _measured(
+        self, attributor: Attributor, queries: Sequence[Query], options: QueryOptions
+    ) -> list[tuple[Query, Batch, Measured] | Refused]:
+        """What the subsets say of queries, and each as a batch that remembers its gradient.
+
+        Queries of about one length are measured in one pass over the gates.
+        """
+        from stride_cli.data.batches import little_padding
+
+        found: dict[int, tuple[Query, Batch, Measured] | Refused] = {}
+        # a spot check and an exact measurement's agreement are of one query
+        apart = options.check or attributor.method != "linear"
+        lengths = [len(query.ids) for query in queries]
+        groups = [[place] for place in range(len(queries))] if apart else little_padding(lengths)
+        for group in groups:
+            outcomes = self._measured_together(attributor, [queries[place] for place in group], options)
+            found.update(zip(group, outcomes, strict=True))
+        return [found[place] for place in range(len(queries))]
+
+    def _measured_together(
+        self, attributor: Attributor, queries: Sequence[Query], options: QueryOptions
+    ) -> list[tuple[Query, Batch, Measured] | Refused]:
+        """Of queries in one batch; where they cannot be measured together, of each alone."""
+        from stride_cli.data.batches import RememberingBatch
+        from stride_cli.data.query_set import QuerySet
+        from stride_cli.operators.linear_response import each_remembering
+
         check = self._spot_check() if options.check else None
-        batch = RememberingBatch.of(query.batch())
-        measured = attributor.measure([batch], check=check)
-        return _Asked(query, batch, measured, {"generate": generated - start, "measure": clock() - generated})
+        single = len(queries) == 1
+        try:
+            rows = range(len(queries))
+            batch = queries[0].batch() if single else QuerySet.from_queries(queries).batch(rows)
+            whole = RememberingBatch.of(batch)
+            measured = attributor.measure([whole], check=check)
+        except _OF_A_PROMPT as error:
+            if single:
+                return [Refused(error)]
+            parts = [self._measured_together(attributor, [query], options) for query in queries]
+            return [found for part in parts for found in part]
+        batches = [whole] if single else each_remembering(whole, [query.batch() for query in queries])
+        return [
+            (
+                query,
+                own,
+                replace(
+                    measured,
+                    responses=measured.responses[row : row + 1],
+                    losses=measured.losses[row : row + 1],
+                ),
+            )
+            for row, (query, own) in enumerate(zip(queries, batches, strict=True))
+        ]
 
     def _answers(
         self,
@@ -289,14 +351,14 @@ class Session:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
             measured = [each for each in asked if isinstance(each, _Asked)]
-            found = iter(self._found(attributor, measured, clock))
+            found = iter(self._judged(attributor, self._found(attributor, measured, clock), options, clock))
         for each in asked:
-            outcome = next(found) if isinstance(each, _Asked) else each
+            outcome: _Found | Refused = next(found) if isinstance(each, _Asked) else each
             if isinstance(outcome, Refused):
                 yield outcome
                 continue
             try:
-                answer = self._answer(attributor, *outcome, options, clock)
+                answer = self._answer(attributor, outcome, options, clock)
             except _OF_A_PROMPT as error:
                 yield Refused(error)
             else:
@@ -339,17 +401,43 @@ class Session:
             seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
             yield replace(each, seconds=seconds), found
 
+    def _judged(
+        self,
+        attributor: Attributor,
+        found: Sequence[tuple[_Asked, Attribution] | Refused],
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> list[_Found | Refused]:
+        """With second opinions, where they are asked for; of all together, or of each alone."""
+        import numpy as np
+
+        known = [each for each in found if not isinstance(each, Refused)]
+        halves: Sequence[Halves | None] = [None] * len(known)
+        start = clock()
+        if options.halves and known:
+            responses = np.concatenate([asked.measured.responses for asked, _ in known])
+            try:
+                halves = attributor.halves(responses, options.halves)
+            except _OF_A_PROMPT as error:
+                if len(found) == 1:
+                    return [Refused(error)]
+                parts = [self._judged(attributor, [each], options, clock) for each in found]
+                return [outcome for part in parts for outcome in part]
+        spent = (clock() - start) / max(1, len(known))
+        own = iter(halves)
+        return [each if isinstance(each, Refused) else _Found(*each, next(own), spent) for each in found]
+
     def _answer(
         self,
         attributor: Attributor,
-        asked: _Asked,
-        found: Attribution,
+        outcome: _Found,
         options: QueryOptions,
         clock: Callable[[], float],
     ) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.recovery.ranking import rank_documents, told_apart
 
+        asked, found, halves = outcome.asked, outcome.attribution, outcome.halves
         query, measured, start = asked.query, asked.measured, clock()
         responses = measured.responses[0]
         supporters, opposers = rank_documents(
@@ -363,10 +451,10 @@ class Session:
         )
         supporters, opposers = (told_apart(hits, found.read) for hits in (supporters, opposers))
         ranked, reliability = clock(), None
-        if options.halves:
-            supporters, opposers, reliability = self._second_opinions(
-                attributor, responses, options, supporters, opposers
-            )
+        if halves is not None:
+            reliability = halves.reliability
+            if options.stability:
+                supporters, opposers = self._with_stability(attributor, halves, options, supporters, opposers)
         judged = clock()
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
@@ -392,7 +480,7 @@ class Session:
             seconds={
                 **asked.seconds,
                 "rank": ranked - start + ended - judged,
-                **({"stability": judged - ranked} if options.halves else {}),
+                **({} if halves is None else {"stability": outcome.judging + judged - ranked}),
             },
             document_ids=document_ids,
             coverage=float(self.operators.seen.mean()),
@@ -478,28 +566,25 @@ class Session:
         order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
         return np.sort(order[:_SPOT_CHECK])
 
-    def _second_opinions(
+    def _with_stability(
         self,
         attributor: Attributor,
-        responses: Any,
+        halves: Halves,
         options: QueryOptions,
         supporters: list[Hit],
         opposers: list[Hit],
-    ) -> tuple[list[Hit], list[Hit], float]:
-        """The hits with their stability, and the answer's reliability."""
+    ) -> tuple[list[Hit], list[Hit]]:
+        """The hits with how often they stay on the list in random halves of the subsets."""
         from stride_cli.recovery.shrinkage import shrink_solution
         from stride_cli.recovery.stability import with_stability
 
-        halves = attributor.halves(responses, options.halves)
-        if not options.stability:
-            return supporters, opposers, halves.reliability
         shrunk = [shrink_solution(each, attributor.shrinkage) for each in halves.solutions]
         halves = replace(halves, solutions=shrunk)
         lists = [
             with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
         ]
-        return lists[0], lists[1], halves.reliability
+        return lists[0], lists[1]
 
     def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""

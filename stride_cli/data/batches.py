@@ -101,6 +101,19 @@ def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -
     return groups
 
 
+def little_padding(lengths: Sequence[int]) -> list[list[int]]:
+    """Positions of sequences in groups, the shortest first, of which at most half of a batch is padding."""
+    groups: list[list[int]] = []
+    held = 0  # tokens of the last group
+    for place in sorted(range(len(lengths)), key=lambda at: lengths[at]):
+        held += lengths[place]
+        if not groups or lengths[place] * (len(groups[-1]) + 1) > 2 * held:
+            groups.append([])
+            held = lengths[place]
+        groups[-1].append(place)
+    return groups
+
+
 def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarray]) -> Batch:
     """Right-pad sequences of unequal length to one batch."""
     longest = max(2, *(len(row) for row in tokens))  # one token predicts nothing, but has a place to predict
@@ -131,7 +144,7 @@ class ChunkReader:
         self.lengths = np.diff(self.offsets)
         self.n_chunks = len(self.lengths)
         self._scored: int | None = None
-        # `stride_cli.operators.gradients.KeptGradients` of a process that answers many queries
+        # `stride_cli.operators.kept_gradients.KeptGradients` of a process that answers many queries
         self.kept: Any = None
 
     @cached_property

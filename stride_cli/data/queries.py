@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from stride_cli.characters import shortened
 from stride_cli.data.batches import Batch, pad_batch
 from stride_cli.data.query_text import check_text
-from stride_cli.errors import QueryError
+from stride_cli.errors import NumericalError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
@@ -71,6 +72,55 @@ def build_query(
         The prompt is empty or does not fit the context, the response is empty, or the span is not in it; a
         text that is none (see `check_text`), or of which the tokenizer makes no token.
     """
+    asked = [{"prompt": prompt, "response": response, "span": span}]
+    (found,) = build_queries(model, asked, max_new_tokens=max_new_tokens, form=form)
+    if not isinstance(found, Query):
+        raise found
+    return found
+
+
+def build_queries(
+    model: CausalLM,
+    asked: Sequence[Mapping[str, Any]],
+    *,
+    max_new_tokens: int = 16,
+    form: Form = "none",
+) -> list[Query | StrideError]:
+    """`build_query` of several prompts, whose continuations are written together where they may be; in the
+    place of one that cannot be asked, its error.
+
+    Parameters
+    ----------
+    asked : of "prompt" and, where there are, "response" and "span"
+    """
+    found: list[Query | StrideError | None] = [None] * len(asked)
+    begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
+    for number, each in enumerate(asked):
+        try:
+            begun[number] = _begun(model, **_texts(each), form=form)
+        except (QueryError, NumericalError) as error:
+            found[number] = error
+    written = _written(
+        model, {n: ids for n, ids in begun.items() if asked[n].get("response") is None}, max_new_tokens
+    )
+    for number, prompt_ids in begun.items():
+        own = written.get(number)
+        if isinstance(own, StrideError):
+            found[number] = own
+            continue
+        try:
+            found[number] = _finished(model, **_texts(asked[number]), form=form, ids=(prompt_ids, own))
+        except (QueryError, NumericalError) as error:
+            found[number] = error
+    return [each for each in found if each is not None]
+
+
+def _texts(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt": asked["prompt"], "response": asked.get("response"), "span": asked.get("span")}
+
+
+def _begun(model: CausalLM, *, prompt: str, response: str | None, span: str | None, form: Form) -> list[int]:
+    """The tokens of a prompt, of which a continuation can be written where none is given."""
     for text, what in ((prompt, "prompt"), (response, "response"), (span, "span")):
         if text is not None:
             check_text(text, f"the {what}")
@@ -82,12 +132,40 @@ def build_query(
             "the model's tokenizer knows no character of the prompt",
             fix="write it in characters that it knows",
         )
+    if response is None and model.context_length <= len(prompt_ids):
+        raise _too_long(model, len(prompt_ids), 1)
+    return prompt_ids
+
+
+def _written(
+    model: CausalLM, prompts: Mapping[int, list[int]], max_new_tokens: int
+) -> dict[int, list[int] | StrideError]:
+    """Greedy continuations by number of the prompt, or the error of one that has none."""
+    if len(prompts) > 1:
+        return dict(zip(prompts, model.generate_each(list(prompts.values()), max_new_tokens), strict=True))
+    found: dict[int, list[int] | StrideError] = {}
+    for number, ids in prompts.items():
+        try:
+            found[number] = list(model.generate(ids, min(max_new_tokens, model.context_length - len(ids))))
+        except (QueryError, NumericalError) as error:
+            found[number] = error
+    return found
+
+
+def _finished(
+    model: CausalLM,
+    *,
+    prompt: str,
+    response: str | None,
+    span: str | None,
+    form: Form,
+    ids: tuple[list[int], list[int] | None],
+) -> Query:
+    """The query of a prompt's tokens and those of the continuation that the model wrote, if it did."""
+    prompt_ids, written = ids
     generated = response is None
     if response is None:
-        room = model.context_length - len(prompt_ids)
-        if room < 1:
-            raise _too_long(model, len(prompt_ids), 1)
-        response_ids = list(model.generate(prompt_ids, min(max_new_tokens, room)))
+        response_ids = written or []
         response = str(model.tokenizer.decode(response_ids, skip_special_tokens=True))
         if not response_ids:
             raise QueryError(
@@ -102,10 +180,10 @@ def build_query(
         if form == "none" and not prompt[-1:].isspace() and not response[:1].isspace():
             response = " " + response
         response_ids = _encode(model, response)
-    ids = np.asarray(prompt_ids + response_ids, dtype=np.int64)
-    if len(ids) > model.context_length:
+    joined = np.asarray(prompt_ids + response_ids, dtype=np.int64)
+    if len(joined) > model.context_length:
         raise _too_long(model, len(prompt_ids), len(response_ids))
-    weights = np.zeros(len(ids), dtype=np.float32)
+    weights = np.zeros(len(joined), dtype=np.float32)
     weights[max(1, len(prompt_ids)) :] = 1.0
     if span is not None:
         weights *= _span_weights(model, prompt_ids, response_ids, response, span)
@@ -115,7 +193,7 @@ def build_query(
             f"the model's tokenizer knows no character of the {what}",
             fix=f"give a {what} in characters that it knows",
         )
-    return Query(prompt, response, ids, weights, generated, form)
+    return Query(prompt, response, joined, weights, generated, form)
 
 
 def form_of(workspace: Workspace, chat: bool | None = None) -> Form:

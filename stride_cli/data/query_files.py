@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.errors import CorpusError, QueryError, UsageError
+from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
     from stride_cli.data.queries import Form, Query
@@ -55,6 +56,30 @@ def as_query(
     return build_query(
         language, prompt, response=response, span=span, max_new_tokens=max_new_tokens, form=form
     )
+
+
+def as_queries(
+    model: AttributableModel,
+    asked: Sequence[Mapping[str, Any]],
+    *,
+    max_new_tokens: int = 16,
+    form: Form = "none",
+) -> list[Query | StrideError]:
+    """`as_query` of several prompts, of "prompt" and, where there are, "response" and "span"; in the place of
+    one that cannot be asked, its error."""
+    from stride_cli.data.queries import build_queries
+
+    if model.table is None and all(isinstance(each["prompt"], str) for each in asked):
+        language: Any = model
+        return build_queries(language, asked, max_new_tokens=max_new_tokens, form=form)
+    found: list[Query | StrideError] = []
+    for each in asked:
+        texts = {key: each.get(key) for key in ("response", "span")}
+        try:
+            found.append(as_query(model, each["prompt"], **texts, max_new_tokens=max_new_tokens, form=form))
+        except (QueryError, NumericalError) as error:
+            found.append(error)
+    return found
 
 
 def read_texts(

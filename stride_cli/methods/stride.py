@@ -205,7 +205,7 @@ class StrideMethod:
                 yield scores
         self.reliability = None
         if self._halves:
-            self.reliability = [attributor.halves(y, self._halves).reliability for y in responses]
+            self.reliability = [attributor.halves(y[None, :], self._halves)[0].reliability for y in responses]
 
     def _attributor(self) -> Attributor:
         """The pipeline, with one model at a time loaded."""

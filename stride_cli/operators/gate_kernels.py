@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 from stride_cli.startup import compiled
 
+_LEAST = np.float32(1e-30)  # of a block whose numbers are all smaller, nothing is kept
 _TOGETHER = 4  # rows read at once: as many streams from memory, for each load of a gradient
 
 
@@ -76,6 +77,73 @@ def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
             factor = scale[k, block]
             for j in range(len(part)):
                 target[j] = np.float32(part[j]) * factor
+
+
+@compiled
+def narrow(wide, values, scale):
+    """A vector as 16-bit numbers: ``values[j] · scale[j // 256] ≈ wide[j]``; the scale of a block with a
+    number that is not finite is NaN.
+
+    Parameters
+    ----------
+    wide : (p,) float32
+    values : (p,) int16, scale : (⌈p / 256⌉,) float32, which are written
+    """
+    for block in range(len(scale)):
+        stop = min(len(wide), block * 256 + 256)
+        part, target = wide[block * 256 : stop], values[block * 256 : stop]
+        largest = np.float32(0)
+        finite = True
+        for j in range(len(part)):
+            finite &= np.isfinite(part[j])
+            largest = max(largest, abs(part[j]))
+        if not finite:
+            scale[block] = np.nan
+            target[:] = 0
+            continue
+        step = largest / np.float32(32767)
+        scale[block] = step
+        inverse = np.float32(0) if largest < _LEAST else np.float32(32767) / largest
+        for j in range(len(part)):
+            target[j] = np.int16(np.rint(part[j] * inverse))
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def narrow_product(values, scale, rows, queries, needed, out):
+    """``out[i, q] = Σ_j values[rows[i], j] · scale[rows[i], j // 256] · queries[q, j]``, where it is needed;
+    else 0.
+
+    Parameters
+    ----------
+    values : (n, p) int16, scale : (n, ⌈p / 256⌉) float32
+    rows : (t,) int64
+    queries : (Q, p) float32
+    needed : (t, Q) bool
+    out : (t, Q) float64
+    """
+    size = values.shape[1]
+    out[:] = 0
+    # of one query as many streams from memory as are delivered at once; of several, their numbers are read
+    # again for every group of rows
+    together = _TOGETHER if len(queries) == 1 else 4 * _TOGETHER
+    for first in range(0, len(rows), together):
+        for block in range(scale.shape[1]):
+            start = block * 256
+            stop = min(size, start + 256)
+            for q in range(len(queries)):
+                numbers = queries[q, start:stop]
+                for at in range(first, min(first + together, len(rows))):
+                    if not needed[at, q]:
+                        continue
+                    part = values[rows[at], start:stop]
+                    total = np.float32(0)
+                    if stop - start == 256:
+                        for j in range(256):
+                            total += np.float32(part[j]) * numbers[j]
+                    else:
+                        for j in range(stop - start):
+                            total += np.float32(part[j]) * numbers[j]
+                    out[at, q] += np.float64(scale[rows[at], block]) * total
 
 
 @compiled

@@ -7,7 +7,6 @@ things that do not depend on the space: what the basis reads, h, and the pull of
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,8 +26,7 @@ from stride_cli.operators.steered_model import SteeredModel
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-
-_STACKED = 16  # kept gradients that are put side by side
+    from stride_cli.operators.kept_gradients import KeptGradients
 
 
 def gate_gradients(
@@ -250,6 +248,7 @@ def gradient_products(
     chunks: ChunkReader,
     rows: np.ndarray | None = None,
     *,
+    needed: np.ndarray | None = None,
     batch_tokens: int | None = None,
     advance: Callable[[float], None] | None = None,
 ) -> np.ndarray:
@@ -260,6 +259,7 @@ def gradient_products(
     queries : one (Q, p) float32 a space, on the CPU
     chunks : ChunkReader
     rows : (t,) int64, optional     which chunks, distinct; default: all n
+    needed : (Q, t) bool, optional  products that are looked at; others may be left at 0
     batch_tokens : int, optional    padded tokens at once; default: what memory allows
     advance : callable, optional    told of so many chunks read, each time
 
@@ -280,8 +280,8 @@ def gradient_products(
     kept: KeptGradients | None = chunks.kept
     if kept is not None:
         known = kept.known(steered, rows)
-        for row, products in kept.products(steered, queries, known):
-            found[:, :, place[row]] = products
+        wanted = None if needed is None else needed[:, place[known]]
+        found[:, :, place[known]] = kept.products(steered, queries, known, wanted)
         if advance is not None and len(known):
             advance(len(known))
         rows = np.setdiff1d(rows, known)
@@ -306,63 +306,3 @@ def weighted_gradients(
     for batch, gradients in ShrinkingBatches().each(batches, lambda part: chunk_gradients(steered, part)[0]):
         share = chunks.share(batch).to(steered.model.device)
         yield batch, [gradient * share for gradient in gradients]
-
-
-class KeptGradients:
-    """Gate gradients of chunks that were read, kept in memory for the next query of a process that answers
-    many.
-
-    A query whose chunks are all here costs its own two passes and products with them. The last digits of
-    these depend on the batch in which a chunk was read first.
-
-    Parameters
-    ----------
-    most : int      bytes; of more, those that were asked for longest ago are let go
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
-        self._found: OrderedDict[tuple[int, int], list[torch.Tensor]] = OrderedDict()
-
-    def room_for(self, steered: SteeredModel, count: int) -> bool:
-        """Whether so many chunks more can be kept without letting others go."""
-        return self._bytes + 4 * steered.gate_size * count <= self._most
-
-    def known(self, steered: SteeredModel, rows: np.ndarray) -> np.ndarray:
-        """Those of the chunks that are kept, in their order."""
-        owner = id(steered.operators)
-        return np.array([row for row in rows.tolist() if (owner, row) in self._found], np.int64)
-
-    def add(self, steered: SteeredModel, rows: np.ndarray, gradients: Sequence[torch.Tensor]) -> None:
-        """Keep the gradients of chunks, (B, p) a space."""
-        owner = id(steered.operators)
-        for at, row in enumerate(rows.tolist()):
-            own = [gradient[at].to("cpu", copy=True) for gradient in gradients]
-            size = sum(part.nbytes for part in own)
-            if size > self._most:
-                return
-            while self._bytes + size > self._most:
-                _, gone = self._found.popitem(last=False)
-                self._bytes -= sum(part.nbytes for part in gone)
-            if (owner, row) not in self._found:
-                self._found[owner, row] = own
-                self._bytes += size
-
-    def products(
-        self, steered: SteeredModel, queries: Sequence[torch.Tensor], rows: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """A few chunks at a time, these and what `gradient_products` has of them: (spaces, Q, …)."""
-        owner, single = id(steered.operators), len(queries[0]) == 1
-        for start in range(0, len(rows), _STACKED):
-            part = rows[start : start + _STACKED]
-            own = [self._found[owner, row] for row in part.tolist()]
-            for row in part.tolist():
-                self._found.move_to_end((owner, row))
-            found = np.empty((len(queries), len(queries[0]), len(part)))
-            for number, query in enumerate(queries):
-                if single:  # nothing is copied
-                    dots = [float(torch.dot(query[0], each[number])) for each in own]
-                    found[number, 0] = dots
-                else:
-                    found[number] = (query @ torch.stack([each[number] for each in own]).T).numpy()
-            yield part, found

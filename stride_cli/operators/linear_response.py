@@ -57,6 +57,22 @@ def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch
     return _gradients_with_loss(steered, batch)
 
 
+def each_remembering(whole: RememberingBatch, batches: Sequence[Batch]) -> list[RememberingBatch]:
+    """The rows of a batch as batches of one, which remember what it does.
+
+    Parameters
+    ----------
+    whole : RememberingBatch      Q rows
+    batches : Q, of one row each, without the others' padding
+    """
+    found = [RememberingBatch.of(batch) for batch in batches]
+    for row, own in enumerate(found):
+        for key, (of, (gradients, losses)) in whole.passes.items():
+            some = slice(row, row + 1)
+            own.passes[key] = of, ([gradient[some] for gradient in gradients], losses[some])
+    return found
+
+
 def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
     rows = max(1, steered.tokens_at_once // batch.ids.shape[1])
     gradients: list[list[torch.Tensor]] = [[] for _ in steered.spaces]

@@ -238,6 +238,11 @@ class OperatorSpace(torch.nn.Module):
 
     # Its parts, and how it is stored
 
+    def is_on(self, device: torch.device) -> bool:
+        """Whether all that it holds is on a device."""
+        held = (*self._parameters.values(), *self._buffers.values())
+        return not self._modules and all(each is None or each.device == device for each in held)
+
     def parts(self) -> list[slice]:
         """The gates that have directions of their own, in order: those of each layer, or all of them."""
         return [slice(0, self.gate_size)]

@@ -45,7 +45,8 @@ class SteeredModel:
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
         """By fitted operators, whose bases go to the model's device."""
-        spaces = [space.to(model.device) for space in operators.spaces]
+        device = model.device
+        spaces = [space if space.is_on(device) else space.to(device) for space in operators.spaces]
         return cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
 
     @property

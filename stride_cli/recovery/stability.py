@@ -103,17 +103,37 @@ def solve_halves(
     UsageError         see `draw_halves`
     NumericalError     see `solve_lasso`
     """
+    measured = np.asarray(y)[None, :]
+    return solve_halves_together(columns, measured, settings, n_subsets=n_subsets, seed=seed, draws=draws)[0]
+
+
+def solve_halves_together(
+    columns: Sequence[Any],
+    y: np.ndarray,
+    settings: LassoSettings = LassoSettings(),
+    *,
+    n_subsets: int,
+    seed: int,
+    draws: int = 20,
+) -> list[Halves]:
+    """`solve_halves` of several queries, (Q, C K), with the bits of each alone; the design is read for all of
+    them."""
     kept = np.hstack([draw_halves(n_subsets, draws, seed, model) for model in range(len(columns))])
+    measured = np.asarray(y, np.float64)
     solutions = solve_models(
         columns,
-        np.tile(np.asarray(y, np.float64), (draws, 1)),
+        np.repeat(measured, draws, axis=0),
         replace(settings, tolerance=TOLERANCE),
         n_subsets=n_subsets,
-        kept=kept,
+        kept=np.tile(kept, (len(measured), 1)),
     )
     designs = [Design(own, n_subsets) for own in columns]
-    found = [_left_out(designs, half, rows, y) for half, rows in zip(solutions, kept, strict=True)]
-    return Halves(kept, solutions, float(np.clip(np.mean(found), 0.0, 1.0)))
+    halves = []
+    for query, own in enumerate(measured):
+        part = solutions[query * draws : (query + 1) * draws]
+        found = [_left_out(designs, half, rows, own) for half, rows in zip(part, kept, strict=True)]
+        halves.append(Halves(kept, part, float(np.clip(np.mean(found), 0.0, 1.0))))
+    return halves
 
 
 def _left_out(designs: Sequence[Design], half: Solution, kept: np.ndarray, y: np.ndarray) -> float:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.attribution.options import QueryOptions, judged
 from stride_cli.errors import UsageError
 from stride_cli.serve.refusals import Refusal
 from stride_cli.startup import keep_imported
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
-    from stride_cli.attribution.options import QueryOptions
     from stride_cli.attribution.session import Session
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.serve_records import ServedIndexRecord
@@ -50,6 +50,7 @@ class ServedIndex:
         self._session: Session | None = None
         self._kept: Any = None
         self._unread: list[int] = []
+        self._tried = False
         self._mark: Any = None
         self._answers: OrderedDict[_Key, Answer] = OrderedDict()
         self._numbers: dict[str, int] | None = None
@@ -72,12 +73,15 @@ class ServedIndex:
             session = Session.open(
                 place.index, model_path=place.model, device=place.device, dtype=place.dtype
             )
-            from stride_cli.operators.gradients import KeptGradients
+            from stride_cli.operators.kept_gradients import KeptGradients
 
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query --row")
+            language: Any = session.model
+            language.compiled_steps = True
             with self._lock:
                 self._answers.clear()
             self._session, self._mark, self._numbers = session, mark, None
+            self._tried = False
             self._kept, self._unread = KeptGradients(_MOST_BYTES), self._to_read(session)
             session.workspace.chunks.kept = self._kept
             keep_imported()
@@ -95,13 +99,18 @@ class ServedIndex:
 
     def warm(self) -> bool:
         """Read a few chunks ahead of the queries that will want them; whether there are more to read."""
-        if self._session is None or self._kept is None or not self._unread:
+        if self._session is None or self._kept is None:
+            return False
+        session = self._session
+        if not self._unread:
+            if not self._tried:
+                self._tried = True
+                _try_out(session)
             return False
         import numpy as np
 
         from stride_cli.operators.gradients import weighted_gradients
 
-        session = self._session
         rows, self._unread = np.array(self._unread[:_AHEAD], np.int64), self._unread[_AHEAD:]
         for steered in session.steered:
             rest = np.setdiff1d(rows, self._kept.known(steered, rows))
@@ -110,7 +119,7 @@ class ServedIndex:
                 break
             for batch, gradients in weighted_gradients(steered, session.workspace.chunks, rest):
                 self._kept.add(steered, batch.rows, gradients)
-        return bool(self._unread)
+        return True
 
     @staticmethod
     def _to_read(session: Session) -> list[int]:
@@ -191,6 +200,18 @@ class ServedIndex:
             "by_token": operators.direct_scale is not None,
             "chat": bool(getattr(session.model.tokenizer, "chat_template", None)),
         }
+
+
+def _try_out(session: Session) -> None:
+    """Ask something, so that the first who does need not wait for what is imported and compiled once."""
+    if not session.index.n_chunks:
+        return
+    text = str(session.model.tokenizer.decode(session.index.chunk_tokens(0)[:4], skip_special_tokens=True))
+    options = judged(QueryOptions(max_new_tokens=2), session.index, halves=None, stability=False)
+    for _ in session.outcomes([{"prompt": text}, {"prompt": text}], options):
+        pass
+    for _ in session.outcomes([{"prompt": text}], options):
+        pass
 
 
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:

@@ -126,7 +126,7 @@ class OwnTokenizer:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False, **options: Any) -> Any:
         listed = ids.tolist() if hasattr(ids, "tolist") else ids
         listed = [listed] if isinstance(listed, int) else list(listed)
-        if options or not all(isinstance(token, int) for token in listed):
+        if options or not all(issubclass(kind, int) for kind in set(map(type, listed))):
             return self.whole.decode(ids, skip_special_tokens=skip_special_tokens, **options)
         return self.backend_tokenizer.decode(listed, skip_special_tokens=skip_special_tokens)
 

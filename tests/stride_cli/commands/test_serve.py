@@ -26,8 +26,9 @@ from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import MissingExtraError, QueryError, UsageError
-from stride_cli.operators.gradients import KeptGradients, gradient_products
+from stride_cli.errors import MissingExtraError, NumericalError, QueryError, UsageError
+from stride_cli.operators.gradients import gradient_products
+from stride_cli.operators.kept_gradients import KeptGradients
 from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
 from stride_cli.serve.app import ROUTES
@@ -184,6 +185,56 @@ def test_those_who_ask_at_once_get_what_they_would_get_alone(client: Any) -> Non
         together = list(pool.map(lambda prompt: post(client, "/query", prompt=prompt, top=3), prompts))
     for one, other in zip(alone, together, strict=True):
         assert_alike(one, other)
+
+
+def test_prompts_are_answered_in_one_pass_as_each_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One measurement, one reading, one recovery; one that cannot be answered harms no other."""
+    from stride_cli.attribution import direct_readout, measuring
+    from stride_cli.attribution.answer import Refused
+    from stride_cli.attribution.attributor import Attributor
+
+    session = server.service.shelf.find(None).session()
+    options = QueryOptions(top=5, halves=4, passages="like")
+    prompts: list[Any] = [{"prompt": f"{each} was"} for each in ("Rome", "The king of France", "Paris")]
+    prompts += [{"prompt": "a " * 2000}, {"prompt": PROMPT, "response": "1789"}, {"prompt": ""}]
+    alone = [next(session.outcomes([each], options)) for each in prompts]
+    calls: list[str] = []
+
+    def counted(name: str, function: Any) -> Any:
+        return lambda *given, **named: calls.append(name) or function(*given, **named)
+
+    monkeypatch.setattr(measuring, "measure_batch", counted("measure", measuring.measure_batch))
+    reading = counted("read", direct_readout.chunk_influences)
+    monkeypatch.setattr(direct_readout, "chunk_influences", reading)
+    monkeypatch.setattr(Attributor, "halves", counted("halves", Attributor.halves))
+    together = list(session.outcomes(prompts, options))
+    assert calls == ["measure", "read", "halves"]
+    for one, other in zip(alone, together, strict=True):
+        assert isinstance(one, Refused) == isinstance(other, Refused)
+        if isinstance(one, Refused):
+            assert isinstance(other, Refused) and one.error.message == other.error.message
+            continue
+        assert not isinstance(other, Refused)
+        assert_alike(dict(one.to_record()), dict(other.to_record()))
+        assert other.reliability == pytest.approx(one.reliability, abs=1e-3)
+        np.testing.assert_allclose(other.responses, one.responses, atol=1e-4 * np.abs(one.responses).max())
+    assert [isinstance(each, Refused) for each in together] == [False, False, False, True, False, True]
+    # a measurement that fails of one is made of each alone
+    calls.clear()
+    whole = Attributor.measure
+
+    def fragile(self: Any, batches: Any, **named: Any) -> Any:
+        found = whole(self, batches, **named)
+        if any(len(batch.ids) > 1 for batch in batches):
+            raise NumericalError("not finite", fix="fp32")
+        return found
+
+    monkeypatch.setattr(Attributor, "measure", fragile)
+    again = list(session.outcomes(prompts[:3], options))
+    for one, other in zip(alone, again, strict=False):
+        assert_alike(dict(one.to_record()), dict(other.to_record()))  # type: ignore[union-attr]
 
 
 def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, server: Server) -> None:
@@ -645,7 +696,7 @@ def test_gradients_are_kept_up_to_so_many_bytes_and_answer_as_read_anew(server: 
     try:
         chunks.kept = None
         anew = gradient_products(steered, queries, chunks, rows)
-        chunks.kept = KeptGradients(3 * 4 * steered.gate_size)  # of three chunks
+        chunks.kept = KeptGradients(3 * KeptGradients.bytes_of(steered))  # of three chunks
         gradient_products(steered, queries, chunks, rows[:3])
         assert chunks.kept.known(steered, rows).tolist() == [3, 5, 8]
         assert not chunks.kept.room_for(steered, 1)
