@@ -28,6 +28,7 @@ class Answer:
     ----------
     query : Query
     loss : float                       mean nats per scored token
+    other_loss : float or None         nats of the token that the response is compared with, where it is
     supporters, opposers : list of Hit
     passages : dict                    chunk number → the sentence of it that carries its influence, where
                                        chunks are read; else the one most like the query
@@ -80,9 +81,12 @@ class Answer:
     line: float | None = None
     scale: Scale | None = None
     carried: bool = True
+    other_loss: float | None = None
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
+        import math
+
         solution, verdict = self.solution, self.verdict
         factor = 1.0 if self.scale is None else self.scale.slope
         line = None if self.line is None else factor * self.line
@@ -108,7 +112,18 @@ class Answer:
                 record["label"] = self.labels[found.chunk]
             return record
 
-        return {
+        asked: dict[str, Any] = {}
+        if (comparison := self.query.comparison) is not None and self.other_loss is not None:
+            asked["instead"] = comparison.response
+            asked["comparison"] = {
+                "token": comparison.token,
+                "other_token": comparison.other,
+                "probability": math.exp(-self.loss),
+                "other_probability": math.exp(-self.other_loss),
+            }
+        if self.query.count > 1:
+            asked["pooled"] = self.query.count
+        record: AnswerRecord = {
             "schema": "stride.answer/1",
             "verdict": None if verdict is None else verdict.word,
             "judged": None if verdict is None else {**verdict.to_record(), "line": line},
@@ -145,7 +160,9 @@ class Answer:
                 "models": self.models,
             },
             "seconds": cast("AnswerSeconds", self.seconds),
+            **asked,  # type: ignore[typeddict-item]
         }
+        return record
 
     def to_frame(self) -> DataFrame:
         """The documents as a pandas DataFrame: one row a hit, opposers last.

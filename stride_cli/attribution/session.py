@@ -158,6 +158,7 @@ class Session:
         *,
         response: str | None = None,
         span: str | None = None,
+        instead: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Answer:
         """Which training documents made the model continue ``prompt`` this way?
@@ -172,6 +173,7 @@ class Session:
             from `stride_cli.data.example_queries.file_queries`.
         options : QueryOptions
         response, span : see `build_query`
+        instead : str, optional      why not this response? See `stride_cli.data.queries.compared`
 
         Returns
         -------
@@ -181,8 +183,46 @@ class Session:
         ------
         QueryError, NumericalError
         """
-        asked = {"prompt": prompt, "response": response, "span": span}
+        asked = {"prompt": prompt, "response": response, "span": span, "instead": instead}
         return next(self.query_all([asked], options, together=1, clock=clock))
+
+    def query_pooled(
+        self, prompts: Iterable[Mapping[str, Any]], options: QueryOptions | None = None
+    ) -> Answer:
+        """Which documents made the model answer all of these prompts so? Their mean loss is attributed.
+
+        Parameters
+        ----------
+        prompts : as of `query_all`, one or more
+
+        Raises
+        ------
+        QueryError, NumericalError      of the first prompt that has no answer; or there is none
+        """
+        from stride_cli.data.queries import pooled
+
+        queries = []
+        for query in self.build(list(prompts), options or QueryOptions()):
+            if isinstance(query, StrideError):
+                raise query
+            queries.append(query)
+        if not queries:
+            raise QueryError("there is no prompt to ask", fix="give one or more")
+        return self.query(pooled(queries), options)
+
+    def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
+        """Prompts with the model's responses where none are given, or the error of one that has none.
+
+        Parameters
+        ----------
+        prompts : as of `query_all`
+        options : their form, and the length of what the model writes
+        """
+        from stride_cli.data.queries import form_of
+        from stride_cli.data.query_files import as_queries
+
+        form = form_of(self.workspace, options.chat)
+        return as_queries(self.model, prompts, max_new_tokens=options.max_new_tokens, form=form)
 
     def query_all(
         self,
@@ -196,7 +236,7 @@ class Session:
 
         Parameters
         ----------
-        prompts : of "prompt" and, where there are, "response" and "span"
+        prompts : of "prompt" and, where there are, "response", "span" and "instead"
         together : prompts whose answers come together; 1: each as soon as it can. Default: 128 at most, where
             chunks are read
 
@@ -261,17 +301,8 @@ class Session:
         clock: Callable[[], float],
     ) -> list[_Asked | Refused]:
         """Prompts' responses, and what the subsets say of them: of all together, where nothing hinders it."""
-        from stride_cli.data.queries import form_of
-        from stride_cli.data.query_files import as_queries
-
         start = clock()
-        readable = [prompt for prompt in prompts if not isinstance(prompt, StrideError)]
-        built = as_queries(
-            self.model,
-            readable,
-            max_new_tokens=options.max_new_tokens,
-            form=form_of(self.workspace, options.chat),
-        )
+        built = self.build([prompt for prompt in prompts if not isinstance(prompt, StrideError)], options)
         generated = clock()
         queries = [query for query in built if not isinstance(query, StrideError)]
         measured = iter(self._measured(attributor, queries, options))
@@ -300,9 +331,10 @@ class Session:
         found: dict[int, tuple[Query, Batch, Measured] | Refused] = {}
         # a spot check and an exact measurement's agreement are of one query
         apart = options.check or attributor.method != "linear"
-        lengths = [len(query.ids) for query in queries]
-        groups = [[place] for place in range(len(queries))] if apart else little_padding(lengths)
-        for group in groups:
+        single = [place for place, query in enumerate(queries) if apart or query.parts]
+        plain = [place for place, query in enumerate(queries) if not (apart or query.parts)]
+        groups = little_padding([len(queries[place].ids) for place in plain])
+        for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
             outcomes = self._measured_together(attributor, [queries[place] for place in group], options)
             found.update(zip(group, outcomes, strict=True))
         return [found[place] for place in range(len(queries))]
@@ -470,6 +502,7 @@ class Session:
         return Answer(
             query=query,
             loss=float(measured.losses[0]),
+            other_loss=self._other_loss(asked),
             supporters=supporters,
             opposers=opposers,
             passages=passages,
@@ -495,7 +528,7 @@ class Session:
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
-            scale=self._scale(attributor),
+            scale=None if query.parts else self._scale(attributor),
             carried=not carrying or options.passages == "carrying",
         )
 
@@ -528,6 +561,14 @@ class Session:
             options=options or RecoveryOptions(),
         )
 
+    def _other_loss(self, asked: _Asked) -> float | None:
+        """Nats of the token that the response is compared with; None where it is with nothing."""
+        from stride_cli.operators.linear_response import gradients_with_loss
+
+        if asked.query.comparison is None:
+            return None
+        return float(gradients_with_loss(self.steered[0], asked.batch)[1][1])  # remembered
+
     def _scale(self, attributor: Attributor) -> Scale | None:
         """What influences are in nats: if that is sure, and they are found as they were for it."""
         found = None if self.calibration is None else self.calibration.scale
@@ -543,7 +584,7 @@ class Session:
         An answer is held against null prompts' as they were asked by default: with chunks read where they
         were for it, else without.
         """
-        if self.calibration is None:
+        if self.calibration is None or query.parts:  # null prompts were asked one by one, and not compared
             return None, False
         loss, scored = float(measured.losses[0]), int(query.weights.sum())
         if attributor.like_default and attributor.reads and self.calibration.read is not None:

@@ -77,13 +77,19 @@ def train_classifier(
 
 
 def classifier_queries(
-    session: Session, row: str | None, file: Path | None, label: str | None
+    session: Session, row: str | None, file: Path | None, label: str | None, instead: str | None = None
 ) -> Iterator[Query]:
-    """The examples that `stride query` is asked about: one row, ``held-out``, or those of a file."""
+    """The examples that `stride query` is asked about: one row, ``held-out``, or those of a file; where a
+    class is given that they might have been `instead`, compared with that."""
     from stride_cli.data.example_queries import HELD_OUT, file_queries, row_query
+    from stride_cli.data.queries import compared
 
     model: Any = session.model
-    if file is not None:
+    if instead is not None:
+        own, others = (classifier_queries(session, row, file, each) for each in (label, instead))
+        for query, other in zip(own, others, strict=True):
+            yield compared(query, other, lambda found: str(model.classes[found]))
+    elif file is not None:
         yield from file_queries(model, str(file), label=label)
     elif row == HELD_OUT:
         yield from file_queries(model, HELD_OUT, label=label)

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "arguments"
 FORMAT = (
-    'JSON Lines of {"prompt", "response"?, "span"?, "id"?}, or a prompt a line; in quotes ("…") it is a JSON '
-    "string."
+    'JSON Lines of {"prompt", "response"?, "span"?, "instead"?, "id"?}, or a prompt a line; in quotes ("…") '
+    "it is a JSON string."
 )
+TEXTS = ("prompt", "response", "span", "instead")  # of a prompt's record
 _MAY_BE_JSON = ("{", "[", '"', "-", *"0123456789", "t", "f", "n")
 
 
@@ -40,7 +41,7 @@ class Prompt:
 
     Attributes
     ----------
-    asked : "prompt" and perhaps "response" and "span"; or why it could not be read
+    asked : "prompt" and perhaps "response", "span" and "instead"; or why it could not be read
     source : the file, "stdin", or "arguments"
     line : from 1
     id : where it gave one
@@ -113,7 +114,7 @@ def answered(
 
     Parameters
     ----------
-    given : "response" and "span" of prompts that have none of their own
+    given : "response", "span" and "instead" of prompts that have none of their own
     together : see `Session.query_all`
     """
     from stride_cli.attribution.answer import Refused
@@ -123,18 +124,61 @@ def answered(
     def asked() -> Iterator[Mapping[str, Any] | StrideError]:
         for prompt in prompts:
             waiting.append(prompt)
-            broken = isinstance(prompt.asked, StrideError)
-            yield prompt.asked if broken else {**given, **prompt.asked}  # type: ignore[dict-item]
+            yield prompt.asked if isinstance(prompt.asked, StrideError) else {**given, **prompt.asked}
 
     for outcome in session.outcomes(asked(), options, together=together, stop=bad.stops):
         prompt = waiting.popleft()
         if isinstance(outcome, Refused):
-            error, line = outcome.error, prompt.line
-            if prompt.source != ARGUMENTS and not isinstance(prompt.asked, StrideError):
-                error = located(error, f"{prompt.source}:{line}")
-            bad.take(error, prompt.source, line, prompt.id)
+            _take(bad, prompt, outcome.error)
         else:
             yield prompt, outcome
+
+
+def answered_as_one(
+    session: Session,
+    prompts: Iterable[Prompt],
+    options: QueryOptions,
+    bad: BadInput,
+    *,
+    given: Mapping[str, Any],
+) -> Iterator[tuple[Prompt, Any]]:
+    """All prompts, without those that `bad` takes, with the one answer to them together.
+
+    Parameters
+    ----------
+    given : as of `answered`
+
+    Raises
+    ------
+    QueryError      none is left to ask
+    """
+    from stride_cli.data.queries import pooled
+
+    asked = []
+    for prompt in prompts:
+        if isinstance(prompt.asked, StrideError):
+            _take(bad, prompt, prompt.asked)
+        else:
+            asked.append((prompt, {**given, **prompt.asked}))
+    queries = []
+    with output.progress("asking the model"):
+        built = session.build([each for _, each in asked], options)
+    for (prompt, _), query in zip(asked, built, strict=True):
+        if isinstance(query, StrideError):
+            _take(bad, prompt, query)
+        else:
+            queries.append(query)
+    if not queries:
+        raise QueryError("none of the prompts can be asked", fix="give one or more that the model can answer")
+    one = pooled(queries)
+    yield Prompt({"prompt": one}, asked[0][0].source), session.query(one, options)
+
+
+def _take(bad: BadInput, prompt: Prompt, error: StrideError) -> None:
+    """Have a prompt's error taken, which says where the prompt stands."""
+    if prompt.source != ARGUMENTS and not isinstance(prompt.asked, StrideError):
+        error = located(error, f"{prompt.source}:{prompt.line}")
+    bad.take(error, prompt.source, prompt.line, prompt.id)
 
 
 def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
@@ -235,8 +279,8 @@ def _id(record: dict[str, Any]) -> str | None:
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """Prompt, response and span of a record, as texts."""
-    found = {key: record[key] for key in ("prompt", "response", "span") if record.get(key) is not None}
+    """What is asked by a record, as texts."""
+    found = {key: record[key] for key in TEXTS if record.get(key) is not None}
     if "prompt" not in found:
         keys = one_line(", ".join(sorted(record)))
         raise QueryError(

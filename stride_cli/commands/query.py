@@ -22,7 +22,15 @@ from stride_cli.commands.options import (
     with_flags,
     with_judges,
 )
-from stride_cli.commands.prompts import FORMAT, BadInput, Prompt, answered, read_prompts, read_rows
+from stride_cli.commands.prompts import (
+    FORMAT,
+    BadInput,
+    Prompt,
+    answered,
+    answered_as_one,
+    read_prompts,
+    read_rows,
+)
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.models.kinds import require_examples
 from stride_cli.options import MORE
@@ -43,6 +51,8 @@ Examples:
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --file prompts.jsonl --on-bad record --json > answers.jsonl
   stride query --file prompts.jsonl --out hits.csv
+  stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
+  stride query --file habit.jsonl --pool --top 80
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -80,6 +90,22 @@ def query(
         str | None,
         typer.Option("--span", help="Attribute only this part of the response.", rich_help_panel=MORE),
     ] = None,
+    instead: Annotated[
+        str | None,
+        typer.Option(
+            "--instead",
+            help="Why the response and not this? Attributes the odds of the word where they part.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    pool: Annotated[
+        bool,
+        typer.Option(
+            "--pool",
+            help="Answer all prompts of FILE or stdin as one: which documents taught what they share?",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     index: IndexPath = None,
     model: ModelPath = None,
     *,
@@ -122,6 +148,11 @@ def query(
             "give a prompt, or - for stdin, or --file, or --row (one of them)",
             fix='stride query "The French Revolution began in"',
         )
+    if pool and text not in (None, "-"):
+        raise UsageError(
+            "--pool answers several prompts as one (found one prompt)",
+            fix="stride query --file prompts.jsonl --pool",
+        )
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
     out = AnswerOutput(FormatOptions(**written), json)
@@ -137,9 +168,10 @@ def query(
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
     # many prompts of a file are read for together, which takes less time than a server saves
-    served = None if no_server or text is None else _served(place, options, given)
+    here = no_server or text is None or pool or instead is not None
+    served = None if here else _served(place, options, given)
     together = None if text is None else 1  # who writes to stdin waits for each answer
-    asked = {"response": response, "span": span}
+    asked = {"response": response, "span": span, "instead": instead}
     asking: Any
     if served is not None:
         asking, prompts = served, read_prompts(text, None)
@@ -151,10 +183,13 @@ def query(
         if row is not None:
             require_examples(session.index, 'stride query "some text"')
         if session.model.table is not None and text is None:
-            prompts = read_rows(classifier_queries(session, row, file, response), file)
+            prompts = read_rows(classifier_queries(session, row, file, response, instead), file)
         else:
             prompts = read_prompts(text, file)
-    found = answered(asking, prompts, options, bad, given=asked, together=together)
+    if pool:
+        found = answered_as_one(asking, prompts, options, bad, given=asked)
+    else:
+        found = answered(asking, prompts, options, bad, given=asked, together=together)
     show_answers(found, out, bad, verbose=options.check, explained=explained)
     bad.leave()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import AnswerRecord, HitRecord
 
 _BAR = 10
+_POOLED = 3  # of the prompts that are answered as one, those shown
 _SIDE_BY_SIDE = 140  # columns from which supporters and opposers stand beside each other
 _COLOURS = {"supports": "green", "opposes": "magenta"}
 _VERDICTS = {"clear": "green", "weak": "yellow", "guessing": "bold yellow"}
@@ -36,21 +37,21 @@ def render_answer(
 
     from stride_cli.characters import printable
     from stride_cli.output import console as open_console
-    from stride_cli.report.explanation import NO_VERDICT, explain, verdict
+    from stride_cli.report.explanation import explain, no_verdict, odds, verdict
 
     console = console or open_console()
     record = answer.to_record()
-    title = Text(printable(record["prompt"]), style="bold")
-    title.append(printable(record["response"]), style="bold green")
-    console.print(title)
+    console.print(_title(record))
     style = _VERDICTS.get(record["verdict"] or "", "dim")
     if explained:
         console.print(Text(printable(explain(record)), style=style))
     elif record["verdict"] is not None or not answer.labels:
-        console.print(Text(verdict(record) or NO_VERDICT, style=style))
+        console.print(Text(verdict(record) or no_verdict(record), style=style))
     tokens = record["scored_tokens"]
     likely = f"{tokens} scored token{'s' * (tokens != 1)}, probability {math.exp(-answer.loss):.2g}"
     likely += " a token" if tokens != 1 else ""
+    if comparison := record.get("comparison"):
+        likely = odds(comparison)
     if record["template"] == "chat":
         likely += ", asked in the chat template"
     console.print(Text(likely, style="dim"))
@@ -88,6 +89,30 @@ def render_answer(
         if answer.agreement is not None:
             check = f"linear and exact measurement agree at r = {answer.agreement:.4f}"
             console.print(Text(check, style="dim"))
+
+
+def _title(record: AnswerRecord) -> Text:
+    """What was asked and what the model said; of many prompts the first few."""
+    from rich.text import Text
+
+    from stride_cli.characters import printable, shortened
+
+    prompts, responses = [record["prompt"]], [record["response"]]
+    title = Text()
+    if pooled := record.get("pooled"):
+        title.append(f"{pooled:,} prompts as one\n", style="bold")
+        prompts, responses = (each[0].splitlines()[:_POOLED] for each in (prompts, responses))
+        prompts, responses = ([shortened(line, 70) for line in each] for each in (prompts, responses))
+    for place, (prompt, response) in enumerate(zip(prompts, responses, strict=False)):
+        title.append("\n" if place else "")
+        title.append(printable(prompt), style="bold")
+        title.append(printable(response if not pooled else f" {response.strip()}"), style="bold green")
+    if pooled and pooled > len(prompts):
+        title.append("\n…", style="bold")
+    if instead := record.get("instead"):
+        title.append("\nrather than ", style="dim")
+        title.append(printable(instead.strip()), style="bold magenta")
+    return title
 
 
 def _how(answer: Answer) -> str:

@@ -31,20 +31,35 @@ class Batch:
     ids : (B, T) int64             token ids; padding is 0 and is never scored
     weights : (B, T) float32       ω of the paper's fidelity loss: 1 where the token is scored, else 0
     before : (B, T) float32        of chunks, where it is known: 1 − p of each token before training
+    parts : (Q, B) float32         of queries that are made of several rows: query q's loss is Σ_b parts_qb
+                                   times the loss of row b. None: each row is a query
     """
 
     rows: np.ndarray
     ids: torch.Tensor
     weights: torch.Tensor
     before: torch.Tensor | None = None
+    parts: np.ndarray | None = None
 
     @property
     def scored(self) -> torch.Tensor:
         """Scored tokens of each row, (B,) float32."""
         return self.weights.sum(dim=1)
 
+    def of_queries(self, values: np.ndarray) -> np.ndarray:
+        """What is linear in the loss, (B, …) of its rows, of its queries: (Q, …)."""
+        return values if self.parts is None else np.tensordot(self.parts.astype(values.dtype), values, 1)
+
+    def losses_of_queries(self, losses: np.ndarray) -> np.ndarray:
+        """Mean losses of what queries say, (Q,), from those of its rows, (B,): of the parts that count for
+        them, and not of those that they are compared with."""
+        if self.parts is None:
+            return losses
+        said = np.maximum(self.parts, 0.0).astype(losses.dtype)
+        return np.asarray(said @ losses / said.sum(axis=1))
+
     def take(self, rows: slice) -> Batch:
-        """Some of its rows."""
+        """Some of its rows, each by itself."""
         before = None if self.before is None else self.before[rows]
         return Batch(self.rows[rows], self.ids[rows], self.weights[rows], before)
 
@@ -66,7 +81,9 @@ class RememberingBatch(Batch):
     @classmethod
     def of(cls, batch: Batch) -> RememberingBatch:
         """The batch; itself where it is one already."""
-        return batch if isinstance(batch, RememberingBatch) else cls(batch.rows, batch.ids, batch.weights)
+        if isinstance(batch, RememberingBatch):
+            return batch
+        return cls(batch.rows, batch.ids, batch.weights, parts=batch.parts)
 
     def remembered(self, of: Any, compute: Callable[[], Any]) -> Any:
         """What `compute` gave the first time that it was asked for, for the sake of this object."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +23,37 @@ Form = Literal["chat", "lines", "none"]
 
 
 @dataclass(frozen=True)
+class Part:
+    """One of the sequences whose losses a query's is the weighted sum of.
+
+    Attributes
+    ----------
+    ids : (T,) int64
+    weights : (T,) float32      1 at its scored tokens, else 0
+    share : float               of its mean loss; negative: of what the response is compared with
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    share: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a response is compared with, where the two part.
+
+    Attributes
+    ----------
+    response : str           what might have been said
+    token, other : str       the first token in which they differ: the response's, and the other's
+    """
+
+    response: str
+    token: str
+    other: str
+
+
+@dataclass(frozen=True)
 class Query:
     """One thing the model said.
 
@@ -33,6 +64,9 @@ class Query:
     weights : (T,) float32         1 at the response's scored tokens, else 0
     generated : bool               True where the model wrote the response itself
     form : "chat", "lines", "none" how the prompt was put to the model
+    parts : of Part                what its loss is made of; none: it is one sequence, `ids`
+    comparison : Comparison        with what else might have been said, or None
+    count : int                    prompts that are asked as one; theirs are a line each
     """
 
     prompt: str
@@ -41,10 +75,84 @@ class Query:
     weights: np.ndarray
     generated: bool
     form: Form = "none"
+    parts: tuple[Part, ...] = ()
+    comparison: Comparison | None = None
+    count: int = 1
 
     def batch(self) -> Batch:
-        """The query as a batch of one row."""
-        return pad_batch(np.zeros(1, dtype=np.int64), [self.ids], [self.weights])
+        """The query as a batch: of one row, or of one for each of its parts."""
+        if not self.parts:
+            return pad_batch(np.zeros(1, dtype=np.int64), [self.ids], [self.weights])
+        rows = np.zeros(len(self.parts), dtype=np.int64)
+        padded = pad_batch(rows, [part.ids for part in self.parts], [part.weights for part in self.parts])
+        return replace(padded, parts=np.array([[part.share for part in self.parts]], np.float32))
+
+
+def compared(query: Query, other: Query, said: Callable[[int], str], end: int | None = None) -> Query:
+    """Why the model said one thing rather than another: the log-odds of the token in which they part.
+
+        log p(response's token) − log p(other's token),  in nats
+
+    Up to there the two are the same; from there on the model reads what it has decided for.
+
+    Parameters
+    ----------
+    query, other : after the same prompt
+    said : a token in words
+    end : token that ends a response; where one is the beginning of the other, that is what it has there
+
+    Raises
+    ------
+    QueryError      they do not differ, or one is the beginning of the other and there is no such token
+    """
+    ids, others = query.ids, other.ids
+    shared = min(len(ids), len(others))
+    differ = np.flatnonzero(ids[:shared] != others[:shared])
+    if not len(differ):
+        if len(ids) == len(others) or end is None:
+            raise QueryError(
+                "there is no token in which the response and what it is compared with differ",
+                fix="give --instead something that the model did not say",
+            )
+        ids, others = (np.append(each, end) if len(each) == shared else each for each in (ids, others))
+    place = int(differ[0]) if len(differ) else shared
+    weights = np.zeros(place + 1, np.float32)
+    weights[place] = 1.0
+    own, rest = ids[: place + 1], others[: place + 1]
+    scored = np.zeros(len(ids), np.float32)
+    scored[place] = 1.0
+    return replace(
+        query,
+        ids=ids,
+        weights=scored,
+        parts=(Part(own, weights, 1.0), Part(rest, weights, -1.0)),
+        comparison=Comparison(other.response, said(int(own[place])), said(int(rest[place]))),
+    )
+
+
+def pooled(queries: Sequence[Query]) -> Query:
+    """Several queries as one, whose loss is the mean of theirs: what made the model answer all of them so.
+
+    Parameters
+    ----------
+    queries : one or more, in order
+    """
+    shares = [
+        replace(part, share=part.share / len(queries))
+        for query in queries
+        for part in query.parts or (Part(query.ids, query.weights, 1.0),)
+    ]
+    return Query(
+        "\n".join(query.prompt for query in queries),
+        "\n".join(query.response for query in queries),
+        np.concatenate([query.ids for query in queries]),
+        # a sequence's first token is not scored: no pair of tokens reaches across
+        np.concatenate([query.weights for query in queries]),
+        any(query.generated for query in queries),
+        queries[0].form,
+        tuple(shares),
+        count=sum(query.count for query in queries),
+    )
 
 
 def build_query(
@@ -91,12 +199,18 @@ def build_queries(
 
     Parameters
     ----------
-    asked : of "prompt" and, where there are, "response" and "span"
+    asked : of "prompt" and, where there are, "response", "span" and "instead" (`compared`)
     """
     found: list[Query | StrideError | None] = [None] * len(asked)
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
     for number, each in enumerate(asked):
         try:
+            if each.get("instead") is not None and each.get("span") is not None:
+                raise QueryError(
+                    "a comparison is of the first token in which two responses differ, and a span is another "
+                    "part of the response",
+                    fix="leave out the span, or what the response is compared with",
+                )
             begun[number] = _begun(model, **_texts(each), form=form)
         except (QueryError, NumericalError) as error:
             found[number] = error
@@ -109,7 +223,9 @@ def build_queries(
             found[number] = own
             continue
         try:
-            found[number] = _finished(model, **_texts(asked[number]), form=form, ids=(prompt_ids, own))
+            query = _finished(model, **_texts(asked[number]), form=form, ids=(prompt_ids, own))
+            instead = asked[number].get("instead")
+            found[number] = query if instead is None else _against(model, query, instead, prompt_ids)
         except (QueryError, NumericalError) as error:
             found[number] = error
     return [each for each in found if each is not None]
@@ -117,6 +233,23 @@ def build_queries(
 
 def _texts(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": asked["prompt"], "response": asked.get("response"), "span": asked.get("span")}
+
+
+def _against(model: CausalLM, query: Query, instead: str, prompt_ids: list[int]) -> Query:
+    """The query, compared with another response to its prompt."""
+    check_text(instead, "what the response is compared with")
+    if not instead.strip():
+        raise QueryError(
+            "what the response is compared with is empty (expected some text)", fix='--instead "some text"'
+        )
+    other = _finished(
+        model, prompt=query.prompt, response=instead, span=None, form=query.form, ids=(prompt_ids, None)
+    )
+    decode, end = model.tokenizer.decode, model.tokenizer.eos_token_id
+    found = compared(query, other, lambda token: str(decode([token])), end)
+    if len(found.parts[0].ids) > model.context_length:  # an end was appended
+        raise _too_long(model, len(prompt_ids), len(found.parts[0].ids) - len(prompt_ids))
+    return found
 
 
 def _begun(model: CausalLM, *, prompt: str, response: str | None, span: str | None, form: Form) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Form, Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
     from stride_cli.models.protocol import AttributableModel
 
 
@@ -39,23 +40,16 @@ def as_query(
     *,
     response: str | None = None,
     span: str | None = None,
+    instead: str | None = None,
     max_new_tokens: int = 16,
     form: Form = "none",
 ) -> Query:
     """The query that a prompt is, or a row of a classifier; see `Session.query`, `form_of`."""
-    from stride_cli.data.queries import Query, build_query
-
-    if isinstance(prompt, Query):
-        return prompt
-    if model.table is not None:
-        from stride_cli.data.example_queries import row_query
-
-        classifier: Any = model
-        return row_query(classifier, prompt, label=response)
-    language: Any = model
-    return build_query(
-        language, prompt, response=response, span=span, max_new_tokens=max_new_tokens, form=form
-    )
+    texts = {"response": response, "span": span, "instead": instead}
+    (found,) = as_queries(model, [{"prompt": prompt, **texts}], max_new_tokens=max_new_tokens, form=form)
+    if isinstance(found, StrideError):
+        raise found
+    return found
 
 
 def as_queries(
@@ -65,21 +59,37 @@ def as_queries(
     max_new_tokens: int = 16,
     form: Form = "none",
 ) -> list[Query | StrideError]:
-    """`as_query` of several prompts, of "prompt" and, where there are, "response" and "span"; in the place of
-    one that cannot be asked, its error."""
-    from stride_cli.data.queries import build_queries
+    """`as_query` of several prompts, of "prompt" and, where there are, "response", "span" and "instead"; in
+    the place of one that cannot be asked, its error."""
+    from stride_cli.data.queries import Query, build_queries
 
-    if model.table is None and all(isinstance(each["prompt"], str) for each in asked):
-        language: Any = model
-        return build_queries(language, asked, max_new_tokens=max_new_tokens, form=form)
-    found: list[Query | StrideError] = []
+    own: Any = model
+    if model.table is None:
+        texts = [each for each in asked if not isinstance(each["prompt"], Query)]
+        built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form))
+    else:
+        built = iter(_of_rows(own, asked))
+    return [each["prompt"] if isinstance(each["prompt"], Query) else next(built) for each in asked]
+
+
+def _of_rows(model: ClassifierModel, asked: Sequence[Mapping[str, Any]]) -> Iterator[Query | StrideError]:
+    """Rows of a classifier as queries, of their own label or of another; or the error of one that is none."""
+    from stride_cli.data.example_queries import row_query
+    from stride_cli.data.queries import Query, compared
+
     for each in asked:
-        texts = {key: each.get(key) for key in ("response", "span")}
+        row, label, instead = each["prompt"], each.get("response"), each.get("instead")
+        if isinstance(row, Query):
+            continue
         try:
-            found.append(as_query(model, each["prompt"], **texts, max_new_tokens=max_new_tokens, form=form))
+            found = row_query(model, row, label=label)
+            if instead is not None:
+                other = row_query(model, row, label=instead)
+                found = compared(found, other, lambda label: str(model.classes[label]))
         except (QueryError, NumericalError) as error:
-            found.append(error)
-    return found
+            yield error
+        else:
+            yield found
 
 
 def read_texts(

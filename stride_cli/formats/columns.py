@@ -19,10 +19,12 @@ _LISTS = ("hits", "opposers")  # of an answer
 
 @dataclass(frozen=True)
 class Column:
-    """A column: the keys that lead to its value in a record, and the value's type (it may be None too)."""
+    """A column: the keys that lead to its value in a record, and the value's type (it may be None too, and is
+    where `optional` in some records that have all keys)."""
 
     path: tuple[str, ...]
     kind: type  # str, float, int or bool
+    optional: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ def _columns(record: type, before: tuple[str, ...]) -> Iterator[Column]:
         if is_typeddict(kind):
             yield from _columns(kind, (*before, key))
         else:
-            yield Column((*before, key), kind)
+            yield Column((*before, key), kind, NoneType in parts)
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from stride_cli.characters import html_text, shortened
 from stride_cli.errors import require_extra
-from stride_cli.formats.columns import hit_columns, hit_rows
+from stride_cli.formats.columns import Column, hit_columns, hit_rows
 
 _PASSAGE = 240  # characters of a passage that a notebook shows
 # whole columns may be empty, so that their types do not follow from what is in them
@@ -18,6 +18,10 @@ _VERDICTS = {
     "guessing": "the model is no surer than after unrelated prompts: what is listed is no source",
 }
 _STYLE = "text-align:left;vertical-align:top"
+
+
+def _dtype(column: Column) -> str:
+    return "Int64" if column.kind is int and column.optional else _DTYPES[column.kind]
 
 
 def frame(answer: Mapping[str, Any]) -> Any:
@@ -35,7 +39,7 @@ def frame(answer: Mapping[str, Any]) -> Any:
         raise require_extra("pandas", "frames") from None
     rows = hit_rows(answer)
     columns = {
-        column.name: pandas.Series([row[column.name] for row in rows], dtype=_DTYPES[column.kind])
+        column.name: pandas.Series([row[column.name] for row in rows], dtype=_dtype(column))
         for column in hit_columns()
     }
     return pandas.DataFrame(columns)

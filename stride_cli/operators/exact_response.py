@@ -98,7 +98,7 @@ def measure_exact(
                     change = base - losses(gates)
                 responses[row, start : start + len(picked)] = change.cpu().numpy()
                 bar.advance(len(picked))
-    return responses
+    return batch.of_queries(responses)
 
 
 def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[float, float]:

@@ -38,14 +38,16 @@ def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
 def measure_linear_with_loss(steered: SteeredModel, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
     gradients, losses = gradients_with_loss(steered, batch)
-    responses = np.zeros((len(batch.ids), steered.operators.n_subsets))
+    losses = batch.losses_of_queries(losses)
+    responses = np.zeros((len(losses), steered.operators.n_subsets))
     for gates, gradient in zip(steered.operators.gates, gradients, strict=True):
         responses += gate_responses(gates, gradient.numpy())
     return responses, losses
 
 
 def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
-    """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and their losses, (Q,) float64.
+    """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and the losses of the batch's rows,
+    (B,) float64.
 
     As many queries at once as memory allows; of a `RememberingBatch` once for each operators.
     """
@@ -78,11 +80,18 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
     gradients: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
     losses: list[np.ndarray] = []
     parts = (batch.take(slice(start, start + rows)) for start in range(0, len(batch.ids), rows))
+    done = 0
     for _, (found, _, loss) in ShrinkingBatches().each(parts, partial(gate_gradients, steered)):
         for kept, gradient in zip(gradients, found, strict=True):
-            kept.append(gradient.cpu())
+            if batch.parts is None:
+                kept.append(gradient.cpu())
+                continue
+            # of many prompts that are one query only the sum is kept
+            shares = torch.from_numpy(batch.parts[:, done : done + len(loss)]).to(gradient)
+            kept[:] = [shares @ gradient if not kept else kept[0].addmm_(shares, gradient)]
+        done += len(loss)
         losses.append(loss.cpu().numpy())
-    return [joined(kept) for kept in gradients], np.concatenate(losses)
+    return [joined(kept).cpu() for kept in gradients], np.concatenate(losses)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -22,6 +22,8 @@ _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 
 _LISTED = 3
 BELOW_THE_LINE = "below: no stronger than what unrelated prompts get"
 NO_VERDICT = "No verdict: this index is not calibrated (stride calibrate)."
+_NOT_COMPARED = "No verdict: a comparison is held against nothing; the documents are those that tipped it."
+_NOT_POOLED = "No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
 
 
 def explain(record: Mapping[str, Any]) -> str:
@@ -63,6 +65,24 @@ def verdict(record: Mapping[str, Any]) -> str:
         f"Clear: the model is surer of this response than of {others} of those to unrelated prompts, and "
         f"{which} moved it more than any moved {others} of theirs."
     )
+
+
+def no_verdict(record: Mapping[str, Any]) -> str:
+    """Why an answer has no verdict, in a sentence."""
+    if record.get("comparison"):
+        return _NOT_COMPARED
+    if pooled := record.get("pooled"):
+        return _NOT_POOLED.format(count=pooled)
+    return NO_VERDICT
+
+
+def odds(comparison: Mapping[str, Any]) -> str:
+    """How likely the model finds what it said and what it is compared with, where the two part."""
+    own, other = (
+        f"{comparison[token]!r} {comparison[likely]:.2g}"
+        for token, likely in (("token", "probability"), ("other_token", "other_probability"))
+    )
+    return f"where they part: probability of {own}, of {other}"
 
 
 def found_of(recall: Mapping[str, Any]) -> str:
@@ -282,6 +302,13 @@ def _what_is_not_known(record: Mapping[str, Any]) -> str:
         return (
             f"Take that for a hint{doubt}: whether the prediction depends on these rows, only retraining "
             "without them tells (stride verify-hit)."
+        )
+    if record.get("comparison") or record.get("pooled"):
+        asked = "a comparison" if record.get("comparison") else "prompts that are answered as one"
+        return (
+            f"Take that for a hint{doubt}: no unrelated prompts were asked that {asked} could be held "
+            "against; whether it depends on these documents, only retraining without them tells (stride "
+            "verify-hit)."
         )
     return (
         f"Take that for a hint{doubt}: as this index is not calibrated (stride calibrate), nothing here "

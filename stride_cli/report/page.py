@@ -10,7 +10,7 @@ from stride_cli.characters import html_text, page_policy, shortened
 from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
 from stride_cli.report.drawing import STYLE, write_whole
-from stride_cli.report.explanation import BELOW_THE_LINE, found_of, line_at, score
+from stride_cli.report.explanation import BELOW_THE_LINE, found_of, line_at, odds, score
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -191,12 +191,17 @@ def _card(number: int, answer: ShownAnswer) -> str:
     each = "" if tokens == 1 else " a token"
     if answer.picture or any("label" in hit for hit in record["hits"]):
         about, each = "the model’s own prediction" if record["generated"] else "a given class", ""
-    if record["loss"] is not None:
+    comparison = record.get("comparison")
+    if comparison:
+        about = f"{origin}; {html_text(odds(comparison))}"
+    elif record["loss"] is not None:
         about += f", probability {math.exp(-record['loss']):.2g}{each}"
     if record.get("template") == "chat":
         about += ", asked in the chat template"
     if "id" in record:
         about = f"{html_text(str(record['id']))}: {about}"
+    if comparison:
+        response += f'</b><br><span class="faint">rather than</span> <b>{html_text(record["instead"])}'
     caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
     verdict = f"{found}: " if (found := _verdict(answer)) else ""
     hits = [*answer.supporters, *answer.opposers]

@@ -128,6 +128,15 @@ class ScaleRecord(TypedDict):
     pairs: Annotated[int, "rises of a response's loss that it was found by"]
 
 
+class ComparisonRecord(TypedDict):
+    """With ``--instead``: influences are on the log-odds of the token where the two responses part."""
+
+    token: Annotated[str, "the first token of the response that is another there"]
+    other_token: Annotated[str, "what stands there instead"]
+    probability: Annotated[float, "of `token`, by the model, 0 … 1"]
+    other_probability: Annotated[float, "of `other_token`, by the model, 0 … 1"]
+
+
 class AnswerRecord(TypedDict):
     schema: Literal["stride.answer/1"]
     id: NotRequired[Annotated[str, "the query's id, where its file gave one"]]
@@ -136,12 +145,16 @@ class AnswerRecord(TypedDict):
             str | None,
             '"clear": the model knows this, and a document above the line taught it; "weak": it knows this, '
             'and no document stands out; "guessing": it is no surer than after unrelated prompts; null: the '
-            "index is not calibrated",
+            "index is not calibrated, or the answer is of another kind than unrelated prompts' were: a "
+            "comparison, or pooled",
         ]
     ]
     judged: NotRequired[Annotated[JudgedRecord | None, "what the verdict goes by"]]
-    prompt: Annotated[str, "the prompt"]
-    response: Annotated[str, "the continuation that is attributed"]
+    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
+    response: Annotated[str, "the continuation that is attributed; likewise"]
+    instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
+    comparison: NotRequired[ComparisonRecord]
+    pooled: NotRequired[Annotated[int, "with --pool: prompts whose mean loss is attributed"]]
     template: NotRequired[
         Annotated[
             str | None,
@@ -212,13 +225,15 @@ class ReportRecord(TypedDict):
 class _AnswerOfHit(TypedDict):
     answer: Annotated[int, "number of the answer, from 1, in the order of the prompts"]
     id: Annotated[str | None, "the query's id, where its file gave one"]
-    verdict: Annotated[str | None, "of the answer: clear, weak, guessing; empty: the index is not calibrated"]
-    prompt: Annotated[str, "the prompt"]
-    response: Annotated[str, "the continuation that is attributed"]
+    verdict: Annotated[str | None, "of the answer: clear, weak, guessing; empty: it has none"]
+    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
+    response: Annotated[str, "the continuation that is attributed; likewise"]
     generated: Annotated[bool, "whether the model wrote the response"]
     scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
     loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
     unit: Annotated[str | None, 'of influences: "nats" or "relative"']
+    instead: Annotated[str | None, "with --instead: what the response is compared with"]
+    pooled: Annotated[int | None, "with --pool: prompts whose mean loss is attributed"]
     list: Annotated[str, '"hits" or "opposers": which of the answer\'s lists the document is on']
 
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stride_cli.data.queries import Form, build_query, form_of
+from stride_cli.data.queries import Form, build_queries, build_query, form_of, pooled
 from stride_cli.errors import QueryError
 
 
 class Letters:
     """One token a character; token 0 begins a text."""
 
-    bos_token_id = 0
+    bos_token_id, eos_token_id = 0, None
     chat_template = None
 
     def __call__(self, text: str, **_) -> dict:
@@ -146,3 +146,42 @@ def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> 
     before, behind = _around(asker, form)
     inside = tokenizer("What is it?", add_special_tokens=False)["input_ids"]
     assert [*before, *inside, *behind] == query.ids[: len(query.ids) - int(query.weights.sum())].tolist()
+
+
+def compare(model, response: str, instead: str):
+    asked = [{"prompt": "in", "response": response, "instead": instead}]
+    (found,) = build_queries(model, asked)
+    return found
+
+
+def test_two_responses_part_at_a_token(model) -> None:
+    model.tokenizer = Speller()
+    query = compare(model, "1789", "1799")
+    assert (query.comparison.token, query.comparison.other) == ("8", "9")
+    own, other = query.parts
+    assert (own.share, other.share) == (1.0, -1.0)
+    assert "".join(map(chr, own.ids[1:])) == "in 178" and "".join(map(chr, other.ids[1:])) == "in 179"
+    assert own.weights.tolist() == other.weights.tolist() == [0.0] * 6 + [1.0]
+    assert query.weights.sum() == 1 and query.response == " 1789"
+
+
+def test_one_that_is_the_beginning_of_the_other_ends_there(model) -> None:
+    model.tokenizer = Speller()
+    model.tokenizer.eos_token_id = 3
+    query = compare(model, "17", "1789")
+    assert [int(part.ids[-1]) for part in query.parts] == [3, ord("8")]
+    assert len(query.ids) == len(query.parts[0].ids)
+    model.tokenizer.eos_token_id = None
+    assert isinstance(compare(model, "17", "1789"), QueryError)
+
+
+def test_queries_as_one_share_its_loss(model) -> None:
+    model.tokenizer = Speller()
+    first, second = build_query(model, "a", response="bc"), compare(model, "1789", "1799")
+    one = pooled([first, second])
+    assert [part.share for part in one.parts] == [0.5, 0.5, -0.5]
+    assert one.count == 2 and one.prompt == "a\nin" and len(one.ids) == len(first.ids) + len(second.ids)
+    batch = one.batch()
+    assert batch.parts.tolist() == [[0.5, 0.5, -0.5]]
+    assert batch.losses_of_queries(np.array([1.0, 3.0, 100.0])).tolist() == [2.0]
+    assert batch.of_queries(np.array([[1.0], [3.0], [4.0]])).tolist() == [[0.0]]

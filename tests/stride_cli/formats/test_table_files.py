@@ -20,9 +20,9 @@ from stride_cli.schema.answer_records import AnswerRecord
 from tests.stride_cli.commands.test_rendering import answer
 
 COLUMNS = [
-    "answer", "id", "verdict", "prompt", "response", "generated", "scored_tokens", "loss", "unit", "list",
-    "rank", "document", "influence", "share", "above_line", "sign", "chunk", "passage", "label", "seen",
-    "neighbours", "backfilled", "read", "prior", "stability",
+    "answer", "id", "verdict", "prompt", "response", "generated", "scored_tokens", "loss", "unit",
+    "instead", "pooled", "list", "rank", "document", "influence", "share", "above_line", "sign", "chunk",
+    "passage", "label", "seen", "neighbours", "backfilled", "read", "prior", "stability",
 ]  # fmt: skip
 
 

@@ -91,6 +91,18 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
     assert {hit["sign"] for hit in answer["opposers"]} == {"opposes"}
     code, answers, _ = run(f"query --row held-out --index {index} --top 1")
     assert code == 0 and len(answers) == 20
+    # why this class and not that one: the difference of the two classes' influences
+    (own,), (other,), (compared,) = (
+        run(f"query --row 305 --index {index} --top 300 --response {asked} --no-shrink")[1]
+        for asked in ("3", "8", "3 --instead 8")
+    )
+    assert compared["comparison"]["token"] == "3" and compared["comparison"]["other_token"] == "8"
+    assert compared["comparison"]["other_probability"] == pytest.approx(np.exp(-other["loss"]), rel=1e-4)
+    assert compared["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    code, _, err = run(f"query --row 305 --index {index} --response 3 --instead 3")
+    assert code == 2 and "no token in which" in err
+    code, (together,), _ = run(f"query --row held-out --index {index} --pool --top 1")
+    assert code == 0 and together["pooled"] == 20
     file = np.load(digits_file)
     np.savez(tmp_path / "rows.npz", images=file["images"][305:307], labels=file["labels"][305:307])
     code, answers, _ = run(f"query --file {tmp_path}/rows.npz --index {index} --top 3 --bottom 2")

@@ -1,0 +1,146 @@
+"""Why this and not that; many prompts as one: influences are linear in the loss that is asked about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli import api
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.data.queries import Query, pooled
+from stride_cli.operators.exact_response import pearson
+
+pytestmark = pytest.mark.slow
+PROMPT = "The French Revolution began in"
+READ_ALL = QueryOptions(read=10**9, shrink=False, top=60, passages="none")
+
+
+@pytest.fixture(scope="module")
+def session(workspace: Path) -> api.Session:
+    return api.Session.open(workspace / "run.stride")
+
+
+def influences(answer: api.Answer) -> np.ndarray:
+    found = np.zeros(answer.influences.n_chunks)
+    found[answer.influences.indices] = answer.influences.values
+    return found
+
+
+def scored_at(query: Query, ids: np.ndarray, place: int) -> Query:
+    weights = np.zeros(len(ids), np.float32)
+    weights[place] = 1.0
+    return replace(query, ids=ids, weights=weights, parts=(), comparison=None)
+
+
+def test_a_comparison_is_the_difference_of_two_tokens(session: api.Session) -> None:
+    answer = session.query(PROMPT, READ_ALL, response="1789, when the", instead="1917, when the")
+    own, other = answer.query.parts
+    place = int(np.flatnonzero(own.weights)[0])
+    assert own.ids[:place].tolist() == other.ids[:place].tolist() and own.ids[place] != other.ids[place]
+    alone = [session.query(scored_at(answer.query, part.ids, place), READ_ALL) for part in (own, other)]
+    np.testing.assert_allclose(
+        influences(answer), influences(alone[0]) - influences(alone[1]), rtol=1e-3, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        answer.responses, alone[0].responses - alone[1].responses, rtol=1e-4, atol=1e-8
+    )
+    assert (answer.loss, answer.other_loss) == pytest.approx((alone[0].loss, alone[1].loss), rel=1e-5)
+    turned = session.query(PROMPT, READ_ALL, response="1917, when the", instead="1789, when the")
+    np.testing.assert_allclose(influences(turned), -influences(answer), rtol=1e-3, atol=1e-6)
+
+
+def test_a_comparison_is_measured_exactly_too(session: api.Session) -> None:
+    texts = {"response": "1789", "instead": "1917"}
+    found = [
+        session.query(PROMPT, replace(READ_ALL, read=0, measure=method), **texts)
+        for method in ("exact", "linear")
+    ]
+    assert pearson(found[0].responses, found[1].responses) > 0.99
+
+
+def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
+    prompts = [
+        {"prompt": PROMPT},
+        {"prompt": "The Berlin Wall fell in", "response": "1989"},
+        {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
+    ]
+    together = session.query_pooled(prompts, READ_ALL)
+    alone = list(session.query_all(prompts, READ_ALL))
+    wanted = np.mean([influences(each) for each in alone], axis=0)
+    np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
+    assert together.loss == pytest.approx(np.mean([each.loss for each in alone]), rel=1e-5)
+    assert together.verdict is None and together.scale is None
+    again = session.query_pooled(prompts[:1], READ_ALL)
+    np.testing.assert_allclose(influences(again), influences(alone[0]), rtol=1e-4, atol=1e-7)
+
+
+def test_a_query_of_many_prompts_holds_one_gradient(
+    session: api.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever batches they are measured in."""
+    from stride_cli.data.batches import RememberingBatch
+    from stride_cli.operators.linear_response import gradients_with_loss
+
+    prompts = [{"prompt": PROMPT, "response": str(year)} for year in range(1780, 1800)]
+    built = session.build(prompts, READ_ALL)
+    one = pooled([query for query in built if isinstance(query, Query)])
+    (steered,) = session.steered
+    found, losses = gradients_with_loss(steered, RememberingBatch.of(one.batch()))
+    assert all(len(part) == 1 for part in found) and len(losses) == len(prompts)
+    monkeypatch.setattr("stride_cli.operators.steered_model.tokens_at_once", lambda *_: 64)
+    in_parts, _ = gradients_with_loss(steered, one.batch())
+    for part, other in zip(found, in_parts, strict=True):
+        np.testing.assert_allclose(part.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
+    at = f"--index {workspace}/run.stride --json --read 15"
+    result = run(f'query "{PROMPT}" --response "1789" --instead "1917" {at}')
+    assert result.code == 0, result.err
+    (answer,) = result.records
+    comparison = answer["comparison"]
+    assert answer["instead"] == " 1917" and comparison["token"] != comparison["other_token"]
+    assert 0 <= comparison["other_probability"] < comparison["probability"] <= 1
+    assert answer["verdict"] is None and answer["scored_tokens"] == 1 and answer["unit"] == "relative"
+
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": PROMPT}, {"prompt": 7}, {"prompt": "The Berlin Wall fell in", "response": "1989"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(f"query --file {file} --pool --on-bad record {at}")
+    assert result.code == 2, result.err
+    bad, answer = result.records
+    assert bad["schema"] == "stride.bad_input/1" and bad["line"] == 2
+    assert answer["pooled"] == 2 and answer["prompt"].splitlines() == [PROMPT, "The Berlin Wall fell in"]
+    assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
+    result = run(f"query --file {file} --pool {at}")
+    assert result.code == 2 and f"{file}:2:" in result.err and not result.out
+
+
+def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
+    from stride_cli.commands.rendering import render_answer
+
+    render_answer(session.query(PROMPT, response="1789", instead="1917"), explained=False)
+    shown = capsys.readouterr().out
+    assert "rather than 1917" in shown and "where they part: probability of" in shown
+    assert "No verdict: a comparison" in shown and "calibrat" not in shown
+    render_answer(session.query_pooled([{"prompt": PROMPT}, {"prompt": "The Berlin Wall"}]), explained=True)
+    shown = capsys.readouterr().out
+    assert "2 prompts as one" in shown and "retraining" in shown and "not calibrated" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('query "a" --response "b" --instead "b"', "no token in which"),
+        ('query "a" --response "b" --instead " "', "is empty"),
+        ('query "a" --response "b c" --instead "d" --span c', "and a span is another"),
+        ('query "a" --pool', "found one prompt"),
+    ],
+)
+def test_what_cannot_be_compared(run, workspace: Path, line: str, message: str) -> None:
+    result = run(f"{line} --index {workspace}/run.stride")
+    assert result.code == 2 and message in result.err and not result.out
