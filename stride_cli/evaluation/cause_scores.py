@@ -157,8 +157,8 @@ class CauseEntry:
     ranked : list of Ranked       for every query
     values : dict                 measure → (Q,) float64
     fit_seconds : float           None where all was kept, or read from a file
-    pooled : dict, optional       measure → its value of all queries' scores added up; where all queries have
-                                  the same causes
+    pooled : dict, optional       measure → its value of the scores of queries with the same causes, added
+                                  up; mean over such groups, where every query is in one
     error, fix : str, optional    why it failed; nothing else is there then
     """
 
@@ -199,9 +199,12 @@ class CauseBench:
         with_scores: bool = False,
     ) -> None:
         self.workspace, self.asked, self.queries, self.ks = workspace, asked, queries, list(ks)
-        first = asked[0].causes
-        self.pooled = len(asked) > 1 and all(np.array_equal(query.causes, first) for query in asked)
-        self._kept, self._with_scores = kept, with_scores or self.pooled
+        shared: dict[bytes, list[int]] = {}
+        for place, query in enumerate(asked):
+            shared.setdefault(query.causes.tobytes(), []).append(place)
+        # queries of the same causes; none where a query has causes of its own
+        self.groups = list(shared.values()) if min(map(len, shared.values())) > 1 else []
+        self._kept, self._with_scores = kept, with_scores or bool(self.groups)
         self._owner = np.asarray(workspace.index.array("corpus/chunk_document"))
 
     @property
@@ -289,13 +292,19 @@ class CauseBench:
             name: np.array([each[name] for each in measured], np.float64) for name in measure_names(self.ks)
         }
         pooled = None
-        if self.pooled:
-            added = np.zeros(self.n_documents)
-            for each in ranked:
-                assert each.scores is not None
-                added += each.scores
-            pooled = measure_all(Places.of(added, self.asked[0].causes), self.ks)
+        if self.groups:
+            each_group = [self._added_up(group, ranked) for group in self.groups]
+            pooled = {name: float(np.mean([found[name] for found in each_group])) for name in values}
         return CauseEntry(spec, ranked, values, fit_seconds, pooled)
+
+    def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked]) -> dict[str, float]:
+        """Every measure of the sum of some queries' scores, which have the same causes."""
+        added = np.zeros(self.n_documents)
+        for place in group:
+            scores = ranked[place].scores
+            assert scores is not None
+            added += scores
+        return measure_all(Places.of(added, self.asked[group[0]].causes), self.ks)
 
 
 def _to_keep(ranked: Ranked | None) -> dict[str, Any]:
@@ -381,6 +390,7 @@ def _record(
     if entry.pooled is not None:
         found = entry.pooled
         record["pooled"] = {
+            "groups": len(bench.groups),
             "recall": [{"k": k, "value": found[f"recall@{k}"]} for k in bench.ks],
             "reciprocal_rank": found["mrr"],
             "average_precision": found["auprc"],

@@ -216,6 +216,7 @@ class RecallRecord(CauseMeasureRecord):
 
 
 class PooledRecord(TypedDict):
+    groups: Annotated[int, "sets of causes, each shared by queries whose scores are added up"]
     recall: list[RecallValue]
     reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
     average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
@@ -232,7 +233,11 @@ class CausesRecord(TypedDict):
     mrr: Annotated[CauseMeasureRecord, _mean("mean of 1 / rank of the first cause")]
     auprc: Annotated[CauseMeasureRecord, _mean("mean area under precision over recall")]
     pooled: NotRequired[
-        Annotated[PooledRecord, "of all queries' scores added up; where all queries have the same causes"]
+        Annotated[
+            PooledRecord,
+            "of the scores of queries that have the same causes added up, mean over such groups; where every "
+            "query shares its causes with another",
+        ]
     ]
     seconds: MethodSeconds
 

@@ -206,30 +206,37 @@ def test_scores_of_a_file_of_queries(run, workspace: Path, tmp_path: Path) -> No
     from sklearn.metrics import average_precision_score
 
     documents = lines(workspace / "corpus.jsonl")
-    causes, rows = [documents[number]["id"] for number in (3, 5, 9)], []
-    for number in (3, 5):
+    sets = [[documents[number]["id"] for number in each] for each in ((3, 5, 9), (7, 8))]
+    rows: list[dict] = []
+    for number, named in ((3, 0), (7, 1), (5, 0), (8, 1)):
         words = documents[number]["text"].split()
         texts = {"prompt": " ".join(words[:6]), "response": " ".join(words[6:9])}
-        rows.append({"id": f"q{number}", **texts, "causes": causes})
+        rows.append({"id": f"q{number}", **texts, "causes": sets[named]})
     queries = write(tmp_path / "queries.jsonl", rows)
     line = f"evaluate causes --index {workspace}/run.stride --queries {queries} --at 1 --draws 100"
     first = run(f"{line} --methods chance --write-scores {tmp_path}")
     assert first.code == 0, first.err
     written = json.loads((tmp_path / "chance.json").read_text())
-    assert [len(row) for row in written] == [60, 60]
+    assert [len(row) for row in written] == [60] * 4
     pooled = first.records[-1]["pooled"]
-    named = [document["id"] in causes for document in documents]
-    expected = average_precision_score(named, np.sum(written, axis=0))
-    assert pooled["average_precision"] == pytest.approx(expected)
+    expected = [
+        average_precision_score(
+            [document["id"] in causes for document in documents], np.sum(written[place::2], axis=0)
+        )
+        for place, causes in enumerate(sets)
+    ]
+    assert pooled["average_precision"] == pytest.approx(np.mean(expected)) and pooled["groups"] == 2
+    alone = run(f"{line} --methods chance --queries {write(tmp_path / 'odd.jsonl', rows[:3])}")
+    assert "pooled" not in alone.records[-1]  # one of them shares its causes with none
     again = run(f"{line} --methods chance --scores {tmp_path}/chance.json")
     ranks = [record for record in again.records if record["schema"] == "stride.cause_ranks/1"]
-    assert [record["causes"] for record in ranks[:2]] == [record["causes"] for record in ranks[2:]]
+    assert [record["causes"] for record in ranks[:4]] == [record["causes"] for record in ranks[4:]]
     read, kept = again.records[-2:]
     assert read["method"] == f"scores:{tmp_path}/chance.json" and kept["seconds"]["fit"] is None
     assert read["pooled"] == kept["pooled"] == pooled
     assert read["seconds"] == {"fit": None, "query": None} and ranks[0]["seconds"] is None
     for record in again.records:
         jsonschema.validate(record, json_schema(record["schema"]))
-    (tmp_path / "gap.json").write_text(json.dumps([written[0], None]))
+    (tmp_path / "gap.json").write_text(json.dumps([written[0], None, *written[2:]]))
     gap = run(f"{line} --methods chance --scores {tmp_path}/gap.json")
-    assert gap.code == 2 and "list 1, the scores of query 'q5', is null" in gap.err
+    assert gap.code == 2 and "list 1, the scores of query 'q7', is null" in gap.err
