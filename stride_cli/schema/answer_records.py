@@ -114,7 +114,7 @@ class AnswerSeconds(TypedDict):
     stability: NotRequired[
         Annotated[
             float | None,
-            "seconds that halves of the subsets took longer than what is found beside them, and their documents",
+            "seconds that halves of the subsets took beyond the reading, beside which they are solved",
         ]
     ]
 
