@@ -223,7 +223,7 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
     monkeypatch.setattr(direct_readout, "chunk_influences", reading)
     monkeypatch.setattr(Attributor, "halves", counted("halves", Attributor.halves))
     together = list(session.outcomes(prompts, options))
-    assert calls == ["measure", "read", "halves"]
+    assert calls[0] == "measure" and sorted(calls[1:]) == ["halves", "read"]  # these beside each other
     for one, other in zip(alone, together, strict=True):
         assert isinstance(one, Refused) == isinstance(other, Refused)
         if isinstance(one, Refused):
