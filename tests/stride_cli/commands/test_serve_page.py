@@ -201,7 +201,7 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     opened = Page(browser, server.address.url)
     page = opened.page
     held: list[Any] = []
-    page.route("**/passages", held.append)
+    page.route("**/passages", lambda route: held.append(route))
     page.keyboard.type(PROMPT)
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit .passage.faint")
