@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -53,7 +54,15 @@ class _Found:
     asked: _Asked
     attribution: Attribution
     halves: Halves | None
-    judging: float  # seconds that these took
+    judging: float  # seconds that these took longer than the reading
+
+
+def _found(
+    attributed: tuple[_Asked, Attribution] | Refused, halves: Halves | Refused | None, waited: float
+) -> _Found | Refused:
+    if isinstance(attributed, Refused):
+        return attributed
+    return halves if isinstance(halves, Refused) else _Found(*attributed, halves, waited)
 
 
 @dataclass
@@ -381,9 +390,15 @@ class Session:
         clock: Callable[[], float],
     ) -> Iterator[Answer | Refused]:
         """The outcomes of prompts, of which those that are measured are answered together."""
-        with progress("finding documents"):
-            measured = [each for each in asked if isinstance(each, _Asked)]
-            found = iter(self._judged(attributor, self._found(attributor, measured, clock), options, clock))
+        measured = [each for each in asked if isinstance(each, _Asked)]
+        # halves are solved by one core while the other waits for memory that delivers chunks' gradients
+        with progress("finding documents"), ThreadPoolExecutor(1) as beside:
+            judging = beside.submit(self._judged, attributor, measured, options)
+            attributed = self._found(attributor, measured, clock)
+            start = clock()
+            judged = judging.result()
+            waited = (clock() - start) / max(1, len(measured))
+        found = iter([_found(*pair, waited) for pair in zip(attributed, judged, strict=True)])
         for each in asked:
             outcome: _Found | Refused = next(found) if isinstance(each, _Asked) else each
             if isinstance(outcome, Refused):
@@ -434,30 +449,20 @@ class Session:
             yield replace(each, seconds=seconds), found
 
     def _judged(
-        self,
-        attributor: Attributor,
-        found: Sequence[tuple[_Asked, Attribution] | Refused],
-        options: QueryOptions,
-        clock: Callable[[], float],
-    ) -> list[_Found | Refused]:
-        """With second opinions, where they are asked for; of all together, or of each alone."""
+        self, attributor: Attributor, asked: Sequence[_Asked], options: QueryOptions
+    ) -> list[Halves | Refused | None]:
+        """Second opinions, where they are asked for; of all together, or of each alone."""
         import numpy as np
 
-        known = [each for each in found if not isinstance(each, Refused)]
-        halves: Sequence[Halves | None] = [None] * len(known)
-        start = clock()
-        if options.halves and known:
-            responses = np.concatenate([asked.measured.responses for asked, _ in known])
-            try:
-                halves = attributor.halves(responses, options.halves)
-            except _OF_A_PROMPT as error:
-                if len(found) == 1:
-                    return [Refused(error)]
-                parts = [self._judged(attributor, [each], options, clock) for each in found]
-                return [outcome for part in parts for outcome in part]
-        spent = (clock() - start) / max(1, len(known))
-        own = iter(halves)
-        return [each if isinstance(each, Refused) else _Found(*each, next(own), spent) for each in found]
+        if not options.halves or not asked:
+            return [None] * len(asked)
+        responses = np.concatenate([each.measured.responses for each in asked])
+        try:
+            return [*attributor.halves(responses, options.halves)]
+        except _OF_A_PROMPT as error:
+            if len(asked) == 1:
+                return [Refused(error)]
+        return [found for each in asked for found in self._judged(attributor, [each], options)]
 
     def _answer(
         self,
@@ -572,8 +577,10 @@ class Session:
     def _scale(self, attributor: Attributor) -> Scale | None:
         """What influences are in nats: if that is sure, and they are found as they were for it."""
         found = None if self.calibration is None else self.calibration.scale
+        if found is None or not found.sure:
+            return None
         as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
-        return found if found is not None and found.sure and as_measured else None
+        return found if as_measured else None
 
     def _verdict(
         self, attributor: Attributor, query: Query, measured: Measured, found: Attribution

@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 
 from stride_cli.startup import compiled
 
-_LEAST = np.float32(1e-30)  # of a block whose numbers are all smaller, nothing is kept
+# of a block whose numbers are all smaller, nothing is kept: its step is the smallest that is not denormal
+_LEAST = np.finfo(np.float32).tiny * np.float32(32767)
 _TOGETHER = 4  # rows read at once: as many streams from memory, for each load of a gradient
 
 
@@ -89,23 +90,19 @@ def narrow(wide, values, scale):
     wide : (p,) float32
     values : (p,) int16, scale : (⌈p / 256⌉,) float32, which are written
     """
+    most = np.float32(32767)
     for block in range(len(scale)):
         stop = min(len(wide), block * 256 + 256)
         part, target = wide[block * 256 : stop], values[block * 256 : stop]
-        largest = np.float32(0)
+        largest = _LEAST
         finite = True
         for j in range(len(part)):
             finite &= np.isfinite(part[j])
             largest = max(largest, abs(part[j]))
-        if not finite:
-            scale[block] = np.nan
-            target[:] = 0
-            continue
-        step = largest / np.float32(32767)
-        scale[block] = step
-        inverse = np.float32(0) if largest < _LEAST else np.float32(32767) / largest
+        step = largest / most
+        scale[block] = step if finite else np.nan
         for j in range(len(part)):
-            target[j] = np.int16(np.rint(part[j] * inverse))
+            target[j] = np.int16(np.rint(part[j] / step)) if finite else 0
 
 
 @compiled(fastmath={"reassoc", "contract"})

@@ -111,7 +111,12 @@ class AnswerSeconds(TypedDict):
     recover: Annotated[float, "seconds"]
     read: NotRequired[Annotated[float, "seconds"]]
     rank: Annotated[float, "seconds"]
-    stability: NotRequired[Annotated[float | None, "seconds"]]
+    stability: NotRequired[
+        Annotated[
+            float | None,
+            "seconds that halves of the subsets took beyond the reading, beside which they are solved",
+        ]
+    ]
 
 
 class RecallRecord(TypedDict):

@@ -46,7 +46,7 @@ class PassagesRecord(TypedDict):
     index: Annotated[str, "the index's name"]
     prompt: Annotated[str, "the prompt"]
     response: Annotated[str, "the continuation that is attributed"]
-    passages: list[PassageRecord]
+    passages: list[PassageRecord]  # of every hit, then of every opposer, in the answer's order
     seconds: Annotated[float, "seconds"]
 
 

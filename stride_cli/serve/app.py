@@ -208,6 +208,8 @@ class Service:
         return index, question.single(), await self._options(index, question), question.rest
 
     async def _options(self, index: ServedIndex, question: Question) -> QueryOptions:
+        if (opened := index.opened) is not None:  # no need to wait for what the models are busy with
+            return question.options_for(opened.index)
         return await self._run(lambda: question.options_for(index.session().index))
 
     async def _run(self, function: Callable[[], Any]) -> Any:

@@ -37,7 +37,7 @@ class _Key:
 
 
 class ServedIndex:
-    """An index, open and warm. All but `name` and `place` is for the thread that models run in.
+    """An index, open and warm. All but `name`, `place` and `opened` is for the thread that models run in.
 
     Parameters
     ----------
@@ -85,6 +85,11 @@ class ServedIndex:
             self._kept, self._unread = KeptGradients(_MOST_BYTES), self._to_read(session)
             session.workspace.chunks.kept = self._kept
             keep_imported()
+        return self._session
+
+    @property
+    def opened(self) -> Session | None:
+        """The session as it was opened last, for any thread that wants to know of the index what stays."""
         return self._session
 
     @contextmanager

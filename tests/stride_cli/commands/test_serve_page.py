@@ -197,6 +197,30 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     opened.close()
 
 
+def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: Any, server: Server) -> None:
+    opened = Page(browser, server.address.url)
+    page = opened.page
+    held: list[Any] = []
+    page.route("**/passages", lambda route: held.append(route))
+    page.keyboard.type(PROMPT)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit .passage.faint")
+    first = page.locator(".hit .passage").all_inner_texts()
+    (waiting,) = held
+    waiting.continue_()
+    opened.wait()
+    assert page.locator(".hit .passage.faint").count() == 0
+    found = page.request.post(
+        f"{server.address.url.partition('/?')[0]}/passages",
+        headers={"Authorization": f"Bearer {server.address.token}"},
+        data={"prompt": PROMPT},
+    ).json()
+    shown = page.locator(".hit .passage").all_inner_texts()
+    assert shown == [each["passage"] for each in found["passages"]] and shown != first
+    assert opened.complaints == []
+    opened.close()
+
+
 def test_words_are_chosen_by_dragging(browser: Any, server: Server) -> None:
     opened = Page(browser, server.address.url)
     opened.ask()
