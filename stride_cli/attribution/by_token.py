@@ -65,7 +65,8 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     Raises
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to (`direct_scale`), or
-                    the index is of a classifier, whose response is one token
+                    the index is of a classifier, whose response is one token, or the answer is a comparison
+                    or of several prompts
     """
     from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
     from stride_cli.operators.linear_response import measure_linear_with_loss
@@ -73,6 +74,11 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     if session.model.classes:
         raise UsageError(
             "a classifier's response is one token: there is nothing to divide", fix="ask a language model"
+        )
+    if answer.query.parts:
+        raise UsageError(
+            "a comparison is of one token, and several prompts have no one text: there is nothing to divide",
+            fix="ask about one response by itself",
         )
     steered = session.steered[0]
     direct_scale(steered.operators)  # or an error, before anything is measured

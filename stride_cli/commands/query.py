@@ -168,7 +168,7 @@ def query(
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
     # many prompts of a file are read for together, which takes less time than a server saves
-    here = no_server or text is None or pool or instead is not None
+    here = no_server or text is None or pool
     served = None if here else _served(place, options, given)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span, "instead": instead}

@@ -169,6 +169,11 @@ class Service:
         HitOptions(**check)
         for name in documents or ():
             await self._run(partial(index.number, name))
+        if prompt.get("instead") is not None:
+            raise UsageError(
+                "a comparison is not put to the test: models are trained again for the loss of a response",
+                fix="leave out 'instead'",
+            )
         place = index.place
         job = await self.verifications.begin(
             {

@@ -33,6 +33,7 @@ class _Key:
     prompt: str
     response: str | None
     span: str | None
+    instead: str | None
     options: QueryOptions
 
 
@@ -173,6 +174,7 @@ class ServedIndex:
                 replace(options, passages="carrying" if carried else "none"),
                 response=prompt.get("response"),
                 span=prompt.get("span"),
+                instead=prompt.get("instead"),
             )
             self.keep(prompt, options, found)
         elif carried and not found.carried:
@@ -222,7 +224,8 @@ def _try_out(session: Session) -> None:
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:
     # an answer gets its passages later where it was asked for without
     options = replace(options, passages="carrying")
-    return _Key(prompt["prompt"], prompt.get("response"), prompt.get("span"), options)
+    response, span, instead = (prompt.get(key) for key in ("response", "span", "instead"))
+    return _Key(prompt["prompt"], response, span, instead, options)
 
 
 class Shelf:

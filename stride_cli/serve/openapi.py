@@ -105,6 +105,11 @@ def _body(path: str) -> dict[str, Any]:
         "prompt": {**_TEXT, "description": "what the model is asked"},
         "response": {**_TEXT, "description": "attribute this continuation, not the model's own"},
         "span": {**_TEXT, "description": "attribute only this part of the response"},
+        "instead": {
+            **_TEXT,
+            "description": "why the response and not this? Influences are on the log-odds of the token where "
+            "they part",
+        },
         "id": {"type": ["string", "integer"], "description": "comes back with the answer"},
     }
     properties: dict[str, Any] = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OPTIONS: Mapping[str, Entry] = {name: each for name, each in entries(QueryOptions).items() if each.about.help}
 PASSAGES = entries(QueryOptions)["passages"]  # of requests alone: a terminal shows an answer once, whole
-TEXTS = ("prompt", "response", "span")
+TEXTS = ("prompt", "response", "span", "instead")
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
 
@@ -31,7 +31,8 @@ class Question:
     Attributes
     ----------
     index : str or None        name of an index; None: the only one
-    prompts : of "prompt" and perhaps "response" and "span", or the error of one that cannot be asked
+    prompts : of "prompt" and perhaps "response", "span" and "instead"; or the error of one that cannot be
+        asked
     ids : of each, where it gave one
     many : bool                 "prompts" was given, so that the answer is JSON Lines
     options : QueryOptions      without its judges; "passages" as given

@@ -157,6 +157,16 @@ def test_an_answer_comes_before_the_passages_that_carry_its_influence(
     assert len(passes) == 1
 
 
+def test_a_response_is_compared_with_another(client: Any) -> None:
+    asked = {"prompt": "The French Revolution began in", "response": "1789"}
+    found = client.post("/query", json={**asked, "instead": "1917"}).json()
+    assert found["instead"] == " 1917" and found["comparison"]["probability"] > 0.5
+    assert "instead" not in client.post("/query", json=asked).json()  # which is another question
+    for route in ("/tokens", "/verify"):
+        wrong = client.post(route, json={**asked, "instead": "1917"})
+        assert wrong.status_code == 400 and "comparison" in wrong.json()["message"]
+
+
 def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
     prompts = [
         {"prompt": PROMPT, "id": "a"},
