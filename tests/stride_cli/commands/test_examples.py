@@ -116,6 +116,30 @@ def test_audit(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -
     assert read(script(*line, "0").stdout) == list(found.values())
 
 
+def test_a_leak_is_proved(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
+    line = ("bash", f"{EXAMPLES}/leak.sh", "benchmark.jsonl", f"{workspace}/run.stride", "controls.jsonl")
+    (found,) = read(script(*line, SEEDS="2", SETS="1").stdout)
+    assert found["item"].startswith("in/") and found["q"] <= 0.1
+    assert found["document"].startswith("history/") and found["rise"] > 0
+    fresh = [record for record in read(benchmark.read_text()) if record["id"] == "out"]
+    write(tmp_path / "benchmark.jsonl", fresh)
+    assert not script(*line).stdout
+
+
+def test_a_habit_has_documents(workspace: Path, script: Runs, tmp_path: Path) -> None:
+    asked = [
+        {"prompt": "The French Revolution began in", "response": "1789", "instead": "1917"},
+        {"prompt": "The Berlin Wall fell in", "response": "1989", "instead": "1961"},
+    ]
+    write(tmp_path / "habit.jsonl", asked)
+    line = ("bash", f"{EXAMPLES}/habit.sh", f"{workspace}/run.stride", "habit.jsonl", "5")
+    *hits, tested = read(script(*line, "2", SEEDS="2", SETS="1").stdout)
+    assert len(hits) == 5 and {hit["prompts"] for hit in hits} == {2}
+    assert "history/french-revolution" in {hit["document"] for hit in hits}
+    assert tested["tested"] == [hit["document"] for hit in hits[:2]]
+    assert tested["verdict"] in {"depended", "no_evidence", "too_few_runs"}
+
+
 def test_the_ci_job(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
     job = yaml.safe_load((EXAMPLES / "ci-audit.yml").read_text(encoding="utf-8"))
     steps = job["jobs"]["audit"]["steps"]
