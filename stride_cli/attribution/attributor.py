@@ -303,7 +303,7 @@ class Attributor:
 
         Parameters
         ----------
-        similarity : (Q, n)      of `stride_cli.attribution.prior.LexicalPrior`
+        similarity : (Q, n)      of `stride_cli.attribution.prior.Prior`
         name : str               of the prior
         """
         from stride_cli.recovery.priors import prior_parts

@@ -1,12 +1,13 @@
-"""An honest combination: influence from the subsets, plus what overlap alone would say, kept apart."""
+"""An honest combination: influence from the subsets, plus what likeness alone would say, kept apart."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.attribution.lexical import SharedPairs, TfIdf
+from stride_cli.attribution.states import AlikeStates
 from stride_cli.errors import UsageError
 from stride_cli.recovery.shrinkage import keep_top
 
@@ -14,19 +15,23 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-PRIORS = ("tfidf", "pairs")
+PRIORS = ("tfidf", "pairs", "states")
 """Names, by what they compare; with what weight: `stride_cli.attribution.defaults`."""
 _STRONGEST = 100  # chunks that words are counted of, the paper's setting: weak overlap is no evidence
+
+
+_SIMILARITIES: dict[str, Any] = {"tfidf": TfIdf, "pairs": SharedPairs, "states": AlikeStates}
 
 
 def check_prior(name: str) -> None:
     """Raise UsageError where there is no prior of that name."""
     if name not in PRIORS:
-        raise UsageError(f"there is no prior '{name}'", fix=f"use {' or '.join(PRIORS)}")
+        raise UsageError(f"there is no prior '{name}'", fix=f"use {', '.join(PRIORS[:-1])} or {PRIORS[-1]}")
 
 
-class LexicalPrior:
-    """What the chunks share with a query: words by TF-IDF, or pairs of neighbouring tokens.
+class Prior:
+    """What the chunks share with a query: words by TF-IDF, pairs of neighbouring tokens, or the states from
+    which the model says them.
 
     Parameters
     ----------
@@ -41,7 +46,7 @@ class LexicalPrior:
     def __init__(self, name: str) -> None:
         check_prior(name)
         self.name = name
-        self._method = TfIdf() if name == "tfidf" else SharedPairs()
+        self._method: TfIdf | SharedPairs | AlikeStates = _SIMILARITIES[name]()
 
     def fit(self, workspace: Workspace) -> None:
         """Read every chunk once.

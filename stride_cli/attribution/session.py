@@ -636,14 +636,24 @@ class Session:
 
     def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
         """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
-        from stride_cli.attribution.prior import LexicalPrior
+        import numpy as np
+
+        from stride_cli.attribution.prior import Prior
         from stride_cli.data.query_set import QuerySet
 
         if name not in self.priors:
-            prior = LexicalPrior(name)
+            prior = Prior(name)
             prior.fit(self.workspace)
             self.priors[name] = prior
-        similarity = self.priors[name].similarity(QuerySet.from_queries([query]))
+        # of several sequences each by itself; not of what a response is compared with
+        said = [part for part in query.parts if part.share > 0]
+        if said:
+            ids, weights = [part.ids for part in said], [part.weights for part in said]
+            asked = QuerySet(ids, weights, [query.prompt] * len(said))
+        else:
+            asked = QuerySet.from_queries([query])
+        shares = [part.share for part in said] or [1.0]
+        similarity = np.average(self.priors[name].similarity(asked), axis=0, weights=shares)[None]
         return attributor.with_prior([found], similarity, name)[1][0]
 
     def _labels(self, chunks: Sequence[int]) -> dict[int, str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.attribution.vectors import VectorTable
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.data.texts import TEXT_BLOCK, chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError
 from stride_cli.methods.embeddings import packaged_encoder
 from stride_cli.methods.truth_folds import LearnsFromTruth, check_folds
-from stride_cli.methods.vectors import VectorTable
 from stride_cli.options import Options, entries, option, takes
 from stride_cli.randomness import stream
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.attribution.vectors import VectorTable
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.data.texts import TEXT_BLOCK, query_texts, require_text
 from stride_cli.errors import ModelError, UsageError, require_extra
-from stride_cli.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

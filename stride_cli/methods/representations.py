@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.attribution.states import pooled_states
+from stride_cli.attribution.vectors import VectorTable
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
-from stride_cli.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-    from stride_cli.models.protocol import AttributableModel
 
 POOLS = ("mean", "last", "scored")
 
@@ -101,37 +99,3 @@ class FeatSim(RDS):
 
     def __init__(self, *, batch_tokens: int = 8192) -> None:
         super().__init__(pool="scored", batch_tokens=batch_tokens)
-
-
-def pooled_states(
-    model: AttributableModel, batch: Batch, lengths: np.ndarray, *, layer: int | None, pool: str
-) -> Tensor:
-    """One vector for each sequence of a batch.
-
-    Parameters
-    ----------
-    lengths : (B,) int        tokens of each sequence, without padding
-    layer : int, optional     residual stream after that many blocks; None: after the last and the final norm
-    pool : str                "mean", "last" or "scored"
-
-    Returns
-    -------
-    Tensor (B, d_model) float32      zeros where nothing is pooled (a chunk without a scored token)
-    """
-    import torch
-
-    with torch.no_grad():
-        ids = batch.ids.to(model.device)
-        states = model.hidden(ids, model.n_layers if layer is None else layer)
-        if layer is None:
-            states = model.continue_from(states, model.n_layers)  # only the final norm is left
-        positions = torch.arange(ids.shape[1])
-        ends = torch.as_tensor(lengths)[:, None]
-        if pool == "mean":
-            share = (positions < ends).float()  # (B, T)
-        elif pool == "last":
-            share = (positions == ends - 1).float()
-        else:  # the state at position t predicts token t + 1
-            share = torch.nn.functional.pad(batch.weights[:, 1:], (0, 1))
-        share = share / share.sum(1, keepdim=True).clamp_min(1e-9)
-        return torch.einsum("bt,btd->bd", share.to(states.device), states.float())

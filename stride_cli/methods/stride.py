@@ -11,7 +11,7 @@ import numpy as np
 
 from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.attribution.prior import LexicalPrior
+from stride_cli.attribution.prior import Prior
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
@@ -71,7 +71,7 @@ class StrideMethod:
         self._recovery = RecoveryOptions(**recovery)
         self._checkpoints = checkpoints
         self._stored = stored
-        self._prior = None if prior is None else LexicalPrior(prior)
+        self._prior = None if prior is None else Prior(prior)
         self._halves = halves
         self.reliability: list[float] | None = None
         # which model (see `_open`), and its operators

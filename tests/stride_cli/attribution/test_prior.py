@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.attribution.prior import LexicalPrior
+from stride_cli.attribution.prior import Prior
 from stride_cli.errors import UsageError
 from stride_cli.recovery.priors import prior_parts
 
@@ -39,4 +39,4 @@ def test_no_overlap_adds_nothing(constant):
 
 def test_an_unknown_prior_is_refused():
     with pytest.raises(UsageError, match="bm26"):
-        LexicalPrior("bm26")
+        Prior("bm26")

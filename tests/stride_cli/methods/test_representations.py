@@ -11,7 +11,7 @@ from stride_cli.errors import UsageError
 from stride_cli.methods import vectors
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.representations import RDS, FeatSim
-from stride_cli.methods.vectors import VectorTable
+from stride_cli.attribution.vectors import VectorTable
 from stride_cli.models.classifier.input_table import Standardisation
 
 
