@@ -1,4 +1,4 @@
-"""What a hundred million chunks cost: building, opening, recovering, ranking, reading; and candidates by lists.
+"""What a hundred million chunks cost: building, opening, recovering, ranking, reading.
 
 A corpus of `--chunks` chunks of 4 tokens, 8 to a document, is written, and built into an index by the
 product's own build. Operators of it are not fitted, which would take days: those of a few chunks' bases with
@@ -30,11 +30,14 @@ from typing import Any
 import numpy as np
 
 from stride_cli.output import emit, note
-from tests.benchmarks._machine import machine, watched_memory
+from tests.benchmarks._machine import machine, resident, watched_memory
 
 CHUNK_TOKENS, CHUNKS_OF_DOCUMENT = 4, 8
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 PARTS = ("build", "open", "recover", "query")
+PROJECTED = 64  # bytes of a chunk's projection
+PLANTED, GATED = 30, 300  # chunks with influence: on responses, and in the gates
+NOISES = {0.03: 3, 0.3: 1}  # of every subset's sum, where a chunk's weight is 1 to 3; how often it is timed
 _TEXTS = 4096  # different ones
 _CONTENT = ("corpus/tokens", "corpus/text_bytes")  # the corpus itself, beside what an index adds to it
 
@@ -114,7 +117,218 @@ def build(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
     }
 
 
-RUNS = {"build": build}
+def add_operators(folder: Path, chunks: int, project: int) -> None:
+    """Operators in bases of a few documents: gates are the sums over some chunks of random gradients, and of
+    every chunk there are random signs. What a fit would store, of its size."""
+    from index_format.reader import Index
+    from index_format.writer import GroupWriter
+    from stride_cli import api
+    from stride_cli.corpus.options import BuildOptions
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.operators.closed import fit_spaces
+    from stride_cli.operators.designs import Designs
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.screening import Design
+
+    path, sample = folder / f"{chunks}.stride", folder / "sample.stride"
+    index = Index.open(path)
+    if index.has("operators"):
+        return
+    if not sample.exists():
+        options = BuildOptions(block_size=CHUNK_TOKENS, n_subsets=100)
+        sources = [str(folder / "sample.jsonl")]
+        api.build_index(sources, model_path=str(folder / "model"), out=sample, options=options)
+    workspace = Workspace.open(sample)
+    settings = resolve_settings(
+        ClosedOptions(space="mlp-matrix", rank=8, project=project), workspace.model, index
+    )
+    steered = fit_spaces(workspace.model, workspace.chunks, settings)
+    rng = np.random.default_rng(0)
+    design = Designs.of(index)
+    planted = np.sort(rng.choice(index.n_chunks, GATED, replace=False))
+    subsets = Design(design.columns, index.n_subsets).rows(planted)
+    gates = []
+    for space in steered.spaces:
+        sums = np.zeros((index.n_subsets, space.gate_size), np.float32)
+        own = rng.standard_normal((GATED, space.gate_size)).astype(np.float32)
+        np.add.at(sums, subsets, own[:, None])
+        gates.append(sums / np.maximum(design.row_sizes, 1)[:, None].astype(np.float32))
+    seen = np.ones(index.n_chunks, np.uint8)
+    kept = Operators(list(steered.spaces), list(gates), steered.layer, "closed", seen, direct_scale=1.0)
+    arrays, attributes = kept.to_arrays()
+    attributes |= {"project": project, "projected": index.n_chunks, "project_seed": 0, "recipe": None}
+    attributes["model_fingerprint"] = workspace.model.fingerprint
+    with GroupWriter(path, "operators", "0" * 64) as writer:
+        for name, values in arrays.items():
+            writer.append(f"operators/{name}", values)
+        for start in range(0, index.n_chunks, 1 << 20):
+            count = min(1 << 20, index.n_chunks - start)
+            codes = np.frombuffer(rng.bytes(count * project), np.uint8).reshape(count, project)
+            writer.append("operators/projection_codes", codes)
+            writer.append("operators/projection_step", rng.random(count, np.float32))
+        writer.publish(attributes)
+
+
+def opening(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
+    """Two records: a session opened for the first time, and, in this process, again."""
+    from stride_cli.attribution.session import Session
+
+    add_operators(folder, chunks, PROJECTED)
+    session: Any = None
+    for what in ("first", "again"):
+        session = None  # what it mapped is let go
+        with watched_memory() as held:
+            before = resident()["mapped"]
+            began = time.process_time()
+            session = Session.open(folder / f"{chunks}.stride")
+            seconds = time.process_time() - began
+        yield {
+            "what": what,
+            **held,
+            "mapped_megabytes": (resident()["mapped"] - before) / 1e6,
+            "processor_seconds": seconds,
+            "index_megabytes": session.index.n_bytes / 1e6,
+        }
+
+
+def recovering(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
+    """Planted influences recovered by the pipeline at its default λ, and documents ranked by them."""
+    from stride_cli.attribution.options import RecoveryOptions
+    from stride_cli.attribution.session import Session
+    from stride_cli.recovery.screening import Design
+
+    session = Session.open(folder / f"{chunks}.stride")
+    attributor = session.attributor(RecoveryOptions(read=0))
+    design = Design(session.designs.columns, session.index.n_subsets)
+    rng = np.random.default_rng(1)
+    planted = np.sort(rng.choice(design.n_chunks, PLANTED, replace=False))
+    weights = rng.uniform(1.0, 3.0, PLANTED) * np.where(rng.random(PLANTED) < 0.8, 1.0, -1.0)
+    exact = np.zeros(design.n_subsets)
+    np.add.at(exact, design.rows(planted), weights[:, None])
+    for noise, repeats in NOISES.items():
+        sums = exact + noise * rng.standard_normal(design.n_subsets)
+        yield {"noise": noise} | recovered(session, attributor, design, sums, repeats, planted, weights)
+
+
+def recovered(
+    session: Any,
+    attributor: Any,
+    design: Any,
+    sums: np.ndarray,
+    repeats: int,
+    planted: np.ndarray,
+    weights: np.ndarray,
+) -> dict[str, Any]:
+    """What recovering from these sums over subsets, and ranking documents, takes, and whether it is right."""
+    from stride_cli.recovery.ranking import rank_documents
+
+    columns, sizes = session.designs.columns, session.designs.row_sizes
+    # what subsets answer is a mean over their chunks: `additive_measurement` makes sums of it
+    responses = (sums / (np.maximum(sizes, 1) / sizes.mean()))[None]
+    explained = attributor.explained(responses)[0]
+
+    def ask() -> Any:
+        return attributor.influences(None, [], responses)[0]
+
+    def rank(found: Any) -> Any:
+        return rank_documents(
+            found.influences,
+            columns,
+            session.chunk_document,
+            top=10,
+            bottom=10,
+            seen=session.operators.seen,
+        )
+
+    found = ask()  # compiled, and pages of the columns are in memory
+    design.scan(explained, np.inf, signed=False, capacity=16)
+    seconds: dict[str, list[float]] = {"bare pass": [], "recover": [], "rank": []}
+    with watched_memory() as held:
+        for _ in range(repeats):
+            for name, task in (
+                ("bare pass", lambda: design.scan(explained, np.inf, signed=False, capacity=16)),
+                ("recover", ask),
+                ("rank", lambda: rank(found)),
+            ):
+                began = time.process_time()
+                result = task()
+                seconds[name].append(time.process_time() - began)
+                if name == "rank":
+                    hits = result
+    least = {name: min(each) for name, each in seconds.items()}
+    return {
+        "subsets": design.n_subsets,
+        "lambda_ratio": attributor.settings.lambda_ratio,
+        "planted": PLANTED,
+        "processor_seconds": least,
+        "passes_recover": least["recover"] / least["bare pass"],
+        "passes_rank": least["rank"] / least["bare pass"],
+        "nanoseconds_a_chunk": 1e9 * least["bare pass"] / design.n_chunks,
+        **held,
+        **checked(design, explained, found.solution, planted, weights),
+        "documents_found": documents_found(session, hits, planted, weights),
+    }
+
+
+def checked(
+    design: Any, y: np.ndarray, solution: Any, planted: np.ndarray, weights: np.ndarray
+) -> dict[str, Any]:
+    """By brute force over all n scores: no column of a smaller weight scores more than λ, so that the stated
+    gap holds; and of the planted chunks how many are among as many of the largest weights."""
+    largest = 0.0
+    for start in range(0, design.n_chunks, 1 << 22):
+        scores = design.correlate(solution.residual, start, min(start + (1 << 22), design.n_chunks))
+        largest = max(largest, float(np.abs(scores).max()))
+    residual = solution.residual
+    objective = 0.5 * float(residual @ residual) + solution.lambda_ * float(np.abs(solution.values).sum())
+    centred = y - y.mean()
+    dual = residual * min(1.0, solution.lambda_ / largest)
+    dual = dual - dual.mean()
+    bound = float(centred @ dual) - 0.5 * float(dual @ dual)
+    top = solution.indices[np.argsort(-np.abs(solution.values))[: len(planted)]]
+    return {
+        "nonzeros": len(solution.indices),
+        "passes": solution.n_passes,
+        "relative_gap_stated": solution.relative_gap,
+        "relative_gap_by_brute_force": (objective - bound) / (0.5 * float(centred @ centred)),
+        "largest_score_over_lambda": largest / solution.lambda_,
+        "planted_on_top": float(np.isin(planted, top).mean()),
+    }
+
+
+def documents_found(session: Any, hits: Any, planted: np.ndarray, weights: np.ndarray) -> float:
+    """Of the ten strongest planted supporters' documents, the share among the ten that are ranked first."""
+    strongest = planted[np.argsort(-weights)[:10]]
+    wanted = set(session.index.chunk_documents(strongest).tolist())
+    return len(wanted & {hit.document for hit in hits[0]}) / len(wanted)
+
+
+def querying(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
+    """Whole queries, warm: as by default, with chunks read, and by the recovery alone."""
+    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.attribution.session import Session
+
+    session = Session.open(folder / f"{chunks}.stride")
+    prompt = " ".join(_texts(1)[0].split()[:6])
+    for what, options in (("read", QueryOptions()), ("unread", QueryOptions(read=0))):
+        session.query(prompt, options)
+        with watched_memory() as held:
+            began = time.process_time()
+            answer = session.query(prompt, options)
+            seconds = time.process_time() - began
+        yield {
+            "what": what,
+            "read": answer.read,
+            "processor_seconds": seconds,
+            "seconds_by_stage": answer.seconds,
+            "passes": answer.solution.n_passes,
+            "nonzeros": len(answer.solution.indices),
+            **held,
+        }
+
+
+RUNS = {"build": build, "open": opening, "recover": recovering, "query": querying}
 
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
