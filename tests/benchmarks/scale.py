@@ -17,6 +17,7 @@ Parts, each of every size in a process of its own:
   file: centroids by Lloyd's algorithm on signs, every chunk with the nearest) would hold what the exhaustive
   scan ranks highest, where only the lists nearest to a query are looked at. Queries are projections of 64
   chunks, each without itself. No command has such lists: this says what they would find.
+- `bare` (with `--index`): forward and backward passes of its model over its chunks, by which a fit is judged.
 - `query`: whole queries, `Session.query`, warm: reading chunks, as by default, and without.
 """
 
@@ -41,6 +42,7 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 PARTS = ("build", "open", "recover", "query")
 PROJECTED = 64  # bytes of a chunk's projection
 LISTS, LOOKED_AT, LIST_QUERIES = (256, 1024), (0.01, 0.02, 0.05, 0.1, 0.2), 64
+BARE_BATCHES, BARE_TOKENS = 200, 512  # as many chunks at once as a fit holds
 PLANTED, GATED = 30, 300  # chunks with influence: on responses, and in the gates
 NOISES = {0.03: 3, 0.3: 1}  # of every subset's sum, where a chunk's weight is 1 to 3; how often it is timed
 _TEXTS = 4096  # different ones
@@ -362,7 +364,7 @@ def lists(index: Path) -> Iterator[dict[str, Any]]:
     )
     scanned = time.process_time() - began
     estimates[np.arange(len(queries)), queries] = -np.inf
-    top = np.argpartition(-estimates, 100, axis=1)[:, :100]
+    top = np.argsort(-estimates, axis=1)[:, :100]
     cosines = np.take_along_axis(estimates, top, axis=1) / (size[top] * codes.shape[1] * 8)
     for count in LISTS:
         began = time.process_time()
@@ -388,9 +390,7 @@ def lists(index: Path) -> Iterator[dict[str, Any]]:
         held = np.cumsum(sizes[order], axis=1) / n
         for share in LOOKED_AT:
             probes = 1 + np.array([int(np.searchsorted(row, share)) for row in held])
-            found = [
-                np.mean(place[query, owner[top[query]]] < probes[query]) for query in range(len(queries))
-            ]
+            inside = np.take_along_axis(place, owner[top], axis=1) < probes[:, None]
             yield {
                 "index_chunks": n,
                 "bytes": codes.shape[1],
@@ -399,11 +399,41 @@ def lists(index: Path) -> Iterator[dict[str, Any]]:
                 "share_of_chunks": float(
                     np.mean(held[np.arange(len(queries)), np.minimum(probes, count) - 1])
                 ),
-                "recall": float(np.mean(found)),
-                "cosine_of_the_100th": float(np.median(cosines.min(axis=1))),
+                "recall": float(inside.mean()),
+                "recall_of_ten": float(inside[:, :10].mean()),
+                "cosine_of_the_10th": float(np.median(cosines[:, 9])),
+                "cosine_of_the_100th": float(np.median(cosines[:, 99])),
+                "cosine_by_chance": float((codes.shape[1] * 8) ** -0.5),
                 "microseconds_a_chunk_to_make": 1e6 * made / n,
                 "scan_seconds": scanned,
             }
+
+
+def bare(index: Path) -> Iterator[dict[str, Any]]:
+    """One record: forward and backward passes alone, of the index's model over some of its chunks."""
+    import torch
+
+    from stride_cli.data.workspace import Workspace
+
+    torch.set_num_threads(1)  # those of two wait for each other in processor time
+    workspace = Workspace.open(index)
+    model: Any = workspace.model
+    groups = workspace.chunks.plan(BARE_TOKENS)[:BARE_BATCHES]
+    module = model.model
+    module.requires_grad_(True)
+    count = 0
+    for number, group in enumerate(groups):
+        batch = workspace.chunks.batch(group)
+        if number == 1:  # the first wakes things up
+            began, count = time.process_time(), 0
+        hidden = model.hidden(batch.ids, model.n_layers)
+        final = model.continue_from(hidden, model.n_layers)[:, :-1]
+        losses = model.token_losses(final, batch.ids[:, 1:])
+        (losses * batch.weights[:, 1:]).sum().backward()
+        module.zero_grad()
+        count += len(group)
+    seconds = time.process_time() - began
+    yield {"index_chunks": workspace.n_chunks, "microseconds_a_chunk": 1e6 * seconds / count}
 
 
 RUNS = {"build": build, "open": opening, "recover": recovering, "query": querying}
@@ -414,9 +444,10 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
     if given.index:
-        for record in lists(given.index):
-            command = f"python -m tests.benchmarks scale --index {given.index.name}"
-            yield {"benchmark": "scale", "part": "lists", **record, "command": command} | about
+        command = f"python -m tests.benchmarks scale --index {given.index.name}"
+        for part, records in (("lists", lists(given.index)), ("bare", bare(given.index))):
+            for record in records:
+                yield {"benchmark": "scale", "part": part, **record, "command": command} | about
         return
     if given.one:
         part, chunks = given.one[0], int(given.one[1])
@@ -439,7 +470,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("scale"), help="where indexes are made, and stay")
     parser.add_argument("--chunks", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--index", type=Path, help="run `lists` on this index, and nothing else")
+    parser.add_argument(
+        "--index", type=Path, help="of real text: run `lists` and `bare` on it, and nothing else"
+    )
     parser.add_argument("--one", nargs=2, metavar=("PART", "CHUNKS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     for record in run(given):

@@ -14,7 +14,7 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.corpus.export import subset_records
 from stride_cli.operators.designs import Designs
-from tests.index_format.sample_build import N_SUBSETS, build
+from tests.index_format.sample_build import N_SUBSETS, build, extend
 
 
 @pytest.fixture
@@ -52,3 +52,16 @@ def test_subsets_are_exported_all_the_same(large: Index) -> None:
     design = Designs.of(large)
     assert design.rows is None
     np.testing.assert_array_equal(design.row_sizes, np.diff(offsets))
+
+
+def test_an_append_makes_a_large_design_of_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path / "grown", 10)
+    assert Index.open(tmp_path / "grown").has("design/row_members")
+    monkeypatch.setattr(layout, "MOST_MEMBERS", 70)
+    extend(tmp_path / "grown", 10, 30, key="more")
+    extend(tmp_path / "grown", 30, 35, key="still more")  # and goes on from one
+    grown = Index.open(tmp_path / "grown")
+    assert not grown.has("design/row_members") and grown.attributes["format_version"] == 2
+    assert verify(grown.directory) == [] and grown.n_documents == 35
