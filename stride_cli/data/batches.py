@@ -242,14 +242,19 @@ class ChunkReader:
 
         The grouping depends on nothing but the lengths, so that interrupted passes continue exactly.
         """
-        rows = np.arange(self.n_chunks) if rows is None else np.asarray(rows)
+        if rows is None:
+            rows, lengths = np.arange(self.n_chunks), self.lengths
+        else:  # of a few chunks, not of all
+            rows = np.asarray(rows)
+            lengths = np.asarray(self.offsets[rows + 1]) - np.asarray(self.offsets[rows])
         groups: list[np.ndarray] = []
         for start in range(0, len(rows), _WINDOW):
-            window = rows[start : start + _WINDOW]
-            window = window[np.argsort(-self.lengths[window], kind="stable")]
+            own = lengths[start : start + _WINDOW]
+            order = np.argsort(-own, kind="stable")
+            window, own = rows[start : start + _WINDOW][order], own[order]
             position = 0
             while position < len(window):
-                longest = max(1, int(self.lengths[window[position]]))
+                longest = max(1, int(own[position]))
                 size = max(1, batch_tokens // longest)
                 groups.append(window[position : position + size])
                 position += size
