@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_a_small_design_has_them_and_must(
 
 def test_subsets_are_exported_all_the_same(large: Index) -> None:
     offsets, members = build_rows(np.asarray(large.array("design/columns")), N_SUBSETS)
-    expected = [members[first:last].tolist() for first, last in zip(offsets, offsets[1:], strict=False)]
+    expected = [members[first:last].tolist() for first, last in itertools.pairwise(offsets)]
     assert [record["chunks"] for record in subset_records(large)] == expected
     design = Designs.of(large)
     assert design.rows is None
