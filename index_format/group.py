@@ -18,7 +18,7 @@ from index_format.errors import (
     IndexNotFound,
     IndexVersionError,
 )
-from index_format.layout import FORMAT_VERSION
+from index_format.layout import FORMAT_VERSION, WITHOUT_MEMBERS
 from index_format.location import Location
 from index_format.manifest import MANIFEST, parse_manifest
 from index_format.metadata import (
@@ -74,9 +74,10 @@ def read_attributes(place: Place) -> dict[str, Any]:
             raise IndexDamaged(f"{path / ZARR_JSON} has no format version", fix=RESTORE)
         raise IndexNotFound(f"{path} is no STRIDE index", fix="stride index build makes one")
     version = attributes["format_version"]
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, WITHOUT_MEMBERS):
         raise IndexVersionError(
-            f"index {path} has format version {version!r}, this release reads {FORMAT_VERSION}",
+            f"index {path} has format version {version!r}, this release reads {FORMAT_VERSION} and "
+            f"{WITHOUT_MEMBERS}",
             fix="use the release that built it, or build it again",
         )
     return attributes

@@ -9,7 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 FORMAT_VERSION = 1
+WITHOUT_MEMBERS = 2  # the version of an index without design/row_members, which is version 1 but for that
 SHARD_BYTES = 256 << 20
+# numbers in design/row_members: of more it is left out, for it is twice the design and follows from it
+MOST_MEMBERS = 1 << 24
 ROOT_GROUPS = ("corpus", "design")  # under the root's manifest, written once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 STAGE_GROUPS = ("operators", "truth", "calibration")  # each with its own manifest, replaced as a whole
@@ -123,8 +126,8 @@ _SPECS = (
         "design/row_members",
         ("uint32", "uint64"),
         ("n*d",),
-        True,
-        "the chunks of each subset, ascending; uint64 where n > 2**32",
+        False,
+        f"the chunks of each subset, ascending; uint64 where n > 2**32; absent where n d > {MOST_MEMBERS:,}",
         derived=True,
     ),
     ArraySpec(
@@ -197,7 +200,11 @@ _SPECS = (
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 
 ATTRIBUTES: dict[str, AttributeSpec] = {
-    "format_version": AttributeSpec((int,), True, f"{FORMAT_VERSION}; written by the writer"),
+    "format_version": AttributeSpec(
+        (int,),
+        True,
+        f"{FORMAT_VERSION}, or {WITHOUT_MEMBERS} without design/row_members; written by the writer",
+    ),
     "build_key": AttributeSpec(
         (str,), True, "digest of all that determined the build; written by the writer"
     ),
@@ -228,6 +235,11 @@ def find_spec(name: str) -> ArraySpec:
     raise ValueError(f"the layout has no array {name!r}; it has {known}")
 
 
+def keeps_members(n_chunks: int, degree: int) -> bool:
+    """Whether an index of so many chunks, each in so many subsets, has design/row_members."""
+    return n_chunks * degree <= MOST_MEMBERS
+
+
 def check_attributes(attributes: Mapping[str, Any]) -> list[str]:
     """What is wrong with the root's attributes: a line for each, none when all is well."""
     wrong = []
@@ -251,10 +263,12 @@ def check_arrays(
     shapes, dtypes : of every array present, by name
     n_subsets, degree : int    of the attributes
     """
+    members = keeps_members(shapes.get("corpus/chunk_offsets", (1,))[0] - 1, degree)
     wrong = [
         f"array {name} is missing"
         for name, spec in ARRAYS.items()
-        if spec.required and name not in shapes and "*" not in name
+        if name not in shapes and "*" not in name
+        if spec.required or (name == "design/row_members" and members)
     ]
     if ("corpus/text_bytes" in shapes) != ("corpus/text_offsets" in shapes):
         wrong.append("corpus/text_bytes and corpus/text_offsets must both be present or both be absent")

@@ -223,6 +223,8 @@ def _check_design(index: Index) -> Iterator[Problem]:
     if not np.array_equal(offsets, offsets_of(row_sizes(columns, index.n_subsets))):
         yield Problem("design/row_offsets", "invariant", "are not the sizes of the subsets in columns")
         return
+    if not index.has("design/row_members"):
+        return
     members = index.array("design/row_members")
     if members.dtype != member_dtype(index.n_chunks):
         message = f"should be {member_dtype(index.n_chunks)}, found {members.dtype}"

@@ -19,8 +19,10 @@ from index_format.layout import (
     ROOT_GROUPS,
     SHARD_BYTES,
     STAGE_GROUPS,
+    WITHOUT_MEMBERS,
     check_arrays,
     check_attributes,
+    keeps_members,
 )
 from index_format.location import RemotePath, local_directory
 from index_format.manifest import MANIFEST, read_manifest
@@ -131,7 +133,8 @@ class IndexWriter(Build):
         self.append(f"{prefix}_offsets", ends)
 
     def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 20) -> None:
-        """Append design/row_offsets and design/row_members: the transpose of design/columns so far.
+        """Append design/row_offsets and design/row_members: the transpose of design/columns so far. Of more
+        than `layout.MOST_MEMBERS` members only the offsets, which say the subsets' sizes.
 
         Memory is bounded by `max_members` (4 bytes each, and a few megabytes), whatever the number of chunks;
         with more members than that, as many bytes as row_members has are needed on disk for the time. A
@@ -143,6 +146,8 @@ class IndexWriter(Build):
         columns = _Unmapped(self, "design/columns")
         sizes = design.row_sizes(columns, n_subsets)
         self.append("design/row_offsets", design.offsets_of(sizes))
+        if not keeps_members(*columns.shape):
+            return
         for members in design.iter_row_members(columns, sizes, max_members=max_members, directory=self._data):
             self.append("design/row_members", members)
 
@@ -160,7 +165,9 @@ class IndexWriter(Build):
         IndexBusy       (an append) a stage is running on the index that would be replaced
         StorageFull     the disk is full; resume later
         """
-        self._publish({**attributes, "format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes})
+        # a release that knows version 1 alone would take an index without members for damaged
+        version = FORMAT_VERSION if "design/row_members" in self._arrays else WITHOUT_MEMBERS
+        self._publish({**attributes, "format_version": version, "shard_bytes": self._shard_bytes})
 
     def _groups(self) -> tuple[str, ...]:
         return ROOT_GROUPS

@@ -12,7 +12,7 @@ from typing import Literal
 from index_format.confined import own_directory
 from index_format.durable import replace_file
 
-Kind = Literal["code", "places", "corpora", "bases"]
+Kind = Literal["code", "places", "corpora", "bases", "bounds"]
 
 
 def remember(kind: Kind, digest: str, text: str) -> None:
@@ -21,7 +21,8 @@ def remember(kind: Kind, digest: str, text: str) -> None:
     Parameters
     ----------
     kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is),
-        "corpora" (files that hold what an index does), "bases" (the model that an adapter was given with)
+        "corpora" (files that hold what an index does), "bases" (the model that an adapter was given with),
+        "bounds" (an index whose numbers point inside it)
     digest : SHA-256 in hex
     """
     place = state_directory(kind)

@@ -69,8 +69,8 @@ class Attribution:
     read: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     recall: Recall | None = None
 
-    def strongest(self, chunk_document: np.ndarray) -> float:
-        """Influence of the document that supports most; 0 where none does."""
+    def strongest(self, chunk_document: Any) -> float:
+        """Influence of the document that supports most; 0 where none does. (n,) int64, mapped or not."""
         from stride_cli.recovery.ranking import document_influences
 
         influence = document_influences(self.influences, chunk_document)[1]
@@ -346,13 +346,7 @@ class Attributor:
             batches = [RememberingBatch.of(batch) for batch in batches]
         seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
         wanted = [
-            candidates(
-                self.designs.each,
-                solution,
-                self.reads,
-                seconds.values[query],
-                None if seconds.alone is None else seconds.alone[query],
-            )
+            candidates(self.designs.each, solution, self.reads, seconds.guide(query), seconds.alone(query))
             for query, solution in enumerate(solutions)
         ]
         chunks = np.unique(np.concatenate([own.chunks for own in wanted]))

@@ -85,7 +85,7 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
-    chunk_document = np.asarray(attributor.workspace.index.array("corpus/chunk_document"))
+    chunk_document = attributor.workspace.index.array("corpus/chunk_document")
     shape = (len(LENGTHS), len(queries))
     losses, strengths, read = (np.full(shape, np.nan) for _ in range(3))
     cut = [

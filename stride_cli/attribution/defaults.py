@@ -61,7 +61,7 @@ def default_reads(workspace: Workspace, operators: Sequence[Operators]) -> int:
     model = workspace.model
     if model.classes or any(found.direct_scale is None for found in operators):
         return 0
-    tokens = float(workspace.chunks.lengths.mean()) if workspace.n_chunks else 1.0
+    tokens = workspace.chunks.mean_length
     cost = _A_PASS * model.n_parameters * max(1.0, tokens) * len(operators)
     count = int(_OPERATIONS.get(model.device.type, _OPERATIONS["cpu"]) / cost)
     return 0 if count < _FEWEST_READ else min(count, _MOST_READ)

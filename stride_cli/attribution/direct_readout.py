@@ -7,7 +7,8 @@ needed; but each chunk costs a forward and a backward pass for every query.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +21,17 @@ from stride_cli.operators.linear_response import gradients_with_loss, joined
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.shared_pairs import PairScores
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
+    from stride_cli.operators.projections import AskedProjections
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.refinement import Chosen
+
+_ROWS = 1 << 18  # chunks whose estimates are made together
+_ROUNDING = 1e-7  # a spread that is smaller, beside what it is of, is none
 
 
 def query_gradients(steered: SteeredModel, batches: Sequence[Batch]) -> list[torch.Tensor]:
@@ -56,32 +62,70 @@ class Projected:
 
     Attributes
     ----------
-    products : (Q, n) float32          estimates of scored_i g_i · g_q
-    step : (n,) float32                of `Projections`
-    noise : (Q,) float64               the products' errors have the standard deviation noise_q step_i
-    weights : of each guide, (Q,)      products / √step are added times this
+    asked : AskedProjections
+    means, spreads : (Q,) float64      of estimates / √step over the chunks that are projected
     """
 
-    products: np.ndarray
-    step: np.ndarray
-    noise: np.ndarray
-    weights: list[np.ndarray]
+    asked: AskedProjections
+    means: np.ndarray
+    spreads: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.asked.projections)
+
+    def standard(self, query: int, rows: slice | np.ndarray) -> np.ndarray:
+        """Estimates / √step of one query at mean 0 and variance 1: of a range of projected chunks, or of the
+        given ones; float64."""
+        if isinstance(rows, slice):
+            found = self.asked.estimates(rows.start, rows.stop, slice(query, query + 1))[0]
+        else:
+            found = self.asked.of(query, rows)
+        return (_evened(found, self.asked.projections.step[rows]) - self.means[query]) / self.spreads[query]
+
+
+def _evened(estimates: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Estimates / √step, float64; 0 where the step is."""
+    size = np.sqrt(np.asarray(step))
+    found: np.ndarray = estimates.astype(np.float64)
+    np.divide(found, size, out=found, where=size > 0)
+    return found
 
 
 @dataclass(frozen=True)
 class SecondEstimates:
     """What says, beside the recovery, which chunks are worth a direct look.
 
+    All are of n chunks, computed part by part as they are asked for: of a corpus of 10⁸ each were 800 MB.
+
     Attributes
     ----------
-    values : (Q, n) float64             each query's at mean 0 and variance 1 (0 where all are equal)
-    alone : (Q, n) float64 or None      likewise, projections by themselves, whose errors are known
+    n_chunks : n
+    pairs : PairScores or None      what chunks share with the Q queries
     projected : of each model with projections, in order, its part
+    spread, together : (Q,) float64      what the sum of projections is divided by, and, where there are
+        pairs, the sum of both
+    varied : (Q,) bool              whether projections tell chunks apart
     """
 
-    values: np.ndarray
-    alone: np.ndarray | None
+    n_chunks: int
+    pairs: PairScores | None
     projected: list[Projected]
+    spread: np.ndarray
+    together: np.ndarray
+    varied: np.ndarray
+
+    def guide(self, query: int) -> QueryEstimates:
+        """Both together, of one query, at mean 0 and variance 1 (0 where all are equal)."""
+        return QueryEstimates(self, query)
+
+    def alone(self, query: int) -> QueryEstimates | None:
+        """Likewise, projections by themselves, whose errors are known; None where there are none."""
+        return QueryEstimates(self, query, alone=True) if self.projected else None
+
+    @property
+    def values(self) -> np.ndarray:
+        """All of `guide`, (Q, n) float64: of a corpus that is not large."""
+        return np.stack([self.guide(query)[:] for query in range(len(self.together))])
 
     def odds(self, query: int, chosen: Chosen, exact: Sequence[np.ndarray]) -> np.ndarray | None:
         """How likely each chunk that was read was to be, over the errors of the projections.
@@ -97,7 +141,7 @@ class SecondEstimates:
         ndarray (t,) float64, 0 … 1; None where nothing is known of errors: there are no projections, or not
         of all chunks
         """
-        if not self.projected or any(len(part.step) < self.values.shape[1] for part in self.projected):
+        if not self.projected or any(len(part) < self.n_chunks for part in self.projected):
             return None
         from scipy.special import ndtr  # takes a tenth of a second to import
 
@@ -106,15 +150,56 @@ class SecondEstimates:
             # the strength that exact numbers would have had, and how far errors take it from there
             spare, variance = margins.copy(), np.zeros(len(odds))
             for part, products in zip(self.projected, exact, strict=True):
-                weight = part.weights[guide][query]
-                size = np.sqrt(part.step[chosen.chunks].astype(np.float64))
-                error = products - part.products[query, chosen.chunks]
+                # estimates / √step count times this
+                weight = 1.0 / (part.spreads[query] * self.spread[query])
+                if guide:
+                    weight /= self.together[query]
+                step = np.asarray(part.asked.projections.step[chosen.chunks])
+                size = np.sqrt(step.astype(np.float64))
+                error = products - part.asked.of(query, chosen.chunks)
                 spare += weight * np.divide(error, size, out=np.zeros_like(size), where=size > 0)
-                variance += np.square(weight * part.noise[query] * size)
+                variance += np.square(weight * float(part.asked.noise[query]) * size)
             # errors are the same for every guide: a chunk is read where the kindest of them would
             certain, spread = np.where(spare > 0, np.inf, -np.inf), np.sqrt(variance)
             odds = np.maximum(odds, ndtr(np.divide(spare, spread, out=certain, where=spread > 0)))
         return odds
+
+
+class QueryEstimates:
+    """Second estimates of one query, part by part: a range of chunks, or given ones, float64.
+
+    Parameters
+    ----------
+    found : SecondEstimates
+    query : its number
+    alone : by projections alone
+    """
+
+    def __init__(self, found: SecondEstimates, query: int, *, alone: bool = False) -> None:
+        self._found, self._query = found, query
+        self._pairs = None if alone or found.pairs is None else found.pairs.of(query)
+
+    def __len__(self) -> int:
+        return self._found.n_chunks
+
+    def __getitem__(self, rows: slice | np.ndarray, /) -> np.ndarray:
+        query = self._query
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            rows, values = slice(start, stop), np.zeros(stop - start)
+            for part in self._found.projected:  # chunks appended later have no projection: the mean
+                last = max(start, min(stop, len(part)))
+                values[: last - start] += part.standard(query, slice(start, last))
+        else:
+            values = np.zeros(len(rows))
+            for part in self._found.projected:
+                known = rows < len(part)
+                values[known] += part.standard(query, rows[known])
+        values /= self._found.spread[query]
+        if self._pairs is not None:
+            values += self._pairs.standard(rows)
+            values /= self._found.together[query]
+        return values
 
 
 def projected_influences(
@@ -136,26 +221,51 @@ def projected_influences(
     -------
     SecondEstimates                 the mean over the models that have projections; None where none has
     """
-    parts: list[Projected] = []
-    total = np.zeros(0)
-    for steered in models:
-        projections = steered.operators.projections
-        if projections is None:
-            continue
-        products, noise = projections.products(query_gradients(steered, batches))
-        if not parts:
-            total = np.zeros((len(products), n_chunks))
-        own, size = products.astype(np.float64), np.sqrt(projections.step)
-        np.divide(own, size, out=own, where=size > 0)
-        spread = _standardise(own)
-        total[:, : own.shape[1]] += own
-        parts.append(Projected(products, projections.step, noise.astype(np.float64), [1.0 / spread]))
-    if not parts:
+    asked = [
+        steered.operators.projections.asked(query_gradients(steered, batches))
+        for steered in models
+        if steered.operators.projections is not None
+    ]
+    if not asked:
         return None
-    spread = _standardise(total)
-    for part in parts:
-        part.weights[0] /= spread
-    return SecondEstimates(total, total, parts)
+    parts, spread = _standardised(asked, n_chunks)
+    varied = spread > 0.0
+    return SecondEstimates(n_chunks, None, parts, np.where(varied, spread, 1.0), np.ones_like(spread), varied)
+
+
+def _standardised(asked: Sequence[AskedProjections], n_chunks: int) -> tuple[list[Projected], np.ndarray]:
+    """Models' projections with the means and spreads of their estimates / √step, and the spread of their sum
+    over all n chunks, by one pass over them."""
+    count, models = len(asked[0].units), len(asked)
+    sums = np.zeros((models, models, count))  # of the first's, over the chunks that both have
+    products = np.zeros((models, models, count))
+    sizes = np.array([len(each.projections) for each in asked])
+    for start in range(0, int(sizes.max()), _ROWS):
+        found = []
+        for each, size in zip(asked, sizes.tolist(), strict=True):
+            stop = max(start, min(start + _ROWS, size))
+            found.append(_evened(each.estimates(start, stop), each.projections.step[start:stop]))
+        for first, second in product(range(models), repeat=2):
+            shared = min(found[first].shape[1], found[second].shape[1])
+            mine, others = found[first][:, :shared], found[second][:, :shared]
+            sums[first, second] += mine.sum(axis=1)
+            products[first, second] += np.einsum("qn,qn->q", mine, others)
+    both = np.maximum(1, np.minimum(sizes[:, None], sizes))[:, :, None]  # chunks of a pair of models
+    own = np.arange(models)
+    means = sums[own, own] / both[own, own]
+    spreads = np.sqrt(np.maximum(0.0, products[own, own] / both[own, own] - np.square(means)))
+    spreads[spreads <= _ROUNDING * np.abs(means)] = 1.0  # all are equal
+    # Σ_i z_i z'_i of standardised estimates z = (u − m) / s
+    shared_products = (
+        products
+        - means[:, None] * np.swapaxes(sums, 0, 1)
+        - means[None] * sums
+        + both * means[:, None] * means[None]
+    ) / (spreads[:, None] * spreads[None])
+    spread = np.sqrt(np.maximum(0.0, shared_products.sum(axis=(0, 1)) / max(1, n_chunks)))
+    spread[spread <= _ROUNDING] = 0.0
+    parts = [Projected(each, *found) for each, *found in zip(asked, means, spreads, strict=True)]
+    return parts, spread
 
 
 def second_estimates(
@@ -176,27 +286,22 @@ def second_estimates(
     batches : the same, in order
     workspace : the n chunks, in the model's vocabulary
     """
-    from stride_cli.attribution.shared_pairs import shared_pairs
+    from stride_cli.attribution.shared_pairs import pair_scores
 
-    pairs = shared_pairs(queries, workspace.chunks, workspace.model.vocab_size).astype(np.float64)
-    _standardise(pairs)
+    pairs = pair_scores(queries, workspace.chunks, workspace.model.vocab_size)
     projected = projected_influences(models, batches, workspace.n_chunks)
     if projected is None:
-        return SecondEstimates(pairs, None, [])
-    pairs += projected.values
-    spread = _standardise(pairs)
-    for part in projected.projected:
-        part.weights.append(part.weights[0] / spread)
-    return SecondEstimates(pairs, projected.values, projected.projected)
-
-
-def _standardise(values: np.ndarray) -> np.ndarray:
-    """Each row to mean 0 and variance 1 (0 where all are equal), in place; what it was divided by, (Q,)."""
-    values -= values.mean(axis=1, keepdims=True)
-    spread = values.std(axis=1, keepdims=True)
-    spread[spread == 0] = 1.0
-    values /= spread
-    return spread[:, 0]
+        same = np.ones(len(queries))
+        return SecondEstimates(workspace.n_chunks, pairs, [], same, same, np.zeros(len(queries), bool))
+    together = np.empty(len(queries))
+    for query in range(len(queries)):
+        own, others = pairs.of(query), projected.guide(query)
+        # of a sum of two of mean 0; of pairs all but a few chunks have the same number, which drops out
+        covariance = float(own.scores @ others[own.chunks]) / own.spread / max(1, workspace.n_chunks)
+        variances = float(own.varied) + float(projected.varied[query])
+        together[query] = np.sqrt(max(0.0, variances + 2.0 * covariance))
+    together[together <= _ROUNDING] = 1.0
+    return replace(projected, pairs=pairs, together=together)
 
 
 @dataclass(frozen=True)

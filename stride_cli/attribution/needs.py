@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from stride_cli.corpus.build import SampledCorpus
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
 
 _FEW, _MORE = 128, 1024  # tokens that bases are fitted on: what grows with them, and what does not
@@ -63,6 +64,7 @@ def measure_needs(
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.options import PlanOptions
     from stride_cli.corpus.plan import choose_block_size, choose_design, plan_index
+    from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.output import progress
 
     tokenizer = model.tokenizer
@@ -72,14 +74,19 @@ def measure_needs(
     subsets, _ = choose_design(sample.counts.chunks)
     with progress("measuring how long it will take"):
         seconds, measured, gates = _seconds(model, sample, subsets)
-    plan = plan_index(sample.counts, PlanOptions(gate_dimension=gates), vocabulary=len(tokenizer))
+    plan = plan_index(
+        sample.counts,
+        PlanOptions(gate_dimension=gates),
+        finetuned=was_finetuned(model_path),
+        vocabulary=len(tokenizer),
+    )
     return Needs(
         documents=sample.counts.documents,
         chunks=plan.n_chunks,
         tokens=sample.counts.tokens,
         subsets=plan.n_subsets,
         block_size=size,
-        bytes=plan.total_bytes + plan.gate_bytes + plan.projection_bytes,
+        bytes=plan.total_bytes + plan.gate_bytes + plan.projection_bytes + plan.pass_bytes,
         whole=sample.whole,
         seconds=sample.seconds + seconds,
         measured_tokens=measured,
@@ -123,7 +130,9 @@ def _seconds(
     steered, much = _timed(lambda: fit_spaces(model, more, settings))
     rate = max(0.0, much - little) / max(1, here - int(few.lengths.sum()))
     seconds = little + rate * min(tokens, sample_size(model.d_model))
-    # 2. the pass over all chunks, with what is kept of each
+    # 2. one forward pass of the model before its fine-tuning, where there is one
+    seconds += before_seconds(model, more, settings) * tokens / here
+    # 3. the pass over all chunks, with what is kept of each
     projector = Projector(steered.gate_size, settings.project or 1, more.n_chunks, 0)
 
     def all_chunks() -> None:
@@ -132,7 +141,7 @@ def _seconds(
 
     a_pass = _timed(all_chunks)[1] / here
     seconds += a_pass * tokens
-    # 3. the step: steered continuations of a few sequences
+    # 4. the step: steered continuations of a few sequences
     random = stream(0, "needs")
     gates = [
         (1e-3 * random.standard_normal((min(_SUBSETS, n_subsets), space.gate_size))).astype(np.float32)
@@ -144,7 +153,7 @@ def _seconds(
     probes = _shaped(more, *_PROBES)
     _, spent = _timed(lambda: measure_exact(steered, probes, subsets=np.arange(1)))
     seconds += spent * len(gates[0]) * MOST_STEPS
-    # 4. null prompts: measured, and their chunks read
+    # 5. null prompts: measured, and their chunks read
     asked = _shaped(more, *_ASKED)
     _, spent = _timed(lambda: measure_linear(steered, asked))
     vector = [np.zeros((_ASKED[0], gate.shape[1]), np.float32) for gate in gates]
@@ -152,6 +161,20 @@ def _seconds(
     spent += answered * (n_subsets / len(gates[0]) - 1)
     seconds += spent * math.ceil(_NULL_RESPONSES / _ASKED[0])
     return seconds, here, steered.gate_size
+
+
+def before_seconds(model: AttributableModel, chunks: ChunkReader, settings: Any) -> float:
+    """What `know_beginnings` takes for these chunks; 0 where it makes no pass."""
+    from stride_cli.operators.beginnings import measure_beginnings, recorded_base
+    from stride_cli.operators.opener import Opener
+
+    averaged = getattr(settings, "residuals", "final") == "average"
+    base = recorded_base(model, tell=lambda text: None) if averaged else None  # the fit tells
+    if base is None:
+        return 0.0
+    before = Opener.like(model).load(base)
+    measure_beginnings(before, chunks, batch_tokens=settings.batch_tokens)
+    return _timed(lambda: measure_beginnings(before, chunks, batch_tokens=settings.batch_tokens))[1]
 
 
 def _shaped(chunks: Any, count: int, length: int) -> Any:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ class Session:
     workspace: Workspace
     operators: Operators
     designs: Designs  # of all models that measure
-    chunk_document: Any  # (n,) int64
+    chunk_document: Any  # (n,) int64, mapped
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
     checkpoints: list[SteeredModel] = field(default_factory=list)
@@ -100,8 +101,6 @@ class Session:
         ModelError        a model cannot be loaded, or a checkpoint is gone
         StageMissing      the index has no operators yet
         """
-        import numpy as np
-
         from index_format.reader import Index
         from stride_cli.attribution.calibration import stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
@@ -112,15 +111,12 @@ class Session:
         index = Index.open(index_path)
         operators = Operators.from_index(index)
         attributes = index.group_attributes("operators")
-        if len(operators.seen) < index.n_chunks:  # chunks appended after the fit were not seen
-            unseen = np.zeros(index.n_chunks - len(operators.seen), dtype=np.uint8)
-            operators.seen = np.concatenate([operators.seen, unseen])
         workspace = Workspace.open(index, model or model_path, device=device, dtype=dtype)
         opened = cls(
             workspace,
             operators,
             designs=stored_designs(index),
-            chunk_document=np.asarray(index.array("corpus/chunk_document")),
+            chunk_document=index.array("corpus/chunk_document"),
             defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
             checkpoints=open_checkpoints(index, workspace.model),
             calibration=stored_calibration(index),
@@ -152,6 +148,18 @@ class Session:
     def model(self) -> AttributableModel:
         """The index's own."""
         return self.workspace.model
+
+    @cached_property
+    def coverage(self) -> float:
+        """Share of all chunks that the operators have seen: not those that were appended after the fit."""
+        import numpy as np
+
+        from index_format.offsets import ranges
+
+        seen, total = self.operators.seen, 0
+        for start, stop in ranges(len(seen)):
+            total += int(np.count_nonzero(seen[start:stop]))
+        return total / self.index.n_chunks if self.index.n_chunks else 0.0
 
     @property
     def steered(self) -> list[SteeredModel]:
@@ -521,7 +529,7 @@ class Session:
                 **({} if halves is None else {"stability": outcome.judging + judged - ranked}),
             },
             document_ids=document_ids,
-            coverage=float(self.operators.seen.mean()),
+            coverage=self.coverage,
             models=len(self.steered),
             labels=labels,
             responses=responses,

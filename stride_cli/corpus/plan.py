@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from index_format.layout import keeps_members
 from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projection_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
@@ -58,10 +59,13 @@ class Plan:
         p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
     projection_bytes : int
         What the projections of all models take on disk; 0 without.
+    pass_bytes : int
+        What the fit's passes keep beside these: a byte a chunk that was seen, and, of a fine-tuned model, a
+        byte a token, which the model before its training says.
     bytes : dict of str to int
         Bytes on disk of each array.
     total_bytes : int
-        Their sum, without gates and projections.
+        Their sum, without gates, projections and what passes keep.
     build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
         What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
         form holds (beside the model and a batch, about 2 GB at most; one model after the other); what stays
@@ -81,6 +85,7 @@ class Plan:
     gate_dimension: int
     gate_bytes: int
     projection_bytes: int
+    pass_bytes: int
     bytes: dict[str, int]
     total_bytes: int
     build_memory_bytes: int
@@ -202,7 +207,7 @@ def plan_index(
         "corpus/text_offsets": 8 * (counts.documents + 1) if options.store_text else 0,
         "design/columns": 2 * n * d,
         "design/row_offsets": 8 * (k + 1),
-        "design/row_members": 4 * n * d,
+        "design/row_members": 4 * n * d if keeps_members(n, d) else 0,
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
@@ -223,6 +228,8 @@ def plan_index(
         gate_dimension=p,
         gate_bytes=one_model * models,
         projection_bytes=projected * models,
+        # the byte a token is of the index's own model: with checkpoints beside it, tokens count as at the end
+        pass_bytes=n * models + (counts.tokens if finetuned and models == 1 else 0),
         bytes={name: size for name, size in sizes.items() if size},
         total_bytes=sum(sizes.values()),
         build_memory_bytes=_BUILD_BYTES,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from index_format.errors import IndexDamaged
+from index_format.offsets import ranges
 from stride_cli.data.residual_codes import BEFORE, unpacked
 
 if TYPE_CHECKING:
@@ -154,15 +155,25 @@ class ChunkReader:
 
     def __init__(self, index: Index, vocab_size: int | None = None) -> None:
         self._index, self._vocab_size = index, vocab_size
+        # mapped, in one file or several: a query looks at a few chunks of what may be 10⁸
         self.tokens = index.array("corpus/tokens")
-        self.offsets = np.asarray(index.array("corpus/chunk_offsets"))
-        self.loss_start = np.asarray(index.array("corpus/loss_start"))
+        self.offsets = index.array("corpus/chunk_offsets")
+        self.loss_start = index.array("corpus/loss_start")
         self.loss_mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
-        self.lengths = np.diff(self.offsets)
-        self.n_chunks = len(self.lengths)
+        self.n_chunks = len(self.offsets) - 1
         self._scored: int | None = None
         # `stride_cli.operators.kept_gradients.KeptGradients` of a process that answers many queries
         self.kept: Any = None
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each chunk, (n,) int64: what passes over the corpus go by."""
+        return np.diff(np.asarray(self.offsets))
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of the mean chunk; 1 where there is none."""
+        return int(self.offsets[-1]) / self.n_chunks if self.n_chunks else 1.0
 
     @cached_property
     def before(self) -> Any:
@@ -171,13 +182,24 @@ class ChunkReader:
         if not self._index.has(BEFORE):
             return None
         found = self._index.array(BEFORE)
-        if found.dtype != np.uint8 or found.ndim != 1 or len(found) not in self.offsets:
+        if found.dtype != np.uint8 or found.ndim != 1 or not self._ends_chunk(len(found)):
             raise IndexDamaged(
                 f"{BEFORE} of index {self._index.path} is no byte for each token of its first chunks (found "
                 f"{found.dtype}, shape {found.shape})",
                 fix="fit operators anew: stride train --overwrite",
             )
         return found
+
+    def _ends_chunk(self, token: int) -> bool:
+        """Whether a chunk ends before that token, or none comes before it."""
+        low, high = 0, self.n_chunks
+        while low < high:
+            middle = (low + high) // 2
+            if int(self.offsets[middle]) < token:
+                low = middle + 1
+            else:
+                high = middle
+        return int(self.offsets[low]) == token
 
     def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) and loss weights (T,) of one chunk."""
@@ -203,7 +225,11 @@ class ChunkReader:
             if self.loss_mask is not None:
                 self._scored = sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
             else:
-                self._scored = int(np.maximum(0, self.lengths - np.maximum(1, self.loss_start)).sum())
+                self._scored = 0
+                for start, stop in ranges(self.n_chunks):
+                    lengths = np.diff(self.offsets[start : stop + 1])
+                    first = np.maximum(1, self.loss_start[start:stop])
+                    self._scored += int(np.maximum(0, lengths - first).sum())
         return self._scored
 
     @cached_property
@@ -246,14 +272,19 @@ class ChunkReader:
 
         The grouping depends on nothing but the lengths, so that interrupted passes continue exactly.
         """
-        rows = np.arange(self.n_chunks) if rows is None else np.asarray(rows)
+        if rows is None:
+            rows, lengths = np.arange(self.n_chunks), self.lengths
+        else:  # of a few chunks, not of all
+            rows = np.asarray(rows)
+            lengths = np.asarray(self.offsets[rows + 1]) - np.asarray(self.offsets[rows])
         groups: list[np.ndarray] = []
         for start in range(0, len(rows), _WINDOW):
-            window = rows[start : start + _WINDOW]
-            window = window[np.argsort(-self.lengths[window], kind="stable")]
+            own = lengths[start : start + _WINDOW]
+            order = np.argsort(-own, kind="stable")
+            window, own = rows[start : start + _WINDOW][order], own[order]
             position = 0
             while position < len(window):
-                longest = max(1, int(self.lengths[window[position]]))
+                longest = max(1, int(own[position]))
                 size = max(1, batch_tokens // longest)
                 groups.append(window[position : position + size])
                 position += size

@@ -64,7 +64,7 @@ class Workspace:
         opened = index if isinstance(index, Index) else Index.open(index)
         if model is None or isinstance(model, str):
             model = open_model(opened, model, device=device, dtype=dtype)
-        opened.check_bounds()
+        check_bounds(opened)
         vocab_size = model.vocab_size if model.table is None else None  # else tokens are rows and labels
         return cls(opened, model, ChunkReader(opened, vocab_size), opened.seed)
 
@@ -84,6 +84,26 @@ class Workspace:
         return [
             str(tokenizer.decode(self.chunks.chunk(int(row))[0], skip_special_tokens=True)) for row in rows
         ]
+
+
+def check_bounds(index: Index) -> None:
+    """`Index.check_bounds`, once for an index on disk.
+
+    It is a pass over the design and the maps of all chunks. What they hold is compared with the manifest when
+    it is first read, and so is no other while the manifest is the same.
+
+    Raises
+    ------
+    IndexDamaged
+    """
+    from stride_cli.remembered import recall, remember
+
+    local = isinstance(index.path, Path) and index.path.is_dir()  # else ranges of files are not compared
+    if local and recall("bounds", index.digest) is not None:
+        return
+    index.check_bounds()
+    if local:
+        remember("bounds", index.digest, str(index.path))
 
 
 @dataclass(frozen=True)

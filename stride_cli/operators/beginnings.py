@@ -10,6 +10,7 @@ says what it is.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def know_beginnings(
     chunks.before = None
     if getattr(settings, "residuals", "final") != "average":
         return
-    found = base or _recorded_base(model)
+    found = base or recorded_base(model)
     if found is None:
         return
     before = Opener.like(model).load(found)
@@ -97,9 +98,9 @@ def know_beginnings(
     )
 
 
-def _recorded_base(model: AttributableModel) -> str | None:
+def recorded_base(model: AttributableModel, tell: Callable[[str], None] = note) -> str | None:
     """The model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others, and
-    where it is gone."""
+    where it is gone (which is told)."""
     if model.path is not None and is_adapter(model.path):
         return base_name(Path(model.path).expanduser())[0]
     recipe = None if model.classes or model.path is None else read_recipe(model.path)
@@ -114,7 +115,7 @@ def _recorded_base(model: AttributableModel) -> str | None:
         reason = "is not on this machine" if find_offline(recipe.base) is None else "has changed since"
     except ModelError as error:
         reason = f"cannot be read: {error.message}"
-    note(
+    tell(
         f"the model before its fine-tuning, '{recipe.base}', {reason}: tokens count as if it had known "
         "nothing (--base says where it is)"
     )

@@ -49,7 +49,8 @@ class Designs:
         if seed is not None:
             return cls.drawn(index.n_chunks, index.n_subsets, index.degree, seed)
         offsets = np.asarray(index.array("design/row_offsets"))
-        rows = offsets, index.array("design/row_members")
+        stored = index.has("design/row_members")
+        rows = (offsets, index.array("design/row_members")) if stored else None
         return cls(index.array("design/columns"), np.diff(offsets), index.n_subsets, rows)
 
     @classmethod

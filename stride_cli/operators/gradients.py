@@ -273,21 +273,26 @@ def gradient_products(
     NumericalError      a loss is not finite
     """
     rows = np.arange(chunks.n_chunks) if rows is None else np.asarray(rows, np.int64)
-    place = np.full(chunks.n_chunks, -1, np.int64)
-    place[rows] = np.arange(len(rows))
+    order = np.argsort(rows)
+    ascending = rows[order]
+
+    def place(some: np.ndarray) -> np.ndarray:
+        """Where these are in `rows`; a table of all n would be larger than what a query holds otherwise."""
+        return order[np.searchsorted(ascending, some)]
+
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
     moved = [query.to(steered.model.device) for query in queries]
     kept: KeptGradients | None = chunks.kept
     if kept is not None:
         known = kept.known(steered, rows)
-        wanted = None if needed is None else needed[:, place[known]]
-        found[:, :, place[known]] = kept.products(steered, queries, known, wanted)
+        wanted = None if needed is None else needed[:, place(known)]
+        found[:, :, place(known)] = kept.products(steered, queries, known, wanted)
         if advance is not None and len(known):
             advance(len(known))
         rows = np.setdiff1d(rows, known)
     for batch, gradients in weighted_gradients(steered, chunks, rows, batch_tokens=batch_tokens):
         for number, (query, gradient) in enumerate(zip(moved, gradients, strict=True)):
-            found[number][:, place[batch.rows]] = (query @ gradient.T).cpu().numpy()
+            found[number][:, place(batch.rows)] = (query @ gradient.T).cpu().numpy()
         if kept is not None:
             kept.add(steered, batch.rows, gradients)
         if advance is not None:

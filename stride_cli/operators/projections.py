@@ -100,10 +100,12 @@ class Projections:
     codes : (n, b) uint8      bit j, the highest first: whether z_ij is positive; b is a multiple of 8
     step : (n,) float32       Σ_j z_ij² / Σ_j |z_ij|; 0 of a chunk without a scored token
     seed : int                of the folding
+
+    Both may lie in several files, and stay mapped.
     """
 
     codes: np.ndarray | ShardedArray
-    step: np.ndarray
+    step: np.ndarray | ShardedArray
     seed: int
 
     @property
@@ -122,33 +124,59 @@ class Projections:
         """Name within the index's group of operators → values, for `read_projections`."""
         return {"projection_codes": self.codes, "projection_step": self.step}
 
-    def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Estimates of ``scored_i g_i · g_q``, of every chunk that is projected, and how exact they are.
-
-        Signs are all but independent of a query's numbers v, but for the little that they say of the product:
-        the error of ``step_i Σ_j sign_ij v_j`` is Gaussian, step_i ‖v‖ its standard deviation.
-
-        Parameters
-        ----------
-        gradients : one (Q, p) float32 a space      g_q
-
-        Returns
-        -------
-        estimates : (Q, n) float32
-        noise : (Q,) float32      ‖v‖: the estimates' errors have the standard deviation ``noise_q step_i``
-        """
+    def asked(self, gradients: Sequence[torch.Tensor]) -> AskedProjections:
+        """What they say of queries, whose gradients are one (Q, p) float32 a space."""
         folding = _folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
-        planes, units, noise = bit_planes(folding(gradients))
-        found = np.empty((len(units), len(self)), np.float32)
-        pieces = [self.codes] if isinstance(self.codes, np.ndarray) else self.codes.shards
-        start = 0
+        return AskedProjections(self, *bit_planes(folding(gradients)))
+
+    def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """Estimates of every chunk that is projected, (Q, n) float32, and (Q,) float32 how exact they are:
+        see `AskedProjections`."""
+        asked = self.asked(gradients)
+        return asked.estimates(0, len(self)), asked.noise
+
+
+@dataclass(frozen=True)
+class AskedProjections:
+    """Estimates of ``scored_i g_i · g_q``, of any of the chunks that are projected.
+
+    Signs are all but independent of a query's numbers v, but for the little that they say of the product:
+    the error of ``step_i Σ_j sign_ij v_j`` is Gaussian, step_i ‖v‖ its standard deviation.
+
+    Attributes
+    ----------
+    projections : Projections
+    planes, units : of `bit_planes`, of Q queries
+    noise : (Q,) float32      ‖v‖: the estimates' errors have the standard deviation ``noise_q step_i``
+    """
+
+    projections: Projections
+    planes: np.ndarray
+    units: np.ndarray
+    noise: np.ndarray
+
+    def estimates(self, start: int, stop: int, queries: slice = slice(None)) -> np.ndarray:
+        """Of chunks `start` … `stop`-1, on some of the queries: (Q, stop − start) float32."""
+        own, planes, units = self.projections, self.planes[queries], self.units[queries]
+        found = np.empty((len(units), stop - start), np.float32)
+        pieces = [own.codes] if isinstance(own.codes, np.ndarray) else own.codes.shards
+        begin = 0
         for piece in pieces:
-            rows = slice(start, start + len(piece))
-            for first in range(0, len(units), _QUERIES_AT_ONCE):
-                some = slice(first, first + _QUERIES_AT_ONCE)
-                scan(piece, self.step[rows], planes[some], units[some], found[some, rows])
-            start = rows.stop
-        return found, noise
+            low, high = max(start, begin), min(stop, begin + len(piece))
+            if low < high:
+                codes, step = piece[low - begin : high - begin], np.asarray(own.step[low:high])
+                for first in range(0, len(units), _QUERIES_AT_ONCE):
+                    some = slice(first, first + _QUERIES_AT_ONCE)
+                    scan(codes, step, planes[some], units[some], found[some, low - start : high - start])
+            begin += len(piece)
+        return found
+
+    def of(self, query: int, chunks: np.ndarray) -> np.ndarray:
+        """Of the given chunks, on one query: (t,) float32."""
+        found = np.empty((1, len(chunks)), np.float32)
+        own, some = self.projections, slice(query, query + 1)
+        scan(own.codes[chunks], own.step[chunks], self.planes[some], self.units[some], found)
+        return found[0]
 
 
 def about(projections: Projections | None) -> dict[str, int | None]:
@@ -177,7 +205,7 @@ def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -
             f"the projections are not {shape[0]:,} rows of {shape[1]:,} bytes of signs, and a scale each",
             fix="fit the operators again: stride train --overwrite",
         )
-    return Projections(codes, np.asarray(step), int(attributes["project_seed"]))
+    return Projections(codes, step, int(attributes["project_seed"]))
 
 
 class Projector:

@@ -19,6 +19,7 @@ from stride_cli.operators.spaces import space_from_arrays
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from index_format.shards import ShardedArray
 
 _CHECKPOINT = "checkpoint_"
 _SOME = 16  # subsets whose gates say how long usual ones are
@@ -59,7 +60,7 @@ class Operators:
     gates: list[Gates]
     layer: int
     fit: str
-    seen: np.ndarray
+    seen: np.ndarray | ShardedArray
     step: float = 1.0
     direct_scale: float | None = None
     averaged: bool = False
@@ -86,15 +87,15 @@ class Operators:
     @property
     def coverage(self) -> float:
         """Share of the chunks that the fit has seen."""
-        return float(self.seen.mean()) if len(self.seen) else 0.0
+        return float(np.asarray(self.seen).mean()) if len(self.seen) else 0.0
 
     @property
     def space_name(self) -> str:
         return "+".join(space.name for space in self.spaces)
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arrays (name within the group → values) and attributes that `from_index` reads back."""
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, Any] = {}
         stored = []
         for space, gate in zip(self.spaces, self.packed().gates, strict=True):
             prefix = space.name.replace("-", "_")
@@ -156,7 +157,7 @@ class Operators:
             gates=gates,
             layer=int(attributes["layer"]),
             fit=str(attributes["fit"]),
-            seen=np.asarray(arrays["seen"]),
+            seen=arrays["seen"],  # mapped: of many chunks it is in several files
             step=float(attributes["step"]),
             direct_scale=attributes.get("direct_scale"),
             averaged=bool(attributes.get("averaged", False)),

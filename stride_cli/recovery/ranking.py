@@ -61,11 +61,11 @@ def told_apart(hits: Sequence[Hit], read: np.ndarray) -> list[Hit]:
 def rank_documents(
     solution: Solution,
     columns: Any,
-    chunk_document: np.ndarray,
+    chunk_document: Any,
     *,
     top: int,
     bottom: int = 0,
-    seen: np.ndarray | None = None,
+    seen: Any = None,
     prior: np.ndarray | None = None,
 ) -> tuple[list[Hit], list[Hit]]:
     """The documents that support a prediction most, and those that oppose it most.
@@ -74,9 +74,10 @@ def rank_documents(
     ----------
     solution : Solution
     columns : (n, d) uint16 or uint32, or shards; the design that `solution` was found for
-    chunk_document : (n,) int64   document of each chunk
+    chunk_document : (n,) int64   document of each chunk, in one array or what gathers rows as one does
     top, bottom : int             how many supporters and opposers at most
-    seen : (n,) of bool or uint8, optional   chunks that the operators were fitted on (None: all)
+    seen : (n,) of bool or uint8, optional   chunks that the operators were fitted on (None: all); chunks
+        beyond its end were not
     prior : (n,) float64, ≥ 0, optional      in the unit of the weights, see `stride_cli.attribution.prior`
 
     Returns
@@ -141,7 +142,10 @@ def rank_documents(
     if hits:
         shown = np.array([hit.chunk for hit in hits])
         counts = design.count_neighbours(shown)
-        fitted = np.ones(len(hits), bool) if seen is None else np.asarray(seen[shown]).astype(bool)
+        fitted = np.full(len(hits), seen is None)
+        if seen is not None:
+            there = shown < len(seen)
+            fitted[there] = np.asarray(seen[shown[there]]) != 0
         hits = [
             replace(hit, neighbours=int(count), seen=bool(known))
             for hit, count, known in zip(hits, counts, fitted, strict=True)
@@ -149,9 +153,7 @@ def rank_documents(
     return hits[: len(supporters)], hits[len(supporters) :]
 
 
-def document_influences(
-    solution: Solution, chunk_document: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
+def document_influences(solution: Solution, chunk_document: Any) -> tuple[np.ndarray, np.ndarray, float]:
     """Documents with weight (D,), ascending; their summed influence (D,); what is below it is rounding."""
     documents, owner = np.unique(np.asarray(chunk_document[solution.indices]), return_inverse=True)
     influence = np.bincount(owner, solution.values, minlength=len(documents))
@@ -184,7 +186,7 @@ def mid_ranks(values: np.ndarray) -> np.ndarray:
 def _backfill(
     solution: Solution,
     design: Design,
-    chunk_document: np.ndarray,
+    chunk_document: Any,
     weighted: np.ndarray,
     ranked: int,
     top: int,

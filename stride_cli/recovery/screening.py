@@ -130,14 +130,16 @@ class Design:
             raise _damaged()
         return sample
 
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Columns `start` … `stop`-1 as they lie in shards, and the number of each piece's first."""
+        for shard, begin in zip(self.shards, self.starts.tolist(), strict=False):
+            low, high = max(start, begin), min(stop, begin + len(shard))
+            if low < high:
+                yield shard[low - begin : high - begin], low
+
     def _slice(self, start: int, stop: int) -> np.ndarray:
-        """Columns `start` … `stop`, of one shard or two."""
-        first = int(np.searchsorted(self.starts, start, side="right")) - 1
-        pieces = []
-        for shard, begin in zip(self.shards[first:], self.starts[first:], strict=False):
-            if begin >= stop:
-                break
-            pieces.append(shard[max(0, start - begin) : stop - begin])
+        """Columns `start` … `stop`-1, of one shard or two."""
+        pieces = [piece for piece, _ in self._pieces(start, stop)]
         return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
     def sample_scores(self, residual: np.ndarray, *, signed: bool) -> np.ndarray:
@@ -223,13 +225,15 @@ class Design:
         starts = self._bounds[shard] + self.starts[shard]
         return _gather(tuple(array[q] for array in out), starts, float(floors[q]))
 
-    def correlate(self, vector: np.ndarray) -> np.ndarray:
-        """Mᵀ vector: (n,) float64 for a vector (K,)."""
-        out = np.empty(self.n_chunks)
+    def correlate(self, vector: np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Mᵀ vector: (n,) float64 for a vector (K,); of chunks `start` … `stop`-1 alone where these are
+        given."""
+        stop = self.n_chunks if stop is None else stop
+        out = np.empty(stop - start)
         padded = residual_padded(np.asarray(vector, dtype=np.float64), self._padded)
-        for shard, start in zip(self.shards, self.starts, strict=False):
+        for piece, place in self._pieces(start, stop):
             with _parallel:
-                kernels.correlate_kernel(shard, padded, out[start : start + len(shard)])
+                kernels.correlate_kernel(piece, padded, out[place - start : place - start + len(piece)])
         return out
 
     def count_neighbours(self, ids: np.ndarray) -> np.ndarray:

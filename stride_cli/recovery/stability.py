@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FEWEST_SUBSETS = 8
 QUICK, _QUICK_CHUNKS = 4, 1_000_000
+_ROWS = 1 << 20  # chunks whose documents are looked at together
 TOLERANCE = 1e-3  # of a half's duality gap; the top ten are those of 1e-6 in 99.9 % of cases
 
 
@@ -186,8 +187,14 @@ def document_stability(
     """
     documents = np.asarray(documents, np.int64)
     order = np.argsort(documents)
-    chunks = np.flatnonzero(np.isin(chunk_document, documents))
-    owner = order[np.searchsorted(documents[order], np.asarray(chunk_document)[chunks])]
+    # part by part: the documents of all chunks may be more than memory should hold
+    chunks = np.concatenate(
+        [
+            start + np.flatnonzero(np.isin(chunk_document[start : start + _ROWS], documents))
+            for start in range(0, max(1, len(chunk_document)), _ROWS)
+        ]
+    )
+    owner = order[np.searchsorted(documents[order], np.asarray(chunk_document[chunks]))]
     subsets = Design(columns, halves.kept.shape[1]).rows(chunks)
     there, measured = np.zeros(len(documents)), np.zeros(len(documents))
     for half, kept in zip(halves.solutions, halves.kept, strict=True):

@@ -67,6 +67,9 @@ class IndexPlanRecord(TypedDict):
     gate_dimension: Annotated[int, "p, numbers of one operator"]
     gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"]
     projection_bytes: Annotated[int, "what --project keeps on disk; of all models"]
+    pass_bytes: Annotated[
+        int, "a byte a chunk, and of a fine-tuned model a byte a token: how sure the model before it was"
+    ]
     bytes: Annotated[dict[str, Any], "array → bytes on disk"]
     total_bytes: Annotated[int, "their sum, without gates and projections"]
     build_memory_bytes: Annotated[int, "what the build holds at most, beside the tokenizer"]

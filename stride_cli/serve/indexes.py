@@ -50,7 +50,7 @@ class ServedIndex:
         self.name, self.place = name, place
         self._session: Session | None = None
         self._kept: Any = None
-        self._unread: list[int] = []
+        self._unread: Sequence[int] = []
         self._tried = False
         self._mark: Any = None
         self._answers: OrderedDict[_Key, Answer] = OrderedDict()
@@ -128,10 +128,10 @@ class ServedIndex:
         return True
 
     @staticmethod
-    def _to_read(session: Session) -> list[int]:
+    def _to_read(session: Session) -> Sequence[int]:
         """The chunks that are worth reading ahead: all, where queries read some and operators allow it."""
         readable = all(each.operators.direct_scale is not None for each in session.steered)
-        return list(range(session.index.n_chunks)) if readable and session.attributor().reads else []
+        return range(session.index.n_chunks if readable and session.attributor().reads else 0)
 
     def _found(self) -> Any:
         """What tells that a local index has changed: files that are replaced when it does."""

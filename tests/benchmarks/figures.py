@@ -451,6 +451,34 @@ def recovery_table() -> str:
     return markdown(lines)
 
 
+def scale_table() -> str:
+    """Of each number of chunks: what building, opening, recovering and ranking take."""
+    found = records("scale")
+    rows: tuple[tuple[str, dict[str, Any], str, int], ...] = (
+        ("bytes a chunk, beside tokens", {"part": "build"}, "bytes_a_chunk", 1),
+        ("building: µs a chunk", {"part": "build"}, "microseconds_a_chunk", 1),
+        ("building: MB above the start", {"part": "build"}, "peak_megabytes", 0),
+        ("opening, the first time: s", {"part": "open", "what": "first"}, "processor_seconds", 1),
+        ("opening again: s", {"part": "open", "what": "again"}, "processor_seconds", 1),
+        ("opening: MB", {"part": "open", "what": "first"}, "peak_megabytes", 0),
+        ("a bare pass: ns a chunk", {"part": "recover", "noise": 0.03}, "nanoseconds_a_chunk", 1),
+        ("recovery: bare passes", {"part": "recover", "noise": 0.03}, "passes_recover", 1),
+        ("ranking: bare passes", {"part": "recover", "noise": 0.03}, "passes_rank", 1),
+        ("recovery and ranking: MB", {"part": "recover", "noise": 0.03}, "peak_megabytes", 0),
+    )
+    sizes = sorted({each["chunks"] for each in found if "chunks" in each})
+    lines = [["chunks", *(f"{size:,}" for size in sizes)]]
+    for label, wanted, field, places in rows:
+        cells = []
+        for size in sizes:
+            own = [
+                each for each in found if all(each.get(k) == v for k, v in {**wanted, "chunks": size}.items())
+            ]
+            cells.append(f"{own[0][field]:.{places}f}" if own else "")
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
 def solvers_table() -> str:
     """Processor time of other solvers in STRIDE's, at the same duality gap."""
     mine = [each for each in records("solvers") if "cpu_seconds_over_stride" in each]
@@ -569,6 +597,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "causes": causes_table,
     "defaults": defaults_table,
     "recovery": recovery_table,
+    "scale": scale_table,
     "solvers": solvers_table,
 }
 

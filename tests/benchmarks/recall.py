@@ -68,12 +68,11 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for size, projector in projectors.items():
         kept = replace(operators, projections=projector.projections())
         seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
-        assert seconds.alone is not None
         for count in READ:
             found, stated = [], []
             for query, solution in enumerate(solutions):
                 chosen = candidates(
-                    session.designs.each, solution, count, seconds.values[query], seconds.alone[query]
+                    session.designs.each, solution, count, seconds.guide(query), seconds.alone(query)
                 )
                 values = exact[query, chosen.chunks]
                 odds = seconds.odds(query, chosen, [values])

@@ -131,8 +131,8 @@ def rewrite(path, change, name="zarr.json"):
 
 
 def test_another_format_version(index_path):
-    rewrite(index_path, lambda root: root["attributes"]["stride"].update(format_version=2))
-    with pytest.raises(IndexVersionError, match="format version 2, this release reads 1"):
+    rewrite(index_path, lambda root: root["attributes"]["stride"].update(format_version=3))
+    with pytest.raises(IndexVersionError, match="format version 3, this release reads 1 and 2"):
         Index.open(index_path)
 
 

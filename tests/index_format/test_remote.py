@@ -389,7 +389,7 @@ def test_a_url_with_no_index(tmp_path, serve):
     with pytest.raises(IndexNotFound, match="no STRIDE index"):
         Index.open(server.url)
     (tmp_path / "zarr.json").write_text(
-        '{"attributes": {"stride": {"format_version": 2}}, "zarr_format": 3, "node_type": "group"}'
+        '{"attributes": {"stride": {"format_version": 3}}, "zarr_format": 3, "node_type": "group"}'
     )
     with pytest.raises(IndexVersionError, match=re.escape(server.url)):
         Index.open(server.url)

@@ -126,6 +126,8 @@ def test_a_plan_in_numbers() -> None:
     assert plan.total_bytes == sum(plan.bytes.values())
     assert plan.gate_bytes == plan.fit_memory_bytes == 400_000
     assert plan.coverage_closed == 1.0 and math.isclose(plan.coverage_sgd, 1.0)
+    assert plan.pass_bytes == 2000 and plan_index(counts, finetuned=True).pass_bytes == 2000 + 5000
+    assert plan_index(counts, PlanOptions(checkpoints=2), finetuned=True).pass_bytes == 3 * 2000
     default = plan_index(counts)  # int8, and a scale for every 256 numbers
     assert default.fit_memory_bytes == 4 * 1000 * default.gate_dimension
     assert 0.25 < default.gate_bytes / default.fit_memory_bytes < 0.26
@@ -155,3 +157,9 @@ def test_block_sizes() -> None:
         choose_block_size(129, 128)
     with pytest.raises(UsageError, match="2 or more"):
         DesignOptions(block_size=1)
+
+
+def test_a_large_design_is_planned_once() -> None:
+    small, large = (plan_index(CorpusCounts(documents=0, chunks=n, tokens=0)) for n in (1_000_000, 10**8))
+    assert small.bytes["design/row_members"] == 40_000_000 and "design/row_members" not in large.bytes
+    assert large.total_bytes < 45 * 10**8

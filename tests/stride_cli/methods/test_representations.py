@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from stride_cli.attribution import vectors
+from stride_cli.attribution.vectors import VectorTable
 from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.errors import UsageError
-from stride_cli.methods import vectors
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.representations import RDS, FeatSim
-from stride_cli.attribution.vectors import VectorTable
 from stride_cli.models.classifier.input_table import Standardisation
 
 

@@ -11,13 +11,17 @@ import pytest
 
 from index_format.reader import Index
 from stride_cli import api
+from stride_cli.attribution import needs
 from stride_cli.attribution.deep_verify import find_made_up
 from stride_cli.corpus.build import append_to_index
+from stride_cli.corpus.plan import CorpusCounts, plan_index
+from stride_cli.data.batches import ChunkReader
 from stride_cli.data.residual_codes import BEFORE, packed, unpacked
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
+from stride_cli.operators.options import resolve_settings
 from stride_cli.training.finetuning import finetune_model
 from stride_cli.training.options import FinetuneOptions
 
@@ -116,3 +120,19 @@ def test_a_base_that_is_none_is_refused(own: Path, tmp_path: Path) -> None:
     (own / "base/tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UsageError, match="tokenizer"):
         fit(index, base=str(own / "base"))
+
+
+def test_the_pass_is_part_of_what_a_fit_is_said_to_need(tuned: Path) -> None:
+    index = Index.open(tuned / "run.stride")
+    chunks = ChunkReader(index)
+    model = load_model(str(tuned / "model"), device="cpu", dtype="fp32")
+    average = resolve_settings(api.ClosedOptions(**QUICK), model, index)
+    final = resolve_settings(api.ClosedOptions(**QUICK, residuals="final"), model, index)
+    assert needs.before_seconds(model, chunks, average) > 0 == needs.before_seconds(model, chunks, final)
+    base = load_model(str(tuned / "base"), device="cpu", dtype="fp32")
+    assert needs.before_seconds(base, chunks, average) == 0  # nothing was before it
+    fit(tuned / "run.stride")
+    kept = Index.open(tuned / "run.stride")
+    planned = plan_index(CorpusCounts(0, index.n_chunks, index.n_tokens), finetuned=True).pass_bytes
+    assert planned == kept.shape(BEFORE)[0] + kept.shape("operators/seen")[0]
+    shutil.rmtree(tuned / "run.stride" / "operators")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from index_format.errors import IndexDamaged
 from index_format.shards import ShardedArray
-from stride_cli.attribution.direct_readout import chunk_influences, projected_influences, second_estimates
+from stride_cli.attribution import direct_readout
+from stride_cli.attribution.direct_readout import (
+    SecondEstimates,
+    chunk_influences,
+    projected_influences,
+    query_gradients,
+    second_estimates,
+)
 from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
@@ -181,6 +189,48 @@ def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted
     np.testing.assert_allclose(mixed.values, one.values, atol=1e-9)
     some = Chosen(np.arange(5), np.zeros((1, 5)), 1.0)
     assert one.odds(0, some, [np.zeros(5)]) is None  # of their errors nothing is known either
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+def test_second_estimates_are_the_same_part_by_part(rows: int, model, chunks, fitted, asked) -> None:
+    """Of two models and pairs, by parts of a few chunks, as ranges, and chunk by chunk."""
+    queried = [3, 17, 30]
+    ids, weights = zip(*(chunks.chunk(row) for row in queried), strict=True)
+    queries = QuerySet(ids, weights, [str(row) for row in queried])
+    short = replace(
+        fitted,
+        projections=replace(
+            fitted.projections, codes=fitted.projections.codes[:33], step=fitted.projections.step[:33]
+        ),
+    )
+    models = [SteeredModel.of(model, fitted), SteeredModel.of(model, short)]
+
+    def found() -> SecondEstimates:
+        return second_estimates(models, queries, [asked], Workspace(None, model, chunks, 0))
+
+    whole = found().values
+    # by hand: each standardised, and their sum
+    total = np.zeros((3, chunks.n_chunks))
+    for steered in models:
+        own = steered.operators.projections
+        products, _ = own.products(query_gradients(steered, [asked]))
+        size = np.sqrt(own.step)
+        part = np.divide(products, size, out=np.zeros_like(products), where=size > 0)
+        total[:, : part.shape[1]] += (part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True)
+    total = (total - total.mean(1, keepdims=True)) / total.std(1, keepdims=True)
+    pairs = shared_pairs(queries, chunks, model.vocab_size).astype(np.float64)
+    both = (pairs - pairs.mean(1, keepdims=True)) / pairs.std(1, keepdims=True) + total
+    both = (both - both.mean(1, keepdims=True)) / both.std(1, keepdims=True)
+    np.testing.assert_allclose(whole, both, atol=1e-5)
+    with patch.object(direct_readout, "_ROWS", rows):
+        again = found()
+    for query in range(3):
+        guide, alone = again.guide(query), again.alone(query)
+        ranges = [guide[start : start + rows] for start in range(0, chunks.n_chunks, rows)]
+        np.testing.assert_allclose(np.concatenate(ranges), whole[query], atol=1e-6)
+        some = np.array([0, 5, 32, 33, 39])
+        np.testing.assert_allclose(guide[some], whole[query, some], atol=1e-6)
+        np.testing.assert_allclose(alone[some], total[query, some], atol=1e-5)
 
 
 def test_shared_pairs_say_what_to_read_and_projections_too(model, chunks, fitted, asked) -> None:
