@@ -82,8 +82,8 @@ class QueryOptions(RecoveryOptions):
     check : compare a linear measurement with the exact one on a random few subsets
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
-    prior : "tfidf" (words) or "pairs" (of neighbouring tokens): rank by influence and what is shared with the
-        query together; each hit keeps the two apart
+    prior : "tfidf" (words), "pairs" (of neighbouring tokens) or "states" (from which the model says what is
+        scored): rank by influence and what is shared with the query together; each hit keeps the two apart
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
         "none". `Session.with_passages` finds the former afterwards
@@ -114,9 +114,10 @@ class QueryOptions(RecoveryOptions):
     )
     prior: str | None = option(
         None,
-        "Rank by influence and overlap with the query together, and keep the two apart. pairs: of "
-        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words.",
-        choices=("tfidf", "pairs"),
+        "Rank by influence and likeness to the query together, and keep the two apart. pairs: of "
+        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words; states: the model's own, "
+        "alike where it is about to say the same.",
+        choices=("tfidf", "pairs", "states"),
         panel=MORE,
     )
     passages: str = option("carrying", choices=PASSAGES)

@@ -136,7 +136,7 @@ def _how(answer: Answer) -> str:
 def _supporting(record: AnswerRecord) -> str:
     if record["prior"] is None:
         return "documents that support this"
-    return "documents that support this, ranked by influence and overlap together"
+    return "documents that support this, ranked by influence and likeness together"
 
 
 def _list(
@@ -178,7 +178,8 @@ def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) 
         line.append(f" {hit['share']:4.0%} ")
         line.append(f"{score(hit['influence'], largest, record)} ", style="dim")
     if hit["prior"]:
-        line.append(f"{score(hit['prior'], largest, record).removeprefix('score ')} by overlap ", style="dim")
+        likeness = score(hit["prior"], largest, record).removeprefix("score ")
+        line.append(f"{likeness} by likeness ", style="dim")
     if hit["stability"] is not None:
         line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
     line.append(one_line(hit["document"]), style="bold")

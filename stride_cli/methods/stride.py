@@ -41,7 +41,7 @@ class StrideMethod:
                                         `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
-    prior : str, optional               "tfidf" or "pairs": what is shared with the query is added, see
+    prior : str, optional               "tfidf", "pairs" or "states": likeness to the query is added, see
                                         `stride_cli.attribution.prior`
     halves : int                        also recover from so many random halves of the subsets, for the
                                         queries' reliability, (Q,) in `reliability` once they are scored

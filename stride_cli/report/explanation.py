@@ -172,7 +172,7 @@ def flags(hit: Mapping[str, Any]) -> list[str]:
     if hit["neighbours"]:
         found.append(_count(hit["neighbours"], "indistinguishable chunk"))
     if hit.get("prior") and not hit["influence"] and not hit["backfilled"]:
-        found.append("by overlap only")
+        found.append("by likeness only")
     return found
 
 

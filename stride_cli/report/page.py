@@ -205,7 +205,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
     caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
     verdict = f"{found}: " if (found := _verdict(answer)) else ""
     hits = [*answer.supporters, *answer.opposers]
-    ranked = ", ranked by influence and overlap together" if record.get("prior") else ""
+    ranked = ", ranked by influence and likeness together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
@@ -244,7 +244,7 @@ def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
         numbers.append(f'<span class="faint">{score(hit.influence, largest, record)}</span>')
     if hit.prior:
         overlap = score(hit.prior, largest, record).removeprefix("score ")
-        numbers.append(f'<span class="faint">{overlap} by overlap</span>')
+        numbers.append(f'<span class="faint">{overlap} by likeness</span>')
     if hit.stability is not None:
         numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:

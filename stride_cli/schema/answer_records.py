@@ -203,7 +203,8 @@ class AnswerRecord(TypedDict):
     prior: NotRequired[
         Annotated[
             str | None,
-            '"tfidf" or "pairs": hits are ranked by influence and overlap together; null: by influence',
+            '"tfidf", "pairs" or "states": hits are ranked by influence and likeness together; null: by '
+            "influence",
         ]
     ]
     recovery: RecoveryRecord

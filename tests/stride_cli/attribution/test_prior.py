@@ -40,3 +40,17 @@ def test_no_overlap_adds_nothing(constant):
 def test_an_unknown_prior_is_refused():
     with pytest.raises(UsageError, match="bm26"):
         Prior("bm26")
+
+
+def test_states_are_alike_as_their_cosines_say(open_task) -> None:
+    from stride_cli.methods.protocol import score_all
+    from stride_cli.methods.registry import open_method
+
+    task, queries = open_task()
+    prior = Prior("states")
+    prior.fit(task)
+    found = prior.similarity(queries)
+    method = open_method("featsim")
+    method.fit(task)
+    np.testing.assert_allclose(found, np.maximum(score_all(method, queries), 0) ** 4, rtol=1e-4, atol=1e-6)
+    assert found.shape == (len(queries), task.n_chunks) and found.max() <= 1.001

@@ -147,9 +147,9 @@ def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
     ]
     found = replace(plain, supporters=hits, prior="tfidf", reliability=0.71)
     text = " ".join(shown(160, found, verbose=True).split())
-    assert "documents that support this, ranked by influence and overlap together" in text
-    assert "score +100 +31 by overlap in 85% of halves history/one" in text
-    assert "by overlap only" in text and "halves of the subsets predict each other at r = 0.71" in text
+    assert "documents that support this, ranked by influence and likeness together" in text
+    assert "score +100 +31 by likeness in 85% of halves history/one" in text
+    assert "by likeness only" in text and "halves of the subsets predict each other at r = 0.71" in text
     assert "overlap" not in shown(160) and "predict each other" not in shown(160, found)
 
 

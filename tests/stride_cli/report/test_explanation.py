@@ -117,7 +117,7 @@ def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
 
 def test_a_document_known_by_its_words_alone_says_so(record) -> None:
     hit = record([0.0])["hits"][0] | {"backfilled": False, "prior": 0.1}
-    assert flags(hit) == ["by overlap only"]
+    assert flags(hit) == ["by likeness only"]
     assert flags(hit | {"influence": 0.2}) == []
 
 

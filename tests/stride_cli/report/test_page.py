@@ -152,7 +152,7 @@ def test_second_opinions_and_a_prior_are_shown(record) -> None:
     known |= {"reliability": 0.8, "prior": "tfidf"}
     known["hits"][0] |= {"prior": 0.125, "stability": 0.9}
     page = render_report([from_record(known)], title="x")
-    assert "ranked by influence and overlap together" in page and "+16 by overlap" in page
+    assert "ranked by influence and likeness together" in page and "+16 by likeness" in page
     assert "in 90% of halves" in page
 
 
