@@ -26,7 +26,7 @@ _TOKENS = 8192  # padded, of one forward pass
 class AlikeStates:
     """How alike the states are from which the model predicts a chunk's scored tokens and a query's.
 
-        score_i = max(0, cos(h_i, h_x))^4
+        score_i = max(0, cos(h_i, h_x))^8
 
     h is the mean, over the positions that predict a scored token, of what the output head reads. Two texts
     that share no word have states alike where the model is about to say the same.
@@ -55,7 +55,7 @@ class AlikeStates:
             rows = np.arange(start, min(start + QUERY_BLOCK, len(queries)))
             groups = [self._states(queries.batch(group)) for group in queries.groups(_TOKENS, rows)]
             cosines = self._table.products(np.concatenate(groups))
-            yield np.square(np.square(np.maximum(cosines, 0.0)))
+            yield np.maximum(cosines, 0.0) ** 8
 
     def _states(self, batch: Batch) -> np.ndarray:
         lengths = np.full(len(batch.ids), batch.ids.shape[1])  # padding is not scored

@@ -7,11 +7,12 @@ parameters, K = 1,068, 251,168 gates) the rounding moved what the subsets measur
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from stride_cli import side_by_side
 
 if TYPE_CHECKING:
     import torch
@@ -104,14 +105,13 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
     # with a step for every 256, stay in the cache while a thread's gates pass once
     parts = np.array_split(np.arange(len(gates)), min(torch.get_num_threads(), len(gates)))
     rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
-    with ThreadPoolExecutor(len(rows)) as pool:
-        for start in range(0, len(gradients), _QUERIES_AT_ONCE):
-            some = slice(start, start + _QUERIES_AT_ONCE)
-            numbers, steps = _narrowed(gradients[some])
-            found = np.empty((len(gates), len(numbers)))
-            read = [(gates.values[part], gates.scale[part], numbers, steps, found[part]) for part in rows]
-            list(pool.map(packed_product, *zip(*read, strict=True)))
-            responses[some] = found.T
+    for start in range(0, len(gradients), _QUERIES_AT_ONCE):
+        some = slice(start, start + _QUERIES_AT_ONCE)
+        numbers, steps = _narrowed(gradients[some])
+        found = np.empty((len(gates), len(numbers)))
+        read = [(gates.values[part], gates.scale[part], numbers, steps, found[part]) for part in rows]
+        side_by_side.each(lambda piece: packed_product(*piece), read)
+        responses[some] = found.T
     return responses
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from stride_cli import side_by_side
 
 if TYPE_CHECKING:
     import torch
@@ -143,22 +144,23 @@ class KeptGradients:
         wide = [np.ascontiguousarray(query.numpy()) for query in queries]
         where = sorted((*found.places[row], at) for at, row in enumerate(rows.tolist()))
 
-        def multiply(slab: _Slab, inside: np.ndarray, at: np.ndarray) -> None:
+        def multiply(piece: tuple[int, list[int], list[int]]) -> None:
             from stride_cli.operators.gate_kernels import narrow_product
 
+            slab, inside, at = found.slabs[piece[0]], np.array(piece[1]), np.array(piece[2])
             own = np.ascontiguousarray(wanted[:, at].T)
             for number, query in enumerate(wide):
                 part = np.empty(own.shape)
                 narrow_product(slab.values[number], slab.scale[number], inside, query, own, part)
                 products[number][:, at] = part.T
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            tasks = [
-                pool.submit(multiply, found.slabs[slab], np.array(inside), np.array(at))
-                for slab, inside, at in _by_slab(where)
-            ]
-            for task in tasks:
-                task.result()
+        pieces, shares = list(_by_slab(where)), torch.get_num_threads()
+
+        def multiply_all(own: Sequence[tuple[int, list[int], list[int]]]) -> None:
+            for piece in own:
+                multiply(piece)
+
+        side_by_side.each(multiply_all, [pieces[first::shares] for first in range(shares)])
         return products
 
 

@@ -17,7 +17,6 @@ leading directions of one quarter hold 4 % of the others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from index_format.errors import IndexDamaged
+from stride_cli import side_by_side
 from stride_cli.output import note
 from stride_cli.randomness import stream
 
@@ -298,8 +298,4 @@ def scan(
     words = np.require(codes, requirements=["C", "A"]).view(np.uint64)
     parts = np.array_split(np.arange(len(words)), max(1, min(torch.get_num_threads(), len(words))))
     rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-    if len(rows) == 1:
-        sign_products(words, step, planes, units, found)
-        return
-    with ThreadPoolExecutor(max(1, len(rows))) as pool:
-        list(pool.map(lambda own: sign_products(words[own], step[own], planes, units, found[:, own]), rows))
+    side_by_side.each(lambda own: sign_products(words[own], step[own], planes, units, found[:, own]), rows)

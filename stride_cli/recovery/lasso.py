@@ -18,13 +18,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from stride_cli import side_by_side
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
 from stride_cli.recovery.problem import LassoSettings, Problem, Solution
@@ -153,23 +154,23 @@ def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on:
     Problems that are `going_on` to another λ afterwards keep what the last pass saw.
     """
     count = max(1, min(len(problems), os.cpu_count() or 1))
-    with ThreadPoolExecutor(max_workers=count) as workers:
-        while waiting := [problem for problem in problems if not problem.done]:
-            floors = [problem.floor() for problem in waiting]
-            residuals = [problem.pool.residual for problem in waiting]
-            room = max(problem.capacity for problem in waiting)
-            found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
-            if len(problems) == 1:
-                problems[0].absorb(next(found), floors[0])
-                continue
-            under_way: deque[Future[None]] = deque()
+    while waiting := [problem for problem in problems if not problem.done]:
+        floors = [problem.floor() for problem in waiting]
+        residuals = [problem.pool.residual for problem in waiting]
+        room = max(problem.capacity for problem in waiting)
+        found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
+        if len(problems) == 1:
+            problems[0].absorb(next(found), floors[0])
+            continue
+        under_way: deque[Future[None]] = deque()
+        try:
             for problem, floor in zip(waiting, floors, strict=True):
                 if len(under_way) > count:  # what waits takes memory
                     under_way.popleft().result()
                 absorb = problem.absorb if going_on else partial(_absorb_and_rest, problem)
-                under_way.append(workers.submit(absorb, next(found), floor))
-            for task in under_way:
-                task.result()
+                under_way.append(side_by_side.start(absorb, next(found), floor))
+        finally:
+            side_by_side.settle(under_way)
 
 
 def _absorb_and_rest(problem: Problem, found: Candidates, floor: float) -> None:

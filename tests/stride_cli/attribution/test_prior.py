@@ -52,5 +52,5 @@ def test_states_are_alike_as_their_cosines_say(open_task) -> None:
     found = prior.similarity(queries)
     method = open_method("featsim")
     method.fit(task)
-    np.testing.assert_allclose(found, np.maximum(score_all(method, queries), 0) ** 4, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found, np.maximum(score_all(method, queries), 0) ** 8, rtol=1e-4, atol=1e-6)
     assert found.shape == (len(queries), task.n_chunks) and found.max() <= 1.001
