@@ -34,7 +34,7 @@ def blocks(page: str) -> list[str]:
 
 
 INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
-_, EXPLAINED, UNKNOWN, LOOKED_AT = blocks("docs/tutorial.md")
+_, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
 _, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
@@ -128,6 +128,9 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     assert known["verdict"] == "clear" and known["hits"][0]["document"] == "history/french-revolution"
     (unknown,) = _values(shell(UNKNOWN, demonstrated))
     assert unknown["verdict"] == "guessing"
+    (compared,) = _values(shell(COMPARED, demonstrated))
+    assert compared["hits"][0]["document"] == "history/french-revolution"
+    assert compared["comparison"]["probability"] > 0.5 > compared["comparison"]["other_probability"]
     assert [each["schema"] for each in _values(shell(LOOKED_AT, demonstrated))]
     # everything is there: it only asks
     facts = [json.loads(line) for line in shell(f"{command} --all", demonstrated).splitlines()]

@@ -82,7 +82,10 @@ def odds(comparison: Mapping[str, Any]) -> str:
         f"{comparison[token]!r} {comparison[likely]:.2g}"
         for token, likely in (("token", "probability"), ("other_token", "other_probability"))
     )
-    return f"where they part: probability of {own}, of {other}"
+    said = f"where they part: probability of {own}, of {other}"
+    if comparison["probability"] < comparison["other_probability"]:
+        said += " (the model would rather say that)"
+    return said
 
 
 def found_of(recall: Mapping[str, Any]) -> str:
