@@ -58,7 +58,7 @@ class _Found:
     judging: float  # seconds that these took longer than the reading
 
 
-def _found(
+def _paired(
     attributed: tuple[_Asked, Attribution] | Refused, halves: Halves | Refused | None, waited: float
 ) -> _Found | Refused:
     if isinstance(attributed, Refused):
@@ -406,7 +406,7 @@ class Session:
             start = clock()
             judged = judging.result()
             waited = (clock() - start) / max(1, len(measured))
-        found = iter([_found(*pair, waited) for pair in zip(attributed, judged, strict=True)])
+        found = iter([_paired(*pair, waited) for pair in zip(attributed, judged, strict=True)])
         for each in asked:
             outcome: _Found | Refused = next(found) if isinstance(each, _Asked) else each
             if isinstance(outcome, Refused):
