@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.answer import Answer, Refused
+from stride_cli.attribution.asking import OF_A_PROMPT, Asked, Asking, Found
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.errors import QueryError, StrideError
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
@@ -35,35 +35,6 @@ if TYPE_CHECKING:
 
 _SPOT_CHECK = 16
 _TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
-_OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A prompt with its response, what the subsets say of it, and the seconds of each stage."""
-
-    query: Query
-    batch: Batch
-    measured: Measured
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A prompt's influences, and second opinions on them where these are asked for."""
-
-    asked: _Asked
-    attribution: Attribution
-    halves: Halves | None
-    judging: float  # seconds that these took longer than the reading
-
-
-def _paired(
-    attributed: tuple[_Asked, Attribution] | Refused, halves: Halves | Refused | None, waited: float
-) -> _Found | Refused:
-    if isinstance(attributed, Refused):
-        return attributed
-    return halves if isinstance(halves, Refused) else _Found(*attributed, halves, waited)
 
 
 @dataclass
@@ -284,6 +255,7 @@ class Session:
         """
         options = options or QueryOptions()
         attributor = self.attributor(options)
+        asking = Asking(attributor, options, self.build, self._spot_check, clock)
         together = min(together or _TOGETHER, attributor.together) if attributor.reads else 1
         arriving, broken, ended = iter(prompts), None, False
         while not ended and broken is None:
@@ -298,190 +270,39 @@ class Session:
             if not taken:
                 break
             with progress("asking the model"):
-                asked = self._asked(attributor, taken, options, clock)
+                asked = asking.measured(taken)
             if stop:
                 bad = next((place for place, each in enumerate(asked) if isinstance(each, Refused)), None)
                 if bad is not None:
                     asked, ended = asked[: bad + 1], True
-            for outcome in self._answers(attributor, asked, options, clock):
+            for outcome in self._answers(asking, asked):
                 yield outcome
                 if stop and isinstance(outcome, Refused):
                     return
         if broken is not None:
             raise broken
 
-    def _asked(
-        self,
-        attributor: Attributor,
-        prompts: Sequence[Mapping[str, Any] | StrideError],
-        options: QueryOptions,
-        clock: Callable[[], float],
-    ) -> list[_Asked | Refused]:
-        """Prompts' responses, and what the subsets say of them: of all together, where nothing hinders it."""
-        start = clock()
-        built = self.build([prompt for prompt in prompts if not isinstance(prompt, StrideError)], options)
-        generated = clock()
-        queries = [query for query in built if not isinstance(query, StrideError)]
-        measured = iter(self._measured(attributor, queries, options))
-        outcomes = iter(
-            [next(measured) if not isinstance(each, StrideError) else Refused(each) for each in built]
-        )
-        seconds = {
-            "generate": (generated - start) / max(1, len(built)),
-            "measure": (clock() - generated) / max(1, len(queries)),
-        }
-        found: list[_Asked | Refused] = []
-        for prompt in prompts:
-            each = Refused(prompt) if isinstance(prompt, StrideError) else next(outcomes)
-            found.append(each if isinstance(each, Refused) else _Asked(*each, seconds))
-        return found
-
-    def _measured(
-        self, attributor: Attributor, queries: Sequence[Query], options: QueryOptions
-    ) -> list[tuple[Query, Batch, Measured] | Refused]:
-        """What the subsets say of queries, and each as a batch that remembers its gradient.
-
-        Queries of about one length are measured in one pass over the gates.
-        """
-        from stride_cli.data.batches import little_padding
-
-        found: dict[int, tuple[Query, Batch, Measured] | Refused] = {}
-        # a spot check and an exact measurement's agreement are of one query
-        apart = options.check or attributor.method != "linear"
-        single = [place for place, query in enumerate(queries) if apart or query.parts]
-        plain = [place for place, query in enumerate(queries) if not (apart or query.parts)]
-        groups = little_padding([len(queries[place].ids) for place in plain])
-        for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
-            outcomes = self._measured_together(attributor, [queries[place] for place in group], options)
-            found.update(zip(group, outcomes, strict=True))
-        return [found[place] for place in range(len(queries))]
-
-    def _measured_together(
-        self, attributor: Attributor, queries: Sequence[Query], options: QueryOptions
-    ) -> list[tuple[Query, Batch, Measured] | Refused]:
-        """Of queries in one batch; where they cannot be measured together, of each alone."""
-        from stride_cli.data.batches import RememberingBatch
-        from stride_cli.data.query_set import QuerySet
-        from stride_cli.operators.linear_response import each_remembering
-
-        check = self._spot_check() if options.check else None
-        single = len(queries) == 1
-        try:
-            rows = range(len(queries))
-            batch = queries[0].batch() if single else QuerySet.from_queries(queries).batch(rows)
-            whole = RememberingBatch.of(batch)
-            measured = attributor.measure([whole], check=check)
-        except _OF_A_PROMPT as error:
-            if single:
-                return [Refused(error)]
-            parts = [self._measured_together(attributor, [query], options) for query in queries]
-            return [found for part in parts for found in part]
-        batches = [whole] if single else each_remembering(whole, [query.batch() for query in queries])
-        return [
-            (
-                query,
-                own,
-                replace(
-                    measured,
-                    responses=measured.responses[row : row + 1],
-                    losses=measured.losses[row : row + 1],
-                ),
-            )
-            for row, (query, own) in enumerate(zip(queries, batches, strict=True))
-        ]
-
-    def _answers(
-        self,
-        attributor: Attributor,
-        asked: Sequence[_Asked | Refused],
-        options: QueryOptions,
-        clock: Callable[[], float],
-    ) -> Iterator[Answer | Refused]:
+    def _answers(self, asking: Asking, asked: Sequence[Asked | Refused]) -> Iterator[Answer | Refused]:
         """The outcomes of prompts, of which those that are measured are answered together."""
-        measured = [each for each in asked if isinstance(each, _Asked)]
-        # halves are solved by one core while the other waits for memory that delivers chunks' gradients
-        with progress("finding documents"), ThreadPoolExecutor(1) as beside:
-            judging = beside.submit(self._judged, attributor, measured, options)
-            attributed = self._found(attributor, measured, clock)
-            start = clock()
-            judged = judging.result()
-            waited = (clock() - start) / max(1, len(measured))
-        found = iter([_paired(*pair, waited) for pair in zip(attributed, judged, strict=True)])
+        with progress("finding documents"):
+            found = iter(asking.found([each for each in asked if isinstance(each, Asked)]))
         for each in asked:
-            outcome: _Found | Refused = next(found) if isinstance(each, _Asked) else each
+            outcome: Found | Refused = next(found) if isinstance(each, Asked) else each
             if isinstance(outcome, Refused):
                 yield outcome
                 continue
             try:
-                answer = self._answer(attributor, outcome, options, clock)
-            except _OF_A_PROMPT as error:
+                answer = self._answer(asking, outcome)
+            except OF_A_PROMPT as error:
                 yield Refused(error)
             else:
                 yield answer
 
-    def _found(
-        self, attributor: Attributor, asked: Sequence[_Asked], clock: Callable[[], float]
-    ) -> list[tuple[_Asked, Attribution] | Refused]:
-        """Influences on each; where they cannot be found of all together, of each alone."""
-        if not asked:
-            return []
-        try:
-            return list(self._found_together(attributor, asked, clock))
-        except _OF_A_PROMPT as error:
-            if len(asked) == 1:
-                return [Refused(error)]
-        return [found for each in asked for found in self._found(attributor, [each], clock)]
-
-    def _found_together(
-        self, attributor: Attributor, asked: Sequence[_Asked], clock: Callable[[], float]
-    ) -> Iterator[tuple[_Asked, Attribution]]:
-        """Influences on prompts that are measured; of what is done together each has its part of the time."""
-        import numpy as np
-
-        from stride_cli.data.query_set import QuerySet
-
-        queries = [each.query for each in asked]
-        start = clock()
-        reached: dict[str, float] = {}
-        attributions = attributor.influences(
-            QuerySet.from_queries(queries),
-            [each.batch for each in asked],
-            np.concatenate([each.measured.responses for each in asked]),
-            reached=lambda stage: reached.__setitem__(stage, clock()),
-        )
-        shared = {"recover": reached["recover"] - start}
-        if attributor.reads:
-            shared["read"] = reached["read"] - reached["recover"]
-        for each, found in zip(asked, attributions, strict=True):
-            seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
-            yield replace(each, seconds=seconds), found
-
-    def _judged(
-        self, attributor: Attributor, asked: Sequence[_Asked], options: QueryOptions
-    ) -> list[Halves | Refused | None]:
-        """Second opinions, where they are asked for; of all together, or of each alone."""
-        import numpy as np
-
-        if not options.halves or not asked:
-            return [None] * len(asked)
-        responses = np.concatenate([each.measured.responses for each in asked])
-        try:
-            return [*attributor.halves(responses, options.halves)]
-        except _OF_A_PROMPT as error:
-            if len(asked) == 1:
-                return [Refused(error)]
-        return [found for each in asked for found in self._judged(attributor, [each], options)]
-
-    def _answer(
-        self,
-        attributor: Attributor,
-        outcome: _Found,
-        options: QueryOptions,
-        clock: Callable[[], float],
-    ) -> Answer:
+    def _answer(self, asking: Asking, outcome: Found) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.recovery.ranking import rank_documents, told_apart
 
+        attributor, options, clock = asking.attributor, asking.options, asking.clock
         asked, found, halves = outcome.asked, outcome.attribution, outcome.halves
         query, measured, start = asked.query, asked.measured, clock()
         responses = measured.responses[0]
@@ -574,7 +395,7 @@ class Session:
             options=options or RecoveryOptions(),
         )
 
-    def _other_loss(self, asked: _Asked) -> float | None:
+    def _other_loss(self, asked: Asked) -> float | None:
         """Nats of the token that the response is compared with; None where it is with nothing."""
         from stride_cli.operators.linear_response import gradients_with_loss
 

@@ -149,17 +149,16 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
 
 def test_what_fails_for_one_is_found_for_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where influences cannot be found of several prompts together."""
-    from stride_cli.attribution.session import Session as Real
+    from stride_cli.attribution.asking import Asking
 
-    def together(self: Any, attributor: Any, asked: Any, clock: Any) -> Any:
+    def together(self: Any, asked: Any) -> Any:
         if any(each.bad for each in asked):
             raise NumericalError("not finite", fix="fp32")
         return [(each, "found") for each in asked]
 
-    monkeypatch.setattr(Real, "_found_together", together)
+    monkeypatch.setattr(Asking, "_together", together)
     asked: Any = [SimpleNamespace(bad=number == 1) for number in range(3)]
-    session = Real.__new__(Real)
-    attributor: Any = None
-    first, second, third = session._found(attributor, asked, lambda: 0.0)
+    asking = Asking.__new__(Asking)
+    first, second, third = asking._attributed(asked)
     assert first == (asked[0], "found") and third == (asked[2], "found")
     assert isinstance(second, Refused) and second.error.message == "not finite"
