@@ -367,7 +367,7 @@ def test_the_interface_is_described_route_by_route(client: Any) -> None:
         (b'{"prompt": "a", "top": 1.5}', 400, "'top' is a number"),
         (b'{"prompt": "a", "top": true}', 400, "'top' is true"),
         (b'{"prompt": "a", "lambda_ratio": 1e999}', 400, "'lambda_ratio' is inf"),
-        (b'{"prompt": "a", "prior": "none"}', 400, "tfidf or pairs"),
+        (b'{"prompt": "a", "prior": "none"}', 400, "tfidf, pairs or states"),
         (b'{"prompt": "a", "passages": "all"}', 400, "carrying, like or none"),
         (b'{"prompt": "a", "passages": false}', 400, "'passages' is false"),
         (b'{"prompt": "a", "span": "b", "response": "c"}', 422, "not in the response"),
