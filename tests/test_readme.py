@@ -50,6 +50,7 @@ RUN = {
     PROVE,
     EXPLAINED,
     UNKNOWN,
+    COMPARED,
     LOOKED_AT,
     ADAPTED,
     CHECKPOINTS,
