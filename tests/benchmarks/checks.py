@@ -122,10 +122,11 @@ def run(index: Path, prompt: str, repeats: int) -> dict[str, Any]:
 
 
 def _ask(index: Path, prompt: str, home: Path, *, looks: bool = True) -> dict[str, float]:
-    """One query in a process of its own, with this cache directory: what it took, and of that the checks."""
+    """One query in a process of its own, which remembers there: what it took, and of that the checks."""
     environment = {
         **os.environ,
         "XDG_CACHE_HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
         "NUMBA_CACHE_DIR": str(kernel_cache() or ""),
         "STRIDE_NO_PROGRESS": "1",
     }
