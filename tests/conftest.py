@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.prepared import Prepared
@@ -29,6 +30,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
 # a fifth of what answers are held against after each stride train; tests of verdicts ask for all of them
 os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
+
+# how long an example takes is the machine's business
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # a shell that starts the tests in the background has them ignore Ctrl-C, and so would all that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
