@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,8 +86,6 @@ class Answer:
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
-        import math
-
         solution, verdict = self.solution, self.verdict
         factor = 1.0 if self.scale is None else self.scale.slope
         line = None if self.line is None else factor * self.line

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-PRIORS = ("tfidf", "pairs", "states")
+_SIMILARITIES: dict[str, Any] = {"tfidf": TfIdf, "pairs": SharedPairs, "states": AlikeStates}
+PRIORS = tuple(_SIMILARITIES)
 """Names, by what they compare; with what weight: `stride_cli.attribution.defaults`."""
 _STRONGEST = 100  # chunks that words are counted of, the paper's setting: weak overlap is no evidence
-
-
-_SIMILARITIES: dict[str, Any] = {"tfidf": TfIdf, "pairs": SharedPairs, "states": AlikeStates}
 
 
 def check_prior(name: str) -> None:

@@ -475,13 +475,9 @@ class Session:
             prior.fit(self.workspace)
             self.priors[name] = prior
         # of several sequences each by itself; not of what a response is compared with
-        said = [part for part in query.parts if part.share > 0]
-        if said:
-            ids, weights = [part.ids for part in said], [part.weights for part in said]
-            asked = QuerySet(ids, weights, [query.prompt] * len(said))
-        else:
-            asked = QuerySet.from_queries([query])
-        shares = [part.share for part in said] or [1.0]
+        said = [part for part in query.sequences if part.share > 0]
+        ids, weights = [part.ids for part in said], [part.weights for part in said]
+        asked, shares = QuerySet(ids, weights, [query.prompt] * len(said)), [part.share for part in said]
         similarity = np.average(self.priors[name].similarity(asked), axis=0, weights=shares)[None]
         return attributor.with_prior([found], similarity, name)[1][0]
 

@@ -79,6 +79,11 @@ class Query:
     comparison: Comparison | None = None
     count: int = 1
 
+    @property
+    def sequences(self) -> tuple[Part, ...]:
+        """What its loss is the weighted sum over: its parts, or itself alone."""
+        return self.parts or (Part(self.ids, self.weights, 1.0),)
+
     def batch(self) -> Batch:
         """The query as a batch: of one row, or of one for each of its parts."""
         if not self.parts:
@@ -137,11 +142,7 @@ def pooled(queries: Sequence[Query]) -> Query:
     ----------
     queries : one or more, in order
     """
-    shares = [
-        replace(part, share=part.share / len(queries))
-        for query in queries
-        for part in query.parts or (Part(query.ids, query.weights, 1.0),)
-    ]
+    shares = [replace(part, share=part.share / len(queries)) for query in queries for part in query.sequences]
     return Query(
         "\n".join(query.prompt for query in queries),
         "\n".join(query.response for query in queries),
