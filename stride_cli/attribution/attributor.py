@@ -316,9 +316,9 @@ class Attributor:
 
     def halves(self, responses: np.ndarray, draws: int) -> list[Halves]:
         """Second opinions on each of Q queries, (Q, C K) responses; see `solve_halves`."""
-        from stride_cli.recovery.stability import solve_halves_together
+        from stride_cli.recovery.stability import solve_halves
 
-        return solve_halves_together(
+        return solve_halves(
             self.designs.each,
             self.explained(responses),
             self.settings,

@@ -88,13 +88,14 @@ def solve_halves(
     n_subsets: int,
     seed: int,
     draws: int = 20,
-) -> Halves:
-    """The query's Lasso on each of B random halves of the subsets.
+) -> list[Halves]:
+    """Each query's Lasso on each of B random halves of the subsets, with the bits of each query alone; the
+    design is read for all of them.
 
     Parameters
     ----------
     columns, n_subsets : C designs (n, d) of K subsets each
-    y : (C K,) float                      as for `solve_models`
+    y : (Q, C K) float                    as for `solve_models`
     settings : LassoSettings              λ is the same share of each half's own λ_max; solved to `TOLERANCE`
     seed : int      of the streams ("stability", pair)
     draws : int     B
@@ -104,21 +105,6 @@ def solve_halves(
     UsageError         see `draw_halves`
     NumericalError     see `solve_lasso`
     """
-    measured = np.asarray(y)[None, :]
-    return solve_halves_together(columns, measured, settings, n_subsets=n_subsets, seed=seed, draws=draws)[0]
-
-
-def solve_halves_together(
-    columns: Sequence[Any],
-    y: np.ndarray,
-    settings: LassoSettings = LassoSettings(),
-    *,
-    n_subsets: int,
-    seed: int,
-    draws: int = 20,
-) -> list[Halves]:
-    """`solve_halves` of several queries, (Q, C K), with the bits of each alone; the design is read for all of
-    them."""
     kept = np.hstack([draw_halves(n_subsets, draws, seed, model) for model in range(len(columns))])
     measured = np.asarray(y, np.float64)
     solutions = solve_models(

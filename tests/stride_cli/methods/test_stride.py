@@ -135,9 +135,9 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
     np.testing.assert_array_equal(score_all(plain, queries), scores)
     assert plain.reliability is None
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)
-    halves = solve_halves(
+    (halves,) = solve_halves(
         [method._designs.columns],
-        y[1],
+        y[1:2],
         LassoSettings(lambda_ratio=method._defaults["lambda_ratio"]),
         n_subsets=16,
         seed=task.index.seed,

@@ -103,7 +103,7 @@ def test_stability_looks_at_documents_part_by_part() -> None:
     designs, _ = solved(200, models=1)
     owner = np.arange(200) // 2
     y = np.random.default_rng(2).normal(size=K)
-    halves = stability.solve_halves(designs, y, n_subsets=K, seed=0, draws=4)
+    (halves,) = stability.solve_halves(designs, y[None], n_subsets=K, seed=0, draws=4)
     documents = np.array([70, 3, 99])
     whole = stability.document_stability(halves, designs[0], owner, documents, top=10)
     with patch.object(stability, "_ROWS", 33):

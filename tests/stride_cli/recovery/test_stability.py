@@ -60,7 +60,9 @@ def test_what_explains_the_responses_is_stable_and_reliable():
     columns = regular_columns(400, 120, 6)
     weights = np.zeros(400)
     weights[[3, 50, 77]] = 2.0, 1.5, -1.0
-    halves = solve_halves([columns], planted(columns, 120, weights, 0.05), n_subsets=120, seed=0, draws=10)
+    (halves,) = solve_halves(
+        [columns], planted(columns, 120, weights, 0.05)[None], n_subsets=120, seed=0, draws=10
+    )
     assert halves.reliability > 0.9
     document = np.arange(400)
     found = document_stability(halves, columns, document, np.array([50, 3, 9]), top=2)
@@ -71,7 +73,9 @@ def test_what_explains_the_responses_is_stable_and_reliable():
 def test_noise_is_neither():
     columns = regular_columns(2000, 120, 6)
     y = np.random.default_rng(2).normal(size=120)
-    halves = solve_halves([columns], y, LassoSettings(lambda_ratio=0.03), n_subsets=120, seed=0, draws=10)
+    (halves,) = solve_halves(
+        [columns], y[None], LassoSettings(lambda_ratio=0.03), n_subsets=120, seed=0, draws=10
+    )
     assert halves.reliability < 0.2
     # R² of what was seen says nothing: there are weights enough to fit anything
     assert np.mean([half.r_squared for half in halves.solutions]) > 0.9
@@ -82,7 +86,9 @@ def test_noise_is_neither():
 def test_reliability_is_the_correlation_on_the_rows_left_out():
     columns = regular_columns(60, 24, 4)
     y = planted(columns, 24, np.random.default_rng(1).normal(size=60), 0.1)
-    halves = solve_halves([columns], y, LassoSettings(lambda_ratio=0.2), n_subsets=24, seed=7, draws=4)
+    (halves,) = solve_halves(
+        [columns], y[None], LassoSettings(lambda_ratio=0.2), n_subsets=24, seed=7, draws=4
+    )
     matrix = np.zeros((24, 60))
     matrix[columns.T, np.arange(60)] = 1.0
     expected = []
@@ -95,7 +101,7 @@ def test_reliability_is_the_correlation_on_the_rows_left_out():
 
 def test_constant_responses_are_not_reliable():
     columns = regular_columns(60, 24, 4)
-    assert solve_halves([columns], np.ones(24), n_subsets=24, seed=7, draws=2).reliability == 0.0
+    assert solve_halves([columns], np.ones((1, 24)), n_subsets=24, seed=7, draws=2)[0].reliability == 0.0
 
 
 def test_documents_are_counted_by_mid_rank_in_the_halves_that_measure_them():
@@ -127,8 +133,8 @@ def test_a_document_in_no_half_has_no_stability():
 def test_a_half_is_the_lasso_of_its_rows():
     columns = regular_columns(100, 30, 4)
     y = np.random.default_rng(0).normal(size=30)
-    halves = solve_halves(
-        [columns], y, LassoSettings(lambda_ratio=0.3, nonneg=True), n_subsets=30, seed=1, draws=2
+    (halves,) = solve_halves(
+        [columns], y[None], LassoSettings(lambda_ratio=0.3, nonneg=True), n_subsets=30, seed=1, draws=2
     )
     for half, kept in zip(halves.solutions, halves.kept, strict=True):
         alone = solve_batch(
