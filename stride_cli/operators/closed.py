@@ -55,6 +55,7 @@ CURVATURES = ("kronecker", "fisher", "exact")
 _FISHER_ROWS = 4096
 _FISHER_BYTES = 1 << 30
 _SPREAD_CHUNKS = 256
+_SPREAD_ROWS = 64  # of gates that are put in float64 at once
 
 
 @dataclass(frozen=True)
@@ -445,7 +446,9 @@ def _equalise(gates: list[torch.Tensor], probes: list[torch.Tensor]) -> None:
     # r_ks = a_k · g_s of subset k and probe s; its spread over k, typical over s
     spreads = []
     for gate, probe in zip(gates, probes, strict=True):
-        responses = gate @ probe.T  # (K, S)
+        # in float64: what is left of responses that are nearly alike scales all gates of the space
+        wide = probe.double().T
+        responses = torch.cat([some.double() @ wide for some in gate.split(_SPREAD_ROWS)])  # (K, S)
         deviation = (responses - responses.median(dim=0).values).abs().median(dim=0).values
         spreads.append(max(float(deviation.median()), float(np.finfo(np.float32).tiny)))
     common = float(np.exp(np.mean(np.log(spreads))))

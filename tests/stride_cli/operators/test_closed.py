@@ -224,6 +224,21 @@ def test_spaces_of_a_sum_are_put_on_one_scale(model, chunks: ChunkReader, column
     assert spreads[0] == pytest.approx(spreads[1], rel=0.02)
 
 
+def test_the_common_scale_does_not_hang_on_the_last_bits_of_gates() -> None:
+    """Responses that nearly agree over all subsets: of their difference alone the scale is made."""
+    random = np.random.default_rng(0)
+    shared = random.standard_normal(40)
+    gates = [shared + 1e-3 * random.standard_normal((130, 40)), random.standard_normal((130, 40))]
+    probes = [torch.from_numpy(random.standard_normal((20, 40)).astype(np.float32)) for _ in gates]
+    single = [torch.from_numpy(gate.astype(np.float32)) for gate in gates]
+    double, wide = [gate.double() for gate in single], [probe.double() for probe in probes]
+    closed._equalise(double, wide)
+    closed._equalise(single, probes)
+    for found, expected in zip(single, double, strict=True):
+        largest = float(expected.abs().max())
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1.5e-7 * largest)
+
+
 def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, columns) -> None:
     """A sum's gates are those of each space alone."""
     names = ("mlp-matrix", "logit", "token-logit")
