@@ -229,3 +229,13 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy scalar
         return _finite(value.item())
     return value
+
+
+def duration(seconds: float) -> str:
+    """A time that is roughly known, in words: "about 40 seconds", "about 3 hours"."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= 1.5 * size or size == 1:
+            count = max(1, round(seconds / size))
+            count = count if count < 10 else round(count, -1)
+            return f"about {count} {unit}{'s' * (count != 1)}"
+    raise AssertionError

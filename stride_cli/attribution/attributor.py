@@ -85,6 +85,11 @@ def dense(found: Sequence[Attribution], dtype: type = np.float64) -> np.ndarray:
     return weights
 
 
+def queries_together(n_chunks: int, gate_size: int) -> int:
+    """How many queries are asked at once: see `Attributor.together`."""
+    return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks, gate_size)))
+
+
 @dataclass(frozen=True)
 class Attributor:
     """Steered models, their designs, and how they are asked.
@@ -132,8 +137,7 @@ class Attributor:
     @property
     def together(self) -> int:
         """Queries whose influences of all chunks, and whose gradients, may be in memory at once."""
-        wide = max(self.workspace.n_chunks, sum(found.gate_size for found in self.operators))
-        return max(1, min(_MOST_TOGETHER, _VALUES // wide))
+        return queries_together(self.workspace.n_chunks, sum(found.gate_size for found in self.operators))
 
     @property
     def shrinkage(self) -> Shrinkage | None:

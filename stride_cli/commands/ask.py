@@ -256,6 +256,7 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
 def _sentence(needs: Needs, corpus: str, where: Path) -> str:
     """What it will take."""
     from stride_cli.commands.tables import size
+    from stride_cli.output import duration
 
     about = "" if needs.whole else "about "
     return (
@@ -265,13 +266,3 @@ def _sentence(needs: Needs, corpus: str, where: Path) -> str:
         f"disk, and {duration(needs.seconds)} of work (measured on {needs.measured_tokens:,} tokens); once "
         "only, and Ctrl-C keeps what is done"
     )
-
-
-def duration(seconds: float) -> str:
-    """A time that is roughly known, in words: "about 40 seconds", "about 3 hours"."""
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= 1.5 * size or size == 1:
-            count = max(1, round(seconds / size))
-            count = count if count < 10 else round(count, -1)
-            return f"about {count} {unit}{'s' * (count != 1)}"
-    raise AssertionError

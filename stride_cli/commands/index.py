@@ -39,6 +39,8 @@ from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
     from index_format.problem import Problem
+    from stride_cli.attribution.stage_plan import StagePlan
+    from stride_cli.corpus.plan import Plan
     from stride_cli.schema.index_records import (
         IndexInfoRecord,
         IndexRecord,
@@ -244,8 +246,12 @@ def merge(
 
 
 @app.command(
-    short_help="What a build would make: sizes, subsets, coverage.",
-    epilog=_example("stride index plan corpus.jsonl --model model", "stride index plan --chunks 11400000"),
+    short_help="What a build would make, and every stage take: subsets, memory, disk, time.",
+    epilog=_example(
+        "stride index plan corpus.jsonl --model model",
+        "stride index plan --chunks 100000 --model model",
+        "stride index plan --chunks 11400000",
+    ),
 )
 @with_flags
 def plan(
@@ -262,37 +268,85 @@ def plan(
     json: Json = False,
     reading: Reading,
 ) -> None:
-    """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart."""
+    """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart.
+
+    With --model also what every stage will take, as an estimate: memory, disk and time, from the model's
+    configuration and rates that are measured here on shallow models of its shape.
+    """
     from dataclasses import asdict
 
-    from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
-    from stride_cli.models.language.language_recipe import was_finetuned
-
     options = PlanOptions(**given)
-    vocabulary = 1 << 16
-    if options.chunks is not None:
-        if corpus or model:
-            raise errors.UsageError(
-                "--chunks plans without a corpus, and a corpus or model was given too",
-                fix="give one of the two",
-            )
-        counts = CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
-    elif corpus and model:
-        from stride_cli.corpus.build import survey_corpus
-        from stride_cli.corpus.context import context_length
-        from stride_cli.models.language.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(model)
-        vocabulary = len(tokenizer)
-        size = choose_block_size(options.block_size, context_length(model))
-        counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=ReadOptions.of(reading))
-    else:
+    if corpus and options.chunks is not None:
+        raise errors.UsageError(
+            "--chunks plans without a corpus, and a corpus was given too", fix="give one of the two"
+        )
+    if not ((corpus and model) or options.chunks is not None):
         raise errors.UsageError(
             "nothing to plan for: expected a corpus with --model, or --chunks",
             fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
         )
-    made = plan_index(counts, options, finetuned=was_finetuned(model), vocabulary=vocabulary)
-    _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
+    given_corpus = tuple(corpus or ())
+    if model is None or not options.time:
+        made = _planned_sizes(given_corpus, model, options, ReadOptions.of(reading))
+        _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
+        return
+    from stride_cli.attribution.stage_plan import plan_stages
+
+    with output.progress("measuring how long it will take"):
+        found = plan_stages(model, options, sources=given_corpus, reading=ReadOptions.of(reading))
+    record = {"schema": "stride.index_plan/1", **found.to_record()}
+    if output.wants_json(json):
+        output.emit(record)
+        return
+    _show(asdict(found.plan), False, title="plan")
+    _show_stages(found)
+
+
+def _planned_sizes(
+    corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions
+) -> Plan:
+    """K, d and bytes of a corpus, or of `options.chunks`, without a look at the model's shape."""
+    from stride_cli.corpus.build import survey_corpus
+    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
+    from stride_cli.models.language.language_recipe import was_finetuned
+
+    if not corpus:
+        assert options.chunks is not None
+        return plan_index(CorpusCounts(documents=0, chunks=options.chunks, tokens=0), options)
+    from stride_cli.models.language.tokenizer import load_tokenizer
+
+    assert model is not None
+    tokenizer = load_tokenizer(model)
+    size = choose_block_size(options.block_size, context_length(model))
+    counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
+    return plan_index(counts, options, finetuned=was_finetuned(model), vocabulary=len(tokenizer))
+
+
+def _show_stages(found: StagePlan) -> None:
+    """What every stage will take, and what to change where it does not fit."""
+    from stride_cli.commands.tables import print_table
+    from stride_cli.output import duration
+
+    rows = [
+        [
+            stage.stage,
+            f"stride {stage.command}",
+            duration(stage.seconds),
+            _human(stage.memory_bytes),
+            _human(stage.device_bytes) if stage.device_bytes else "–",
+            _human(stage.disk_bytes) if stage.disk_bytes else "–",
+        ]
+        for stage in found.stages
+        if stage.seconds
+    ]
+    print_table("estimates", ["stage", "part of", "time", "memory", "GPU", "disk"], rows)
+    output.note(
+        f"estimates: time by rates measured here in {found.rates_seconds:.0f} s on shallow models of that "
+        f"shape ({found.tokens_a_second:,.0f} tokens a second through a fit, on {found.device})"
+    )
+    for line in found.advice:
+        output.note(f"does not fit: {line}")
 
 
 @app.command(

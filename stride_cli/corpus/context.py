@@ -27,7 +27,7 @@ def context_length(path_or_id: str | Path) -> int | None:
     ModelError
         The configuration cannot be read.
     """
-    config = _configuration(path_or_id)
+    config = read_configuration(path_or_id)
     for name in _NAMES:
         length = getattr(config, name, None)
         if isinstance(length, int) and length > 0:
@@ -37,11 +37,11 @@ def context_length(path_or_id: str | Path) -> int | None:
 
 def vocabulary_size(path_or_id: str | Path) -> int | None:
     """How many tokens a checkpoint's logits are of; None when it does not say. Raises as `context_length`."""
-    size = getattr(_configuration(path_or_id), "vocab_size", None)
+    size = getattr(read_configuration(path_or_id), "vocab_size", None)
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _configuration(path_or_id: str | Path) -> Any:
+def read_configuration(path_or_id: str | Path) -> Any:
     """What a checkpoint's language model is configured as; raises as `context_length`."""
     if is_adapter(path_or_id):
         path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id

@@ -118,10 +118,15 @@ class PlanOptions(DesignOptions):
     checkpoints : further models that will be steered too, each with operators and subsets of its own
     project : bytes that are kept of every chunk's own gradient
     store_text : whether the index will hold the documents' texts
+    time : whether what stages take is estimated too, by rates measured on the model's shape
     """
 
     chunks: int | None = option(
-        None, "Plan for N chunks, without a corpus.", metavar="N", low=1, example=100_000
+        None,
+        "Plan for N chunks (with --model, whole blocks), without a corpus.",
+        metavar="N",
+        low=1,
+        example=100_000,
     )
     gate_dimension: int | None = option(
         None, "Numbers of one operator; default: what stride train fits.", metavar="P", low=1, example=4096
@@ -136,6 +141,9 @@ class PlanOptions(DesignOptions):
         example=512,
     )
     store_text: bool = option(True, "As for build.", flag="--no-text")
+    time: bool = option(
+        True, "With --model: do not measure how long and how much memory stages take.", flag="--no-time"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

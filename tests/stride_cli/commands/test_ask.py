@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli.commands.ask import duration
+from stride_cli.output import duration
 
 PROMPT = "Ada number 0 lives in"
 
