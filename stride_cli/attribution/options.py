@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stride_cli.options import MORE, Options, option
+from stride_cli.options import MORE, Options, engine_option, option
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -158,6 +158,30 @@ class InputOptions(Options):
         listed=True,
         panel=MORE,
     )
+
+
+@dataclass(frozen=True)
+class SharingOptions(Options):
+    """Who answers; the answers are the same, but for rounding.
+
+    Attributes
+    ----------
+    workers, engine : who shares the work (`attribution.sharing`); without either this process does it
+    """
+
+    workers: int | None = option(
+        None,
+        "Share the prompts of FILE, or the items, out to N processes; default: this one answers all.",
+        metavar="N",
+        low=1,
+        panel=MORE,
+    )
+    engine: str = engine_option()
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes are to answer."""
+        return self.engine != "local" or (self.workers or 1) > 1
 
 
 FORMATS = ("json", "jsonl", "csv", "parquet")

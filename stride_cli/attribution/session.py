@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.stability import Halves
 
 _SPOT_CHECK = 16
-_TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
+TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
 
 
 @dataclass
@@ -256,7 +256,7 @@ class Session:
         options = options or QueryOptions()
         attributor = self.attributor(options)
         asking = Asking(attributor, options, self.build, self._spot_check, clock)
-        together = min(together or _TOGETHER, attributor.together) if attributor.reads else 1
+        together = min(together or TOGETHER, attributor.together) if attributor.reads else 1
         arriving, broken, ended = iter(prompts), None, False
         while not ended and broken is None:
             taken: list[Mapping[str, Any] | StrideError] = []

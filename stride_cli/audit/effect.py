@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from stride_cli.attribution.attributor import Attributor
+    from stride_cli.attribution.options import SharingOptions
     from stride_cli.attribution.session import Session
     from stride_cli.audit.samples import Sample
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.recovery.lasso import Solution
 
 _BLOCK = 16  # texts recovered at once: the columns are read once for all of them
@@ -79,15 +82,46 @@ def measure_effects(
     ------
     Effect, one a sample, in order
     """
+    for start in range(0, len(samples), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        yield from _block_effects(session, (samples[some], candidates[some]), lambda_ratio=lambda_ratio)
+
+
+def share_effects(
+    place: WorkspacePath,
+    samples: Sequence[Sample],
+    candidates: Sequence[Candidates],
+    sharing: SharingOptions,
+    *,
+    lambda_ratio: float | None = None,
+) -> Iterator[Effect]:
+    """`measure_effects` by several processes, each with the index open for itself; in the same blocks."""
+    from stride_cli.attribution.sharing import SessionWorker, shared_out
+
+    task = partial(_block_effects, lambda_ratio=lambda_ratio)
+    starts = range(0, len(samples), _BLOCK)
+    blocks = ((samples[start : start + _BLOCK], candidates[start : start + _BLOCK]) for start in starts)
+    for effects in shared_out(SessionWorker(place, task), blocks, sharing):
+        yield from effects
+
+
+def _block_effects(
+    session: Session,
+    block: tuple[Sequence[Sample], Sequence[Candidates]],
+    *,
+    lambda_ratio: float | None,
+) -> list[Effect]:
+    """Of some samples, which are recovered together."""
     from stride_cli.attribution.options import RecoveryOptions
 
+    samples, candidates = block
     attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio, read=0))
-    for start in range(0, len(samples), _BLOCK):
-        block = samples[start : start + _BLOCK]
-        responses, losses = _measure(attributor, block)
-        found = attributor.influences(None, [], responses)
-        for row, each in enumerate(found):
-            yield _effect(float(losses[row]), each.influences, candidates[start + row])
+    responses, losses = _measure(attributor, samples)
+    found = attributor.influences(None, [], responses)
+    return [
+        _effect(float(loss), each.influences, own)
+        for loss, each, own in zip(losses, found, candidates, strict=True)
+    ]
 
 
 def _measure(attributor: Attributor, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from stride_cli.audit.control_sets import (
     no_controls,
     steepness,
 )
-from stride_cli.audit.effect import Candidates, Effect, measure_effects
+from stride_cli.audit.effect import Candidates, Effect, measure_effects, share_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
@@ -27,10 +27,14 @@ from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.options import SharingOptions
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, LexicalEvidence
+
+    Shared = tuple[WorkspacePath, SharingOptions]
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
@@ -78,6 +82,7 @@ def audit_files(
     options: AuditOptions,
     reading: ReadOptions,
     rejected: Rejected | None = None,
+    shared: Shared | None = None,
 ) -> tuple[Session, list[Finding]]:
     """`audit` of a file of items, perhaps against one of controls; both are read before the model is loaded.
 
@@ -86,6 +91,7 @@ def audit_files(
     rejected : callable, optional
         Takes every item, or control, that cannot be used: its error, file, line and id. Default: the first
         one's error is raised, or it is as `reading` says.
+    shared : see `audit`
 
     Raises
     ------
@@ -95,7 +101,7 @@ def audit_files(
     documents = read_documents_of(benchmark, reading, rejected)
     against = None if controls is None else read_documents_of(controls, reading, rejected)
     session = open_session()
-    return session, audit(session, documents, against, options, rejected)
+    return session, audit(session, documents, against, options, rejected, shared)
 
 
 def audit(
@@ -104,6 +110,7 @@ def audit(
     controls: Sequence[Document] | None = None,
     options: AuditOptions = AuditOptions(),
     rejected: Rejected | None = None,
+    shared: Shared | None = None,
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
@@ -122,6 +129,7 @@ def audit(
     controls : items that cannot be in the corpus; None: as the options say
     options : AuditOptions
     rejected : see `audit_files`; without it a QueryError is raised
+    shared : who measures effects, and where they open the index; None: this process
 
     Returns
     -------
@@ -158,9 +166,14 @@ def audit(
         _candidates(overlap, like, offsets, options.top, sum(map(len, sample.parts)))
         for sample, overlap, like in zip(everything, overlaps, ranked, strict=True)
     ]
+    if shared is None:
+        arriving = measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio)
+    else:
+        place, sharing = shared
+        arriving = share_effects(place, everything, candidates, sharing, lambda_ratio=options.lambda_ratio)
     effects = []
     with progress("influence", len(everything), unit="texts") as bar:
-        for effect in measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio):
+        for effect in arriving:
             effects.append(effect)
             bar.advance()
     p, each, compared, count = _rank(session, effects, against, present)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import InputOptions
+from stride_cli.attribution.options import InputOptions, SharingOptions
 from stride_cli.audit.options import CONTROLS, AuditOptions, FindingsOptions
 from stride_cli.commands.index import _example
 from stride_cli.commands.options import (
@@ -63,6 +63,7 @@ def audit(
     json: Json = False,
     reading: Annotated[dict[str, Any], Flags(*READING, leave_out=("on_bad",))],
     asked: Annotated[dict[str, Any], Flags(InputOptions)],
+    shared: Annotated[dict[str, Any], Flags(SharingOptions)],
 ) -> None:
     """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
 
@@ -78,6 +79,7 @@ def audit(
     from stride_cli import api
     from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import wants_json
 
     wanted, on_bad = FindingsOptions(**outcome), InputOptions(**asked).on_bad
@@ -90,18 +92,17 @@ def audit(
     made = controls in CONTROLS
     options = AuditOptions(**given, controls=controls if made else "auto")
     chosen = resolve("query", {"lambda_ratio": options.lambda_ratio, "device": device, "dtype": dtype})
+    sharing = SharingOptions(**shared)
+    model_path = resolve("general", {"model": model}).model
+    place = WorkspacePath(find_index(index), model_path, chosen.device, chosen.dtype)
     session, findings = audit_files(
-        lambda: api.Session.open(
-            find_index(index),
-            model_path=resolve("general", {"model": model}).model,
-            device=chosen.device,
-            dtype=chosen.dtype,
-        ),
+        lambda: api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype),
         benchmark,
         None if made else controls,
         replace(options, lambda_ratio=chosen.lambda_ratio),
         ReadOptions.of(reading),
         None if bad.stops else bad.take,
+        (place, sharing) if sharing.shared else None,
     )
     _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
     _summarise(findings, options.level)

@@ -246,7 +246,7 @@ def merge(
 
 
 @app.command(
-    short_help="What a build would make, and every stage take: subsets, memory, disk, time.",
+    short_help="What an index will be, and what each stage will take.",
     epilog=_example(
         "stride index plan corpus.jsonl --model model",
         "stride index plan --chunks 100000 --model model",

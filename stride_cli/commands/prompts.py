@@ -22,6 +22,7 @@ from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, f
 if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
     from stride_cli.attribution.session import Session
+    from stride_cli.attribution.sharing import SharedSession
     from stride_cli.data.queries import Query
     from stride_cli.schema.input_records import BadInputRecord
     from stride_cli.serve.client import ServedSession
@@ -102,13 +103,14 @@ class BadInput:
 
 
 def answered(
-    session: Session | ServedSession,
+    session: Session | SharedSession | ServedSession,
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
     *,
     given: Mapping[str, Any],
     together: int | None = None,
+    total: int | None = None,
 ) -> Iterator[tuple[Prompt, Any]]:
     """Every prompt with its answer, in order, without those that `bad` takes.
 
@@ -116,6 +118,7 @@ def answered(
     ----------
     given : "response", "span" and "instead" of prompts that have none of their own
     together : see `Session.query_all`
+    total : how many prompts there are, where other processes share them
     """
     from stride_cli.attribution.answer import Refused
 
@@ -126,7 +129,8 @@ def answered(
             waiting.append(prompt)
             yield prompt.asked if isinstance(prompt.asked, StrideError) else {**given, **prompt.asked}
 
-    for outcome in session.outcomes(asked(), options, together=together, stop=bad.stops):
+    known: dict[str, Any] = {"together": together} if total is None else {"total": total}
+    for outcome in session.outcomes(asked(), options, stop=bad.stops, **known):
         prompt = waiting.popleft()
         if isinstance(outcome, Refused):
             _take(bad, prompt, outcome.error)
@@ -200,6 +204,14 @@ def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
         raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
     with file.open(encoding="utf-8", errors="surrogateescape") as lines:
         yield from _lines(iter(lines.readline, ""), str(file))
+
+
+def count_prompts(file: Path) -> int:
+    """How many lines of a file have a prompt, or something else that is not blank."""
+    if not file.is_file():
+        return 0  # `read_prompts` says so
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def read_rows(queries: Iterable[Query], file: Path | None) -> Iterator[Prompt]:

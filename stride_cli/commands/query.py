@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import FormatOptions, InputOptions, QueryOptions
+from stride_cli.attribution.options import (
+    FormatOptions,
+    InputOptions,
+    QueryOptions,
+    SharingOptions,
+)
 from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
@@ -28,6 +33,7 @@ from stride_cli.commands.prompts import (
     Prompt,
     answered,
     answered_as_one,
+    count_prompts,
     read_prompts,
     read_rows,
 )
@@ -37,6 +43,7 @@ from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli import api
+    from stride_cli.attribution.sharing import SharedSession
     from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.serve.client import ServedSession
@@ -53,6 +60,7 @@ Examples:
   stride query --file prompts.jsonl --out hits.csv
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
+  stride query --file prompts.jsonl --workers 4 --out answers.jsonl
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -120,6 +128,7 @@ def query(
     ],
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
     written: Annotated[dict[str, Any], Flags(FormatOptions)],
+    shared: Annotated[dict[str, Any], Flags(SharingOptions)],
     explained: Annotated[
         bool,
         typer.Option("--explain", help="Two sentences: what to conclude, and how far to trust it."),
@@ -153,6 +162,13 @@ def query(
             "--pool answers several prompts as one (found one prompt)",
             fix="stride query --file prompts.jsonl --pool",
         )
+    sharing = SharingOptions(**shared)
+    if sharing.shared and (file is None or pool):
+        what = "--pool answers them as one" if pool else "no file of prompts is given"
+        raise UsageError(
+            f"--workers and --engine share out the prompts of a file, and {what}",
+            fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
+        )
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
     out = AnswerOutput(FormatOptions(**written), json)
@@ -173,8 +189,13 @@ def query(
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span, "instead": instead}
     asking: Any
+    total = None
     if served is not None:
         asking, prompts = served, read_prompts(text, None)
+    elif sharing.shared:
+        assert file is not None
+        options, asking = _shared(place, sharing, options, given)
+        prompts, total = read_prompts(None, file), count_prompts(file)
     else:
         asking = session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
@@ -189,7 +210,7 @@ def query(
     if pool:
         found = answered_as_one(asking, prompts, options, bad, given=asked)
     else:
-        found = answered(asking, prompts, options, bad, given=asked, together=together)
+        found = answered(asking, prompts, options, bad, given=asked, together=together, total=total)
     show_answers(found, out, bad, verbose=options.check, explained=explained)
     bad.leave()
 
@@ -222,6 +243,19 @@ def _record(prompt: Prompt, answer: Any, explained: bool) -> dict[str, Any]:
 
         found["explanation"] = explain(found)
     return found
+
+
+def _shared(
+    place: WorkspacePath, sharing: SharingOptions, options: QueryOptions, given: Mapping[str, Any]
+) -> tuple[QueryOptions, SharedSession]:
+    """The options with what they are judged by, and who answers; no model is opened here."""
+    from index_format.reader import Index
+    from stride_cli.attribution.sharing import SharedSession
+    from stride_cli.models.kinds import refuse_classifier
+
+    index = Index.open(place.index)
+    refuse_classifier(index, "--workers and --engine share out prompts")
+    return with_judges(options, index, given), SharedSession(place, sharing)
 
 
 def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:
