@@ -68,6 +68,37 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
             eos_token_id=1,
         ),
         "Mixtral": lambda tf: tf.MixtralConfig(**gqa, num_local_experts=3),
+        "Qwen2Moe": lambda tf: tf.Qwen2MoeConfig(
+            **gqa,
+            num_experts=3,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        ),
+        "Qwen3Moe": lambda tf: tf.Qwen3MoeConfig(
+            **gqa, head_dim=8, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16
+        ),
+        "GptOss": lambda tf: tf.GptOssConfig(
+            **gqa, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8
+        ),
+        "DeepseekV3": lambda tf: tf.DeepseekV3Config(
+            **_tiny(num_key_value_heads=4),
+            n_routed_experts=4,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            first_k_dense_replace=1,
+            kv_lora_rank=16,
+            q_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+        ),
+        # soft caps on attention and logits, windows, norms on both sides of every part
+        "Gemma2": lambda tf: tf.Gemma2Config(
+            **gqa, sliding_window=8, head_dim=8, query_pre_attn_scalar=8, pad_token_id=None
+        ),
     }
 
 

@@ -24,7 +24,8 @@ class LinearLayers:
 
     Attributes
     ----------
-    mlp : of every block the layer with which its feed-forward part writes
+    mlp : of every block the layer with which its feed-forward part writes; none of a model where a block has
+        no such part that can be told, or several (fused experts)
     all : all of them
     overwritten : those whose output the model changes in place afterwards (Falcon)
     """
@@ -35,8 +36,8 @@ class LinearLayers:
 
 
 def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[[], None]) -> LinearLayers:
-    """The linear layers of some blocks; none where a block has no feed-forward part that can be told, or
-    several (mixtures of experts).
+    """The linear layers of some blocks. Of experts those that run for some tokens only, or whose weights are
+    fused into one array, are none.
 
     Parameters
     ----------
@@ -45,16 +46,20 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
     """
     written: list[nn.Module] = []
     candidates: list[nn.Module] = []
-    for block in blocks:
+    told = True
+    for number, block in enumerate(blocks, 1):
+        named = dict(block.named_modules())
+        lists = tuple(f"{name}." for name, module in named.items() if isinstance(module, nn.ModuleList))
         layers = {
             name: module
-            for name, module in block.named_modules()
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+            for name, module in named.items()
+            if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+            and not name.startswith(lists)  # experts, each of which sees some tokens
         }
         last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
-        if len(last) != 1 or d_model not in layers[last[0]].weight.shape:
-            return LinearLayers()
-        written.append(layers[last[0]])
+        if len(last) == 1 and d_model in layers[last[0]].weight.shape:
+            written.append(layers[last[0]])
+        told = told and len(written) == number
         candidates += layers.values()
     # many families declare their layers in another order than they call them in (OPT, Phi-3, GPT-J)
     ran: list[nn.Module] = []
@@ -72,8 +77,8 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
             stack.callback(handle.remove)
         run()
     found = [module for module in ran if ran.count(module) == 1]
-    if not set(written) <= set(found):
-        return LinearLayers()
+    if not told or not set(written) <= set(found):
+        written = []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
     return LinearLayers(written, found, overwritten)
 

@@ -303,8 +303,9 @@ class CausalLM:
 
     def linear_layers(self, which: str) -> list[nn.Module]:
         """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
-        which its feed-forward part writes, or "all"; of a model with an adapter, all that this is on. Empty
-        where a block has no such part that can be told, or several (mixtures of experts)."""
+        which its feed-forward part writes (none where one has no such part that can be told, or several:
+        mixtures of experts), or "all"; of a model with an adapter, all that this is on. Fused experts are
+        no linear layers."""
         found = self._linear_layers
         return found.mlp if which == "mlp" else found.all
 

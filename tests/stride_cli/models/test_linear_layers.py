@@ -39,7 +39,11 @@ def a_batch() -> Batch:
     return Batch(np.arange(2), ids, weights)
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX", "OPT", "Falcon"])
+FAMILIES = ["Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "OPT", "Falcon", "Gemma2", "Gemma3"]
+EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)  # with experts, a step can move a token to another one
 def test_first_order_and_steered_responses_agree(name: str, make_model: Maker) -> None:
     """OPT declares its projections in another order than it calls them in."""
     model = CausalLM(make_model(name))
@@ -51,6 +55,67 @@ def test_first_order_and_steered_responses_agree(name: str, make_model: Maker) -
     steered = SteeredModel.of(model, operators)
     linear, exact = measure_linear(steered, a_batch()), measure_exact(steered, a_batch())
     np.testing.assert_allclose(exact, linear, rtol=0.05, atol=0.02 * np.abs(linear).max())
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *EXPERTS])
+def test_gradients_equal_autograd_in_the_weights(name: str, make_model: Maker) -> None:
+    """V = U = 1: a gate's gradient is then that of the layer's weights, in every layer that there is."""
+    network = make_model(name)
+    model, batch = CausalLM(network), a_batch()
+    layers = model.linear_layers("all")
+    inner = [each for each in model.blocks.modules() if isinstance(each, torch.nn.Linear) or is_conv(each)]
+    assert set(layers) == set(inner)
+    widths = [layer_widths(layer) for layer in layers]
+    space = LinearMatrixSpace.from_bases(
+        [torch.eye(read) for read, _ in widths], [torch.eye(given) for _, given in widths]
+    )
+    (gradient,), _, losses = gate_gradients(SteeredModel(model, [space], 2), batch)
+    for row in range(len(batch.ids)):
+        ids = batch.ids[row : row + 1]
+        for layer in layers:
+            layer.weight.requires_grad_(True)
+        logits = network(input_ids=ids, use_cache=False).logits[0, :-1].double()
+        loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        expected = torch.autograd.grad(loss, [layer.weight for layer in layers])
+        assert float(loss.detach()) == pytest.approx(float(losses[row]), rel=1e-5)
+        parts = gradient[row].split([read * given for read, given in widths])
+        for layer, found, own in zip(layers, parts, expected, strict=True):
+            wanted = -(own.T if is_conv(layer) else own)
+            torch.testing.assert_close(
+                found.view(wanted.shape), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())
+            )
+
+
+def is_conv(module: torch.nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"
+
+
+def test_fused_experts_are_no_linear_layers(make_model: Maker) -> None:
+    """The layers around them are, and where an expert sees every token it is the feed-forward part's."""
+    for name, written in {"Mixtral": 0, "Qwen3Moe": 0, "GptOss": 0, "Qwen2Moe": 3, "DeepseekV3": 3}.items():
+        model = CausalLM(make_model(name))
+        assert len(model.linear_layers("mlp")) == written and len(model.linear_layers("all")) >= 12
+
+
+def test_experts_of_a_list_are_left_out(make_model: Maker) -> None:
+    """Each sees some of the tokens: no rows and positions to tell them by."""
+    network = make_model("Llama")
+    for block in network.model.layers:
+        block.mlp.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+        inner = block.mlp.forward
+
+        def forward(
+            hidden: torch.Tensor, inner: Any = inner, experts: Any = block.mlp.experts
+        ) -> torch.Tensor:
+            own = hidden + 0.1
+            own[:, ::2] = experts[0](hidden[:, ::2])
+            return inner(own)
+
+        block.mlp.forward = forward
+    model = CausalLM(network)
+    names = {module: name for name, module in network.named_modules()}
+    layers = [names[layer] for layer in model.linear_layers("all")]
+    assert len(layers) == 21 and not any("experts" in name for name in layers)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT"])

@@ -16,8 +16,9 @@ from stride_cli.models.language.structure import block_stack
 
 ARCHITECTURES = [
     *("Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "NanoChat"),
-    *("Mistral", "Gemma3", "Granite", "Cohere", "OPT", "Falcon", "Mixtral"),
+    *("Mistral", "Gemma2", "Gemma3", "Granite", "Cohere", "OPT", "Falcon"),
 ]
+EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3"]
 Maker = Callable[..., Any]
 
 
@@ -25,7 +26,7 @@ def some_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 97, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERTS])
 def test_parts_equal_the_whole_at_every_layer(name: str, make_model: Maker) -> None:
     model = make_model(name)
     lm = CausalLM(model)
@@ -39,7 +40,7 @@ def test_parts_equal_the_whole_at_every_layer(name: str, make_model: Maker) -> N
         assert torch.equal(lm.logits(lm.continue_from(hidden, layer)), whole)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERTS])
 def test_batch_size_may_change_on_the_way(name: str, make_model: Maker) -> None:
     lm = CausalLM(make_model(name))
     ids = some_ids(1, 20)
@@ -49,8 +50,7 @@ def test_batch_size_may_change_on_the_way(name: str, make_model: Maker) -> None:
     assert torch.allclose(four, one.expand(4, -1, -1), atol=1e-5)
 
 
-# a step can move a token to another expert
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "Mixtral"])
+@pytest.mark.parametrize("name", ARCHITECTURES)  # with experts, a step can move a token to another one
 def test_gradient_of_the_continuation(name: str, make_model: Maker) -> None:
     lm = CausalLM(make_model(name).double())
     hidden = lm.hidden(some_ids(2, 10), 1).requires_grad_()
