@@ -44,6 +44,7 @@ _START, _SMALL_START = 3.0, 0.5  # seconds of such programs' start, where it can
 _HEAD_BYTES = 256 << 20  # of logits at once (`models.head`), which there are several of
 _HEAD_COPIES = 5
 _GRADIENT_COPIES = 5  # of chunks' gate gradients, on their way to the sums
+_NUMBERS_A_CHUNK = 24  # bytes: lengths, and the order of a pass; projections are in mapped files
 _QUERY_COPIES = 2  # of queries' gate gradients
 _BUILT = 16 << 20  # what a build holds of any corpus
 _BUILT_A_TOKEN = 40  # bytes of what is tokenised and not yet written, up to a batch
@@ -238,11 +239,10 @@ def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tup
     passing = tokens * shape.token_bytes + _GRADIENT_COPIES * 4 * held * work.gates
     passing += _HEAD_COPIES * min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
     sums = 4 * work.subsets * work.gates
-    stored = work.chunks * (work.project + 4) + shape.weight_bytes
+    numbers = _NUMBERS_A_CHUNK * work.chunks
+    stored = numbers + shape.weight_bytes
     if shape.device == "cuda":
-        return imports + sums + work.chunks * (work.project + 4), shape.weight_bytes + max(
-            observed, passing + sums
-        )
+        return imports + sums + numbers, shape.weight_bytes + max(observed, passing + sums)
     finishing = sums // 4 if work.packed else 0
     return imports + stored + max(observed, sums + max(passing, finishing)), 0
 
@@ -282,16 +282,14 @@ def advised(stages: Sequence[Stage], work: Work, free: int | None, room: int | N
     found = []
     largest = max(stages, key=lambda stage: stage.memory_bytes)
     if free is not None and largest.memory_bytes > free:
-        sums, kept = 4 * work.subsets * work.gates, work.chunks * (work.project + 4)
+        sums = 4 * work.subsets * work.gates
         what = f"{largest.stage} needs {_size(largest.memory_bytes)}, {_size(free)} are free"
-        if largest.stage != "build" and sums > max(kept, largest.memory_bytes // 3):
+        if largest.stage != "build" and sums > largest.memory_bytes // 3:
             fewer = max(1, int(work.subsets * free / largest.memory_bytes * 0.8))
             found.append(
                 f"{what}: {_size(sums)} are sums of {work.subsets:,} subsets × {work.gates:,} gates; build "
                 f"with --subsets {fewer}, or train with a smaller --buckets or --rank"
             )
-        elif largest.stage != "build" and kept > largest.memory_bytes // 3:
-            found.append(f"{what}: {_size(kept)} are projections; train with a smaller --project")
         else:
             found.append(f"{what}: give --dtype bf16, a smaller --batch-tokens, or a smaller --block-size")
     disk = sum(stage.disk_bytes for stage in stages)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
+_LOOKED_AT = 1 << 16  # chunks at once
 
 
 def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.ndarray:
@@ -222,6 +223,10 @@ def sample_size(width: int) -> int:
 def _sample(chunks: ChunkReader, seed: int, width: int, name: str = "basis sample") -> np.ndarray:
     """Random chunks that hold enough tokens for second moments of that width, ascending."""
     order = stream(seed, name).permutation(chunks.n_chunks)
-    wanted = sample_size(width)
-    enough = int(np.searchsorted(np.cumsum(chunks.lengths[order]), wanted)) + 1
-    return np.sort(order[:enough])
+    wanted, tokens = sample_size(width), 0
+    for start in range(0, len(order), _LOOKED_AT):  # not at the lengths of all, of which there may be many
+        reached = tokens + np.cumsum(chunks.lengths[order[start : start + _LOOKED_AT]])
+        if reached[-1] >= wanted:
+            return np.sort(order[: start + int(np.searchsorted(reached, wanted)) + 1])
+        tokens = int(reached[-1])
+    return np.sort(order)

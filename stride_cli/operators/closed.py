@@ -238,7 +238,8 @@ def _one_pass(
     steered = fit_spaces(model, chunks, settings)
     projector = None
     if settings.project:
-        projector = Projector(steered.gate_size, settings.project, chunks.n_chunks, settings.seed)
+        size = settings.project
+        projector = Projector(steered.gate_size, size, chunks.n_chunks, settings.seed, folder=scratch)
     found = accumulate(steered, chunks, columns, n_subsets, settings, scratch, save_seconds, projector)
     return CorpusPass(steered, *found, None if projector is None else projector.projections())
 
@@ -337,11 +338,9 @@ def accumulate(
     if any(dense):
         wanted_size = sum(size for size, needs in zip(sizes, dense, strict=True) if needs)
         limit = min(limit, max(64, _FISHER_BYTES // (4 * wanted_size)))
-    order = stream(settings.seed, "fisher chunks").permutation(chunks.n_chunks)
-    slot = np.full(chunks.n_chunks, -1, dtype=np.int64)  # which Fisher row a chunk fills
-    slot[np.sort(order[:limit])] = np.arange(min(limit, chunks.n_chunks))
-    n_fisher = min(limit, chunks.n_chunks)
     equalised = len(spaces) > 1 and not on_one_scale(settings)
+    drawn_chunks = _drawn_chunks(chunks.n_chunks, limit, settings.seed) if any(dense) or equalised else None
+    n_fisher = min(limit, chunks.n_chunks)
     n_probe = min(_SPREAD_CHUNKS, n_fisher) if equalised else 0
 
     together = steered.chunks_at_once
@@ -367,7 +366,7 @@ def accumulate(
     total = int(chunks.lengths.sum())
 
     def gradients(batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
-        draws = not sums.turn and any(dense) and (slot[batch.rows] >= 0).any()
+        draws = not sums.turn and any(dense) and (_slots(drawn_chunks, batch.rows) >= 0).any()
         return chunk_gradients(
             steered, batch, sampled=label_uniforms(settings.seed, batch) if draws else None
         )
@@ -388,12 +387,13 @@ def accumulate(
                     projector.add(batch, true)
                 loss_sum += float(loss.sum())
                 loss_count += int((batch.scored > 0).sum())
-                wanted = slot[batch.rows] >= 0
+                slot = _slots(drawn_chunks, batch.rows)  # which Fisher row each fills
+                wanted = slot >= 0
                 if not wanted.any():
                     continue
                 # the stability loss is a mean over tokens: Σ_t g_t g_tᵀ / T has the rows √T · mean gradient
                 root = batch.scored.sqrt()[:, None]
-                target, keep = torch.from_numpy(slot[batch.rows][wanted]), torch.from_numpy(wanted)
+                target, keep = torch.from_numpy(slot[wanted]), torch.from_numpy(wanted)
                 inside = target < n_probe
                 for position, gradient in enumerate(true):
                     if inside.any():
@@ -416,6 +416,19 @@ def accumulate(
                 if save_seconds:
                     pause = max(save_seconds, 20 * (last_saved - started))
     return sums.sums(), fisher, probes, loss_sum / max(1, loss_count)
+
+
+def _drawn_chunks(n_chunks: int, count: int, seed: int) -> np.ndarray:
+    """Chunks that F is estimated from, ascending."""
+    return np.sort(stream(seed, "fisher chunks").permutation(n_chunks)[:count])
+
+
+def _slots(drawn: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
+    """The place of each chunk among the drawn ones, −1 of others."""
+    if drawn is None:
+        return np.full(len(rows), -1)
+    place = np.minimum(np.searchsorted(drawn, rows), len(drawn) - 1)
+    return np.where(drawn[place] == rows, place, -1)
 
 
 def on_one_scale(settings: ClosedSettings) -> bool:

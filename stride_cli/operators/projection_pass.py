@@ -85,7 +85,7 @@ def fit_projections(
     ------
     NumericalError      a loss is not finite
     """
-    projector = Projector(steered.gate_size, size, chunks.n_chunks, seed, known)
+    projector = Projector(steered.gate_size, size, chunks.n_chunks, seed, known, scratch)
     rows = np.arange(0 if known is None else len(known), chunks.n_chunks)
     project_groups(steered, chunks, projector, chunks.plan(batch_tokens, rows), scratch, save_seconds)
     return projector.projections()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,15 +219,28 @@ class Projector:
     n_chunks : n
     seed : int                          of the folding
     known : Projections, optional       of the first chunks, by the same folding
+    folder : directory, optional        where they are kept while they are made, in mapped files: of many
+                                        chunks they were more than memory holds; default: in memory
     """
 
     def __init__(
-        self, gate_size: int, size: int, n_chunks: int, seed: int, known: Projections | None = None
+        self,
+        gate_size: int,
+        size: int,
+        n_chunks: int,
+        seed: int,
+        known: Projections | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._folding = Folding(gate_size, 8 * size, seed)
         self._seed = seed
-        self._codes = np.zeros((n_chunks, size), np.uint8)
-        self._step = np.zeros(n_chunks, np.float32)
+        if folder is None or not n_chunks:
+            self._codes = np.zeros((n_chunks, size), np.uint8)
+            self._step = np.zeros(n_chunks, np.float32)
+        else:
+            make_room(folder, n_chunks, size)
+            self._codes = np.memmap(folder / "codes", np.uint8, "r+", shape=(n_chunks, size))
+            self._step = np.memmap(folder / "step", np.float32, "r+", shape=(n_chunks,))
         if known is not None:
             self._codes[: len(known)], self._step[: len(known)] = known.codes, known.step
 
@@ -240,15 +254,28 @@ class Projector:
         self._codes[batch.rows], self._step[batch.rows] = found
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What `resume` goes on from; not a copy."""
+        """What `resume` goes on from; not a copy. Mapped files are written, and go on from what they hold:
+        what comes after it is made again."""
+        if isinstance(self._codes, np.memmap) and isinstance(self._step, np.memmap):
+            self._codes.flush()
+            self._step.flush()
+            return {}
         return {"codes": torch.from_numpy(self._codes), "step": torch.from_numpy(self._step)}
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
-        self._codes, self._step = state["codes"].numpy(), state["step"].numpy()
+        if state:  # of a pass that held them in memory
+            self._codes[:], self._step[:] = state["codes"].numpy(), state["step"].numpy()
 
     def projections(self) -> Projections:
         """What was handed in; zeros of the others."""
         return Projections(self._codes, self._step, self._seed)
+
+
+def make_room(folder: Path, n_chunks: int, size: int) -> None:
+    """Files of the projections of so many chunks, as long as they will be; what is in them stays."""
+    for name, length in (("codes", n_chunks * size), ("step", 4 * n_chunks)):
+        with (folder / name).open("ab") as file:
+            file.truncate(length)
 
 
 def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

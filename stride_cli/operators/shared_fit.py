@@ -44,7 +44,7 @@ from stride_cli.operators.bases import (
     scaling_groups,
 )
 from stride_cli.operators.closed import ClosedSettings, CorpusPass, accumulate, basis_options, weighed
-from stride_cli.operators.projections import Projections, Projector
+from stride_cli.operators.projections import Projections, Projector, make_room
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.spaces import space_from_arrays
@@ -197,13 +197,6 @@ def _write_at(descriptor: int, content: bytes, place: int) -> None:
     done = 0
     while done < len(content):
         done += os.pwrite(descriptor, content[done:], place + done)
-
-
-def make_room(folder: Path, n_chunks: int, size: int) -> None:
-    """The common arrays that `RangeProjector.write` writes to, as long as they will be."""
-    for name, length in (("codes", n_chunks * size), ("step", 4 * n_chunks)):
-        with (folder / name).open("ab") as file:
-            file.truncate(length)
 
 
 def common_projections(folder: Path, n_chunks: int, size: int, seed: int) -> Projections:

@@ -84,7 +84,7 @@ def test_memory_grows_with_what_is_held() -> None:
 
     sums = 4 * WORK.subsets * WORK.gates
     assert fit(subsets=2 * WORK.subsets) - fit() == sums
-    assert fit(chunks=2 * WORK.chunks, tokens=2 * WORK.tokens) - fit() == WORK.chunks * (WORK.project + 4)
+    assert fit(chunks=2 * WORK.chunks, tokens=2 * WORK.tokens) - fit() == 24 * WORK.chunks
     asked = [asking_memory(WORK, SHAPE, 10**8, 4096, queries)[0] for queries in (100, 200)]
     assert asked[1] - asked[0] >= 100 * 4 * WORK.gates
     on_device = SimpleNamespace(**vars(SHAPE) | {"device": "cuda"})
@@ -97,10 +97,10 @@ def test_what_does_not_fit_is_named_with_its_setting() -> None:
     assert advised(stages, WORK, 10**11, 10**11) == []
     (said,) = advised(stages, WORK, 10**9, 10**11)
     assert "--subsets" in said and "sums of 1,600 subsets × 100,000 gates" in said
-    many = replace(WORK, chunks=10**7, gates=100)
-    stages = [Stage("fit", "train", 1.0, fit_memory(many, SHAPE, 10**8, 4096)[0], 0, 10**9)]
-    assert "--project" in advised(stages, many, 10**9, 10**11)[0]
-    assert "on the disk: --no-text" in advised(stages, many, 10**12, 10**8)[0]
+    few = replace(WORK, gates=100)
+    stages = [Stage("fit", "train", 1.0, fit_memory(few, SHAPE, 10**8, 4096)[0], 0, 10**9)]
+    assert "--dtype bf16" in advised(stages, few, 10**8, 10**11)[0]
+    assert "on the disk: --no-text, a smaller --project" in advised(stages, few, 10**12, 10**8)[0]
 
 
 def test_rates_of_a_deep_model_lie_on_the_line_through_two_shallow_ones() -> None:

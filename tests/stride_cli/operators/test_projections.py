@@ -32,7 +32,7 @@ from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projection_pass import fit_projections
-from stride_cli.operators.projections import Folding, Projections, bit_planes, encode, scan
+from stride_cli.operators.projections import Folding, Projections, Projector, bit_planes, encode, scan
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.recovery.refinement import Chosen
@@ -368,3 +368,22 @@ def test_a_chunk_is_projected_as_a_sum_over_its_tokens(model, chunks: ChunkReade
     codes, step = encode(np.stack(z))
     np.testing.assert_allclose(projections.step, step, rtol=1e-3)
     assert np.unpackbits(codes ^ projections.codes, axis=1).mean() < 1e-3  # but for z next to 0
+
+
+def test_projections_in_mapped_files_are_those_in_memory(tmp_path: Path) -> None:
+    """What was saved says only that they are there; an older save, of a pass in memory, is taken over."""
+    random = np.random.default_rng(0)
+    gradients = [torch.from_numpy(random.standard_normal((30, 60)).astype(np.float32))]
+    batch = pad_batch(np.arange(30), [np.arange(4)] * 30, [np.ones(4, np.float32)] * 30)
+    held, mapped = Projector(60, 16, 30, 3), Projector(60, 16, 30, 3, folder=tmp_path)
+    for each in (held, mapped):
+        each.add(batch, gradients)
+    assert mapped.state() == {} and (tmp_path / "codes").stat().st_size == 30 * 16
+    again = Projector(60, 16, 30, 3, folder=tmp_path)
+    again.resume({})
+    (tmp_path / "older").mkdir()
+    older = Projector(60, 16, 30, 3, folder=tmp_path / "older")
+    older.resume(held.state())
+    for each in (mapped, again, older):
+        np.testing.assert_array_equal(each.projections().codes, held.projections().codes)
+        np.testing.assert_array_equal(each.projections().step, held.projections().step)
