@@ -56,8 +56,8 @@ class Shape:
     rates : Rates                  of the whole model
     spaces : of every space what it takes
     d_model, vocabulary : widths
-    tokenizer_size : tokens that a corpus can have
     weight_bytes, moment_bytes : of weights; of second moments while bases are made
+    mapped : whether weights stay in their file, mapped, as they are in the precision that is computed in
     token_bytes : of a token on its way through a pass with gradients
     has_base : whether a model before training takes part
     device : "cpu" or "cuda"
@@ -69,12 +69,17 @@ class Shape:
     spaces: list[SpaceSize]
     d_model: int
     vocabulary: int
-    tokenizer_size: int
     weight_bytes: int
     moment_bytes: int
+    mapped: bool
     token_bytes: int
     has_base: bool
     device: str
+
+    @property
+    def held_bytes(self) -> int:
+        """Of weights in memory, beside mapped files."""
+        return 0 if self.mapped else self.weight_bytes
 
     @property
     def gates(self) -> int:
@@ -205,13 +210,21 @@ def shape_of(
         spaces=spaces,
         d_model=one.d_model,
         vocabulary=one.vocab_size,
-        tokenizer_size=one.vocab_size,
         weight_bytes=deep.n_parameters * one.model.get_input_embeddings().weight.element_size(),
         moment_bytes=moments,
+        mapped=device == "cpu" and _stays_mapped(path, dtype),
         token_bytes=a_token * (DIFFERENTIATED * blocks + kept * layers),
         has_base=bool(base),
         device=device,
     )
+
+
+def _stays_mapped(path: str, dtype: Any) -> bool:
+    """Whether transformers leaves weights in their file, mapped: where they are in that precision."""
+    from stride_cli.corpus.context import read_configuration
+
+    config = read_configuration(path)
+    return not isinstance(config, SimpleNamespace) and getattr(config, "dtype", None) == dtype
 
 
 def _rates(

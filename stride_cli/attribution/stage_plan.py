@@ -240,7 +240,7 @@ def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tup
     passing += _HEAD_COPIES * min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
     sums = 4 * work.subsets * work.gates
     numbers = _NUMBERS_A_CHUNK * work.chunks
-    stored = numbers + shape.weight_bytes
+    stored = numbers + shape.held_bytes
     if shape.device == "cuda":
         return imports + sums + numbers, shape.weight_bytes + max(observed, passing + sums)
     finishing = sums // 4 if work.packed else 0
@@ -263,7 +263,7 @@ def asking_memory(work: Work, shape: Shape, imports: int, batch_tokens: int, que
     small = imports + 8 * work.chunks
     if shape.device == "cuda":
         return small + 4 * work.gates * queries, shape.weight_bytes + working
-    return small + shape.weight_bytes + working, 0
+    return small + shape.held_bytes + working, 0
 
 
 def stored_bytes(subsets: int, space: SpaceSize) -> int:
@@ -335,9 +335,10 @@ def plan_stages(
             fix="leave --model out, and give --chunks",
         )
     block = choose_block_size(options.block_size, context_length(model_path))
-    tokenising, some = 0.0, None
+    tokenising, some, vocabulary = 0.0, None, None
     if sources:
         tokenizer = load_tokenizer(model_path)
+        vocabulary = len(tokenizer)
         given: dict[str, Any] = {"block_size": block, "reading": reading or ReadOptions()}
         begun = clock()
         counts = survey_corpus(sources, tokenizer=tokenizer, **given)
@@ -350,7 +351,7 @@ def plan_stages(
         choose_design(counts.chunks, options)
         tokenising = counts.tokens / _TOKENISED
     small = _anonymous() or _SMALL_IMPORTS
-    return _planned(model_path, options, counts, some, block, (tokenising, small), clock)
+    return _planned(model_path, options, counts, some, block, (tokenising, small), vocabulary, clock)
 
 
 def _planned(
@@ -360,6 +361,7 @@ def _planned(
     some: Any,
     block: int,
     build: tuple[float, int],
+    vocabulary: int | None,
     clock: Clock,
 ) -> StagePlan:
     import shutil
@@ -387,7 +389,7 @@ def _planned(
     else:
         shape = shape.with_gates(options.gate_dimension)
     finetuned = was_finetuned(model_path)
-    plan = plan_index(counts, options, finetuned=finetuned, vocabulary=shape.tokenizer_size)
+    plan = plan_index(counts, options, finetuned=finetuned, vocabulary=vocabulary or shape.vocabulary)
     work = work_of(
         shape.deep, shape.settings, counts, subsets, [space.gates for space in shape.spaces], shape.has_base
     )

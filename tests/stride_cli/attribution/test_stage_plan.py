@@ -40,7 +40,12 @@ WORK = Work(
 )  # fmt: skip
 NOTHING = {field.name: 0.0 for field in fields(Rates)}
 SHAPE: Any = SimpleNamespace(
-    token_bytes=10_000, vocabulary=4096, moment_bytes=10**7, weight_bytes=10**8, device="cpu"
+    token_bytes=10_000,
+    vocabulary=4096,
+    moment_bytes=10**7,
+    weight_bytes=10**8,
+    held_bytes=10**8,
+    device="cpu",
 )
 
 
@@ -181,7 +186,7 @@ def test_disk_is_what_it_will_be(saved_model: Path, corpus: str, tmp_path: Path)
 
 def test_a_shape_has_the_gates_that_are_asked_for() -> None:
     spaces = [SpaceSize("mlp-matrix", 300, 1), SpaceSize("logit", 700, 1)]
-    shape = Shape(*[None] * 3, spaces, *[0] * 6, False, "cpu")  # type: ignore[arg-type]
+    shape = Shape(*[None] * 3, spaces, *[0] * 4, False, 0, False, "cpu")  # type: ignore[arg-type]
     assert [space.gates for space in shape.with_gates(500).spaces] == [150, 350]
     assert shape.with_gates(7).gates == 7
 

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,3 +245,53 @@ def test_a_real_gguf_model() -> None:
     batch = torch.tensor([ids])
     with torch.no_grad():
         assert torch.equal(lm.logits(lm.continue_from(lm.hidden(batch, 20), 20)), lm.model(batch).logits)
+
+
+_OPENED = """
+import sys
+from pathlib import Path
+from stride_cli.models.loading import load_model
+
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Rss")}
+
+def opened(path):
+    model = load_model(path, device="cpu", dtype="bf16")
+    model.hidden(torch.zeros((1, 4), dtype=torch.int64), model.n_layers)
+    return model
+
+import torch
+opened(sys.argv[1])  # imports what takes more than a small model
+before = held()
+model = opened(sys.argv[2])
+after = held()
+print(after["RssAnon"] - before["RssAnon"], after["RssFile"] - before["RssFile"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is mapped")
+def test_weights_in_half_precision_stay_in_their_file(tmp_path: Path, tokenizer: Any) -> None:
+    """They are mapped, and neither widened nor copied: what is larger than memory is read block by block."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    size = 2 * sum(parameter.numel() for parameter in model.parameters())
+    small = LlamaForCausalLM(
+        LlamaConfig(**config.to_diff_dict() | {"hidden_size": 8, "intermediate_size": 8})
+    )
+    for each, name in ((small.to(torch.bfloat16), "small"), (model, "large")):
+        each.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    opened = subprocess.run(
+        [sys.executable, "-c", _OPENED, str(tmp_path / "small"), str(tmp_path / "large")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own, mapped = map(int, opened.stdout.split())
+    assert size > 100 << 20 and mapped > 0.9 * size and own < 0.2 * size
