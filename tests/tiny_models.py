@@ -35,6 +35,8 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
     return {
         "Llama": lambda tf: tf.LlamaConfig(**gqa),
         "Qwen2": lambda tf: tf.Qwen2Config(**gqa),
+        "Qwen3": lambda tf: tf.Qwen3Config(**gqa, head_dim=8),
+        "Phi3": lambda tf: tf.Phi3Config(**gqa, pad_token_id=None),
         "Olmo2": lambda tf: tf.Olmo2Config(**gqa, pad_token_id=None),
         "GPT2": lambda tf: tf.GPT2Config(
             vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1

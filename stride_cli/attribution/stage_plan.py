@@ -40,10 +40,11 @@ _TOKENISED = 4e5  # tokens a second, of a corpus that is not there to measure it
 _TOUCHED = 2.5e9  # bytes a second of memory that is used for the first time
 _IMPORTS = 300 << 20  # of a program with torch, where the system does not say
 _SMALL_IMPORTS = 60 << 20  # without
-_START, _SMALL_START = 3.0, 0.5  # seconds of such programs' start, where it cannot be measured
+_START, _SMALL_START = 2.5, 0.4  # seconds of such programs' start, at least
 _HEAD_BYTES = 256 << 20  # of logits at once (`models.head`), which there are several of
 _HEAD_COPIES = 5
 _GRADIENT_COPIES = 5  # of chunks' gate gradients, on their way to the sums
+_READ_HEAD_COPIES, _READ_GRADIENT_COPIES = 3, 4  # where nothing is drawn, or added to sums
 _NUMBERS_A_CHUNK = 24  # bytes: lengths, and the order of a pass; projections are in mapped files
 _QUERY_COPIES = 2  # of queries' gate gradients
 _BUILT = 16 << 20  # what a build holds of any corpus
@@ -258,8 +259,9 @@ def asking_memory(work: Work, shape: Shape, imports: int, batch_tokens: int, que
     tokens = min(batch_tokens, max(group * _ASKED_TOKENS, round(held * mean)))
     if not work.reads:
         queries = group  # gradients of those before are let go
-    working = tokens * shape.token_bytes + _HEAD_COPIES * min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
-    working += 4 * work.gates * (_QUERY_COPIES * queries + _GRADIENT_COPIES * held)
+    logits = min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
+    working = tokens * shape.token_bytes + _READ_HEAD_COPIES * logits
+    working += 4 * work.gates * (_QUERY_COPIES * queries + _READ_GRADIENT_COPIES * held)
     small = imports + 8 * work.chunks
     if shape.device == "cuda":
         return small + 4 * work.gates * queries, shape.weight_bytes + working
@@ -322,6 +324,7 @@ def plan_stages(
     CorpusError      the corpus cannot be read, or has no chunk
     ModelError       the model's configuration or tokenizer cannot be read, or there is no model of its shape
     """
+    begun = clock()
     from stride_cli.corpus.build import sample_corpus, survey_corpus
     from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
@@ -338,11 +341,11 @@ def plan_stages(
     tokenising, some, vocabulary = 0.0, None, None
     if sources:
         tokenizer = load_tokenizer(model_path)
-        vocabulary = len(tokenizer)
+        vocabulary, loading = len(tokenizer), clock() - begun
         given: dict[str, Any] = {"block_size": block, "reading": reading or ReadOptions()}
         begun = clock()
         counts = survey_corpus(sources, tokenizer=tokenizer, **given)
-        tokenising = clock() - begun
+        tokenising = loading + clock() - begun
         choose_design(counts.chunks, options)  # or an error, before anything is measured
         some = sample_corpus(sources, tokenizer=tokenizer, **given)
     else:
@@ -445,7 +448,7 @@ def _stages(
         Stage("fit", "train", start + fit["fit"] + stored / _WRITTEN, *fitting, stored),
         Stage("projections", "train", fit["projections"] + kept / _WRITTEN, *fitting, kept),
         Stage("calibrate", "calibrate", calibrated, *nulls, 0),
-        Stage("query", "query", start + opening + asked["query"], *one, 0),
+        Stage("query", "query", start + asked["query"], *one, 0),  # digests have been compared before
         Stage("reading", "query", asked["reading"], *one, 0),
     ]
 

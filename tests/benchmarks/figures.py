@@ -503,7 +503,7 @@ def plan_table() -> str:
 
 
 CASES = {
-    "demo": "demo, 1.1 M parameters",
+    "demo": "demo",
     "five": "5 M parameters",
     "smollm2": "SmolLM2-135M's shape",
 }

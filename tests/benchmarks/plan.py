@@ -8,6 +8,9 @@ Predictions are made in a process of its own, which measures rates as the comman
 build`, `train --no-calibration`, `calibrate` and `query` run, one thread each. Time is processor time, of the
 rates and of the commands, so that what else the machine does enters it little; memory is the peak of a
 process's anonymous pages; disk is what files take.
+
+`--parts half`: opening, and fitting with a few chunks, a checkpoint of about a billion random parameters in
+half precision: whether its weights stay in their file, mapped, or are widened.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.output import emit, note
-from tests.benchmarks._machine import machine, resident
+from tests.benchmarks._machine import machine, resident, watched_memory
 
+PARTS = ("predict", "run", "half")
 CASES = ("demo", "five", "smollm2")
 DOCUMENTS = {"five": 360, "smollm2": 40}
 BLOCKS = {"five": 128, "smollm2": 64}
@@ -139,16 +143,82 @@ def _watched(command: list[str]) -> tuple[float, float, int, bytes]:
     return spent, time.perf_counter() - began, peak, said
 
 
+_HALF = {
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+_HALF_SPACES = "residual-matrix+logit+token-logit+pair-logit"  # without a decomposition in every block
+
+
+def make_half(folder: Path) -> None:
+    """A checkpoint of that shape, its tokenizer, and a corpus of a few documents."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from stride_cli.models.language.bpe import train_bpe
+
+    texts = [f"Ada number {number} lives in Oslo and likes to read." for number in range(9)]
+    lines = [json.dumps({"id": f"d{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
+    (folder / "half.jsonl").write_text("".join(lines))
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    model = LlamaForCausalLM(LlamaConfig(**_HALF, dtype="bfloat16"))
+    model.save_pretrained(folder / "half.model", max_shard_size="1GB")
+    train_bpe(texts, vocab_size=300, context_length=64).save_pretrained(folder / "half.model")
+
+
+def half(folder: Path) -> Iterator[dict[str, Any]]:
+    """What opening and fitting hold, of their own and mapped."""
+    import multiprocessing
+
+    import torch
+
+    from stride_cli import api
+    from stride_cli.models.loading import load_model
+
+    model_path, out = folder / "half.model", folder / "half.stride"
+    if not model_path.exists():
+        maker = multiprocessing.get_context("spawn").Process(target=make_half, args=(folder,))
+        maker.start()
+        maker.join()
+    if not out.exists():
+        api.build_index([str(folder / "half.jsonl")], model_path=str(model_path), out=out)
+
+    with watched_memory() as held:
+        model = load_model(model_path, device="cpu", dtype="bf16")
+        model.hidden(torch.zeros((1, 4), dtype=torch.int64), model.n_layers)
+    about = {
+        "what": "half",
+        "parameters": model.n_parameters,
+        "weight_megabytes": 2e-6 * model.n_parameters,
+    }
+    yield about | {"stage": "open", **held, "mapped_megabytes": resident()["mapped"] / 1e6}
+    with watched_memory() as held:
+        options = api.ClosedOptions(space=_HALF_SPACES, project=512)
+        record = api.train(out, options, model=model, overwrite=True)
+    gates = 4e-6 * record["gate_size"] * record["subsets"]
+    yield about | {"stage": "fit", **held, "gate_size": record["gate_size"], "sums_megabytes": gates}
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks plan", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where models and indexes go")
     parser.add_argument("--corpus", type=Path, help="JSON Lines of texts")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--parts", nargs="+", choices=("predict", "run"), default=["predict", "run"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["predict", "run"])
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True, exist_ok=True)
     about = machine("torch", "transformers", "numpy")
-    for case in given.cases:
+    if "half" in given.parts:
+        for record in half(given.folder):
+            emit({"benchmark": "plan", "case": "half", **record, **about})
+    for case in given.cases if {"predict", "run"} & set(given.parts) else ():
         corpus, model, block = prepare(case, given.folder, given.corpus)
         if "predict" in given.parts:
             emit({"benchmark": "plan", "case": case, **predict(case, corpus, model, block), **about})

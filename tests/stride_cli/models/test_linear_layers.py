@@ -39,7 +39,10 @@ def a_batch() -> Batch:
     return Batch(np.arange(2), ids, weights)
 
 
-FAMILIES = ["Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "OPT", "Falcon", "Gemma2", "Gemma3"]
+FAMILIES = [
+    *("Llama", "Qwen2", "Qwen3", "Mistral", "Olmo2", "Phi3", "GPT2", "GPTNeoX", "OPT", "Falcon"),
+    *("Gemma2", "Gemma3"),
+]
 EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3"]
 
 
