@@ -95,7 +95,7 @@ def _seconds(
     )
     from stride_cli.attribution.stage_rates import measure_rates, rows_to_measure
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.operators.beginnings import recorded_base
+    from stride_cli.operators.beginnings import has_beginning
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     chunks = ChunkReader(cast("Any", sample))
@@ -107,9 +107,7 @@ def _seconds(
     settings = resolve_settings(ClosedOptions(), model, index)
     rates = measure_rates(model, chunks, settings, n_subsets)
     gates = [space.gates for space in space_sizes(model, settings, sample.counts, chunks)[0]]
-    averaged = settings.residuals == "average"
-    base = recorded_base(model, tell=lambda text: None) if averaged else None  # the fit tells
-    work = work_of(model, settings, sample.counts, n_subsets, gates, base is not None)
+    work = work_of(model, settings, sample.counts, n_subsets, gates, has_beginning(model, settings))
     seconds = sum(fit_seconds(work, rates).values())
     seconds += calibration_seconds(work, rates, solving_seconds(work))
     measured = int(chunks.lengths[rows_to_measure(chunks, model.n_parameters)].sum())

@@ -176,7 +176,7 @@ def shape_of(
     """
     import torch
 
-    from stride_cli.operators.beginnings import recorded_base
+    from stride_cli.operators.beginnings import has_beginning
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,7 +202,6 @@ def shape_of(
 
     blocks = layers if kept else max(0, layers - settings.layer)
     a_token = one.model.get_input_embeddings().weight.element_size() * one.d_model
-    base = settings.residuals == "average" and recorded_base(cast("Any", one), tell=lambda text: None)
     return Shape(
         deep=deep,
         settings=settings,
@@ -214,7 +213,7 @@ def shape_of(
         moment_bytes=moments,
         mapped=device == "cpu" and _stays_mapped(path, dtype),
         token_bytes=a_token * (DIFFERENTIATED * blocks + kept * layers),
-        has_base=bool(base),
+        has_base=has_beginning(cast("Any", one), settings),
         device=device,
     )
 

@@ -98,6 +98,13 @@ def know_beginnings(
     )
 
 
+def has_beginning(model: AttributableModel, settings: Any) -> bool:
+    """Whether a fit with these settings asks the model before training, as far as the recipe says; nothing is
+    told."""
+    averaged = getattr(settings, "residuals", "final") == "average"
+    return averaged and recorded_base(model, tell=lambda text: None) is not None
+
+
 def recorded_base(model: AttributableModel, tell: Callable[[str], None] = note) -> str | None:
     """The model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others, and
     where it is gone (which is told)."""
