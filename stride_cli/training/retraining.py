@@ -104,7 +104,7 @@ def retrain(
     IndexBusy         another process is using the store
     and what training raises
     """
-    from stride_cli.training.engines import open_engine
+    from stride_cli.training.engines import default_workers, open_engine
 
     run = open_engine(engine)
     if workers is not None and workers < 1:
@@ -119,7 +119,9 @@ def retrain(
         found = {key: outcome for key in set(keys) if (outcome := kept.read(key)) is not None}
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
         names = list(missing)
-        size = max(1, trainer.at_once)
+        if engine == "local" and names:
+            workers = workers or default_workers(trainer)
+        size = _group_size(len(set(keys)), max(1, trainer.at_once), workers)
         groups = [names[start : start + size] for start in range(0, len(names), size)]
         finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
         # closed at once, whatever happens here: its workers end with it
@@ -132,6 +134,16 @@ def retrain(
                 found.update(zip(groups[number], outcomes, strict=True))
                 bar.advance(len(outcomes))
     return [found[key] for key in keys]
+
+
+def _group_size(count: int, most: int, workers: int | None) -> int:
+    """How many jobs are trained together: as many as may be, but no more than leaves the last round of groups
+    as long for every worker. Of all jobs, not of those that are missing: a run that goes on has the same
+    groups."""
+    if workers is None or count == 0:
+        return most
+    rounds = -(-count // (most * workers))
+    return -(-count // (rounds * workers))
 
 
 def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:
