@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,8 +122,8 @@ def retrain(
         names = list(missing)
         if engine == "local" and names:
             workers = workers or default_workers(trainer)
-        size = _group_size(len(set(keys)), max(1, trainer.at_once), workers)
-        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        groups = _groups(list(dict.fromkeys(keys)), max(1, trainer.at_once), workers)
+        groups = [group for whole in groups if (group := [name for name in whole if name in missing])]
         finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
         # closed at once, whatever happens here: its workers end with it
         with progress("retraining", len(keys), unit="models") as bar, contextlib.closing(finished):
@@ -136,14 +137,14 @@ def retrain(
     return [found[key] for key in keys]
 
 
-def _group_size(count: int, most: int, workers: int | None) -> int:
-    """How many jobs are trained together: as many as may be, but no more than leaves the last round of groups
-    as long for every worker. Of all jobs, not of those that are missing: a run that goes on has the same
-    groups."""
-    if workers is None or count == 0:
-        return most
-    rounds = -(-count // (most * workers))
-    return -(-count // (rounds * workers))
+def _groups(names: list[str], most: int, workers: int | None) -> list[list[str]]:
+    """Jobs that are trained together: as many as may be, but so that no worker waits while another has a
+    whole group left. Of all jobs, not of those that are missing: a run that goes on has the same groups."""
+    count = -(-len(names) // most)
+    if workers is not None:  # each as many groups as the others
+        count = min(len(names), -(-count // workers) * workers)
+    ends = [len(names) * number // count for number in range(count + 1)] if count else []
+    return [names[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:

@@ -235,7 +235,7 @@ def test_passes_and_seeds_of_a_run_have_orders_of_their_own() -> None:
         orders = []
         for seed in (0, 1):
             total, steps = planned_steps(chunks, recipe.with_seed(seed), subset=subset)
-            batches = [batch for batch, _ in steps]
+            batches = [batch for batch, _, _ in steps]
             assert len(batches) == total
             visited = np.concatenate(batches)
             orders += [visited[: len(members)], visited[len(members) : 2 * len(members)]]
