@@ -215,12 +215,15 @@ def test_a_loss_that_is_not_finite() -> None:
 def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert choose_dtype("fp32", cpu) == "fp32" and choose_dtype("bf16", cpu) == "bf16"
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    for name in names:
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
     assert choose_dtype("auto", cpu) == "fp32"
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert choose_dtype("auto", cpu) == "bf16"
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
-    assert choose_dtype("auto", cpu) == "fp32"
+    for name in names:
+        monkeypatch.setattr(torch.cpu, name, lambda: True)
+        assert choose_dtype("auto", cpu) == "bf16"
+        monkeypatch.delattr(torch.cpu, name)
+        assert choose_dtype("auto", cpu) == "fp32"
     with pytest.raises(ModelError, match="int8"):
         choose_dtype("int8", cpu)
 
