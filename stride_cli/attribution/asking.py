@@ -7,10 +7,11 @@ that has no outcome has an error in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stride_cli import side_by_side
 from stride_cli.attribution.answer import Refused
 from stride_cli.errors import NumericalError, QueryError, StrideError
 
@@ -143,13 +144,17 @@ class Asking:
 
     def found(self, asked: Sequence[Asked]) -> list[Found | Refused]:
         """Influences on prompts that were measured, with second opinions."""
+        if not self.options.halves or not asked:
+            return [_paired(each, None, 0.0) for each in self._attributed(asked)]
         # halves are solved by one core while the other waits for memory that delivers chunks' gradients
-        with ThreadPoolExecutor(1) as beside:
-            judging = beside.submit(self._judged, asked)
+        judging = side_by_side.beside(self._judged, asked)
+        try:
             attributed = self._attributed(asked)
             start = self.clock()
-            judged = judging.result()
-            waited = (self.clock() - start) / max(1, len(asked))
+        finally:
+            wait([judging])
+        judged = judging.result()
+        waited = (self.clock() - start) / len(asked)
         return [_paired(*pair, waited) for pair in zip(attributed, judged, strict=True)]
 
     def _attributed(self, asked: Sequence[Asked]) -> list[tuple[Asked, Attribution] | Refused]:
@@ -186,12 +191,10 @@ class Asking:
             seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
             yield replace(each, seconds=seconds), found
 
-    def _judged(self, asked: Sequence[Asked]) -> list[Halves | Refused | None]:
-        """Second opinions, where they are asked for; of all together, or of each alone."""
+    def _judged(self, asked: Sequence[Asked]) -> list[Halves | Refused]:
+        """Second opinions; of all together, or of each alone."""
         import numpy as np
 
-        if not self.options.halves or not asked:
-            return [None] * len(asked)
         responses = np.concatenate([each.measured.responses for each in asked])
         try:
             return [*self.attributor.halves(responses, self.options.halves)]

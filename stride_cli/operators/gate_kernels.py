@@ -118,29 +118,67 @@ def narrow_product(values, scale, rows, queries, needed, out):
     needed : (t, Q) bool
     out : (t, Q) float64
     """
-    size = values.shape[1]
     out[:] = 0
     # of one query as many streams from memory as are delivered at once; of several, their numbers are read
     # again for every group of rows
     together = _TOGETHER if len(queries) == 1 else 4 * _TOGETHER
+    wanted = np.empty((len(queries), together), np.int64)  # of a group of rows: those that each query needs
+    counts = np.empty(len(queries), np.int64)
     for first in range(0, len(rows), together):
+        for q in range(len(queries)):
+            counts[q] = 0
+            for at in range(first, min(first + together, len(rows))):
+                if needed[at, q]:
+                    wanted[q, counts[q]] = at
+                    counts[q] += 1
         for block in range(scale.shape[1]):
-            start = block * 256
-            stop = min(size, start + 256)
             for q in range(len(queries)):
-                numbers = queries[q, start:stop]
-                for at in range(first, min(first + together, len(rows))):
-                    if not needed[at, q]:
-                        continue
-                    part = values[rows[at], start:stop]
-                    total = np.float32(0)
-                    if stop - start == 256:
-                        for j in range(256):
-                            total += np.float32(part[j]) * numbers[j]
-                    else:
-                        for j in range(stop - start):
-                            total += np.float32(part[j]) * numbers[j]
-                    out[at, q] += np.float64(scale[rows[at], block]) * total
+                last = counts[q] - 1
+                # four by four: a number of the query is loaded once for four products
+                for place in range(0, counts[q], _TOGETHER):
+                    a, b = wanted[q, place], wanted[q, min(place + 1, last)]
+                    c, d = wanted[q, min(place + 2, last)], wanted[q, min(place + 3, last)]
+                    four = rows[a], rows[b], rows[c], rows[d]
+                    of_a, of_b, of_c, of_d = _four_products(values, scale, four, queries[q], block)
+                    out[a, q] += of_a
+                    if place < last:  # behind the end: the last row again
+                        out[b, q] += of_b
+                    if place + 1 < last:
+                        out[c, q] += of_c
+                    if place + 2 < last:
+                        out[d, q] += of_d
+
+
+@njit(nogil=True, inline="always", fastmath={"reassoc", "contract"})
+def _four_products(values, scale, rows, query, block):
+    # of one block of 256 of four rows, in float64; see `narrow_product`
+    start = block * 256
+    stop = min(values.shape[1], start + 256)
+    numbers = query[start:stop]
+    a, b = values[rows[0], start:stop], values[rows[1], start:stop]
+    c, d = values[rows[2], start:stop], values[rows[3], start:stop]
+    if stop - start == 256:  # a known length makes multiply-add instructions of it
+        sums = _four_sums(a, b, c, d, numbers, 256)
+    else:
+        sums = _four_sums(a, b, c, d, numbers, stop - start)
+    return (
+        np.float64(scale[rows[0], block]) * sums[0],
+        np.float64(scale[rows[1], block]) * sums[1],
+        np.float64(scale[rows[2], block]) * sums[2],
+        np.float64(scale[rows[3], block]) * sums[3],
+    )
+
+
+@njit(nogil=True, inline="always", fastmath={"reassoc", "contract"})
+def _four_sums(a, b, c, d, numbers, length):
+    of_a = of_b = of_c = of_d = np.float32(0)
+    for j in range(length):
+        number = numbers[j]
+        of_a += np.float32(a[j]) * number
+        of_b += np.float32(b[j]) * number
+        of_c += np.float32(c[j]) * number
+        of_d += np.float32(d[j]) * number
+    return of_a, of_b, of_c, of_d
 
 
 @compiled

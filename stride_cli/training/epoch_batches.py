@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.corpus.chunking import scored_positions
+from stride_cli.corpus.chunking import Chunk, scored_positions
+from stride_cli.models.language.language_recipe import Recipe
 
 _POOL_BATCHES = 64
+_LEAST_TOKENS = 5  # that are left of a chunk that is read from a later sentence on
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,38 @@ def _fill(lengths: np.ndarray, order: np.ndarray, batch_tokens: int) -> list[np.
             batches.append(chunks[first : first + fit])
             first += fit
     return batches
+
+
+def as_read(chunks: Sequence[Chunk], batch: np.ndarray, recipe: Recipe, epoch: int) -> list[Chunk]:
+    """The chunks of a batch as they are read in this pass: see recipe.LATE_RULE.
+
+    Parameters
+    ----------
+    chunks : sequence of Chunk      all n
+    batch : ndarray int64           numbers of some
+    """
+    found = [chunks[number] for number in batch]
+    late = recipe.late
+    if late is None:
+        return found
+    for place, number in enumerate(batch.tolist()):
+        begins, which = np.random.default_rng([recipe.seed, epoch, number]).random(2)
+        chunk = found[place]
+        starts = later_starts(chunk, late.ends) if begins < late.share else ()
+        if len(starts):
+            rest = np.asarray(chunk.tokens)[starts[int(which * len(starts))] :]
+            tokens = rest if late.begin is None else np.concatenate([[late.begin], rest]).astype(rest.dtype)
+            found[place] = replace(chunk, tokens=tokens, loss_start=1)
+    return found
+
+
+def later_starts(chunk: Chunk, ends: Sequence[int]) -> np.ndarray:
+    """Where a chunk may be read from, other than from its beginning: (m,) int64, ascending; nowhere, where it
+    is an answer to a prompt."""
+    if chunk.loss_start > 1 or chunk.loss_mask is not None:
+        return np.empty(0, np.int64)
+    found: np.ndarray = 1 + np.flatnonzero(np.isin(chunk.tokens[:-_LEAST_TOKENS], ends))
+    return found
 
 
 def make_batch(chunks: Sequence[Any], device: torch.device) -> Batch:

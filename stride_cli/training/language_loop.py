@@ -20,7 +20,7 @@ from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.objective import next_token_loss
 from stride_cli.models.muon import Muon, multiplies_bf16
 from stride_cli.output import Ticker
-from stride_cli.training.epoch_batches import make_batch, plan_epoch
+from stride_cli.training.epoch_batches import as_read, make_batch, plan_epoch
 from stride_cli.training.marks import NO_MARKS, Marks
 
 _LOG_LINES = 2000
@@ -126,7 +126,7 @@ def train(
     saved, spent = time.monotonic(), 0.0
     for batch in _remaining(passes, state, total):
         rate = _rate(recipe, state.step, total)
-        tensors = make_batch([chunks[i] for i in batch], device)
+        tensors = make_batch(as_read(chunks, batch, recipe, state.epoch), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.dtype == "bf16"):
             loss = next_token_loss(model, tensors)
         loss.backward()
@@ -155,15 +155,15 @@ def train(
 
 def planned_steps(
     chunks: Sequence[Any], recipe: Recipe, *, subset: np.ndarray | None = None
-) -> tuple[int, Iterator[tuple[np.ndarray, float]]]:
-    """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers) and the
-    share of the peak learning rate; CorpusError as `train`."""
+) -> tuple[int, Iterator[tuple[np.ndarray, int, float]]]:
+    """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers), its pass
+    and the share of the peak learning rate; CorpusError as `train`."""
     total, passes = _passes(chunks, recipe, subset)
 
-    def steps() -> Iterator[tuple[np.ndarray, float]]:
+    def steps() -> Iterator[tuple[np.ndarray, int, float]]:
         state = _State()
         for batch in _remaining(passes, state, total):
-            yield batch, _rate(recipe, state.step, total)
+            yield batch, state.epoch, _rate(recipe, state.step, total)
             state.step += 1
             state.pass_count += 1
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ class LanguageTrainer:
         if self.at_once == 0:
             self.at_once = _AT_ONCE if can_stack(self.recipe, self.device) else 1
         # what names files and versions does not decide a retrained model, the seed is the job's
-        kept = asdict(replace(self.recipe, seed=0, corpus={}, versions={}, base=None))
+        kept = replace(self.recipe, seed=0, corpus={}, versions={}, base=None).to_record()
         text = json.dumps([kept, self.recipe.corpus["fingerprint"], len(self.chunks)], sort_keys=True)
         self.weights_digest = hashlib.sha256(text.encode()).hexdigest()
         both = self.weights_digest + self.queries.fingerprint()

@@ -71,6 +71,14 @@ class TrainOptions(LanguageOptions):
     context: int | None = option(
         None, "Longest sequence; default 512.", low=2, high=2**20, example=512, panel=MORE
     )
+    late_starts: float | None = option(
+        None,
+        "Share of a text's readings from a later sentence on; default: half of few texts'.",
+        low=0,
+        high=1,
+        example=0.5,
+        panel=MORE,
+    )
 
 
 @dataclass(frozen=True)

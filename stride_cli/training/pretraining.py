@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from stride_cli import output
+from stride_cli.corpus.chunking import Chunk
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.models.devices import resolve_device
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import train_bpe
-from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
+from stride_cli.models.language.language_recipe import Architecture, LateStarts, Recipe, versions
 from stride_cli.models.language.nanochat import build_model, choose_architecture
 from stride_cli.training.corpus_chunks import cut, read_corpus
+from stride_cli.training.epoch_batches import later_starts
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import TrainOptions
 from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
@@ -30,6 +33,10 @@ from stride_cli.training.run_directory import RunDirectory, refuse_existing
 MUON_LR = 0.02
 ADAM_LR = {"muon+adamw": 0.03, "adamw": 0.006}
 _BLOCK_SIZE = 512
+_FEW_TOKENS = 20_000  # of a corpus whose texts are read from later sentences on too
+_LATE_PASSES = 2  # times as many passes as without: a sentence in a text's midst is learnt as its first is
+_MOST_PASSES = 60.0
+_ENDS = re.compile(r"[.!?]['\"”’)]?\s*$")  # of a token's text: a sentence may end there
 
 
 def train_model(
@@ -90,7 +97,7 @@ def train_model(
             architecture = replace(architecture, vocab=len(tokenizer))
             run.save_tokenizer(tokenizer)
             chunks, record = cut(corpus, tokenizer, block_size=min(_BLOCK_SIZE, architecture.context))
-            recipe = _resolve(options, architecture, chunks, record, dtype, tokenizer_fingerprint(tokenizer))
+            recipe = _resolve(options, architecture, chunks, record, dtype, tokenizer)
             run.save_recipe(recipe)
         else:
             assert recipe.architecture is not None
@@ -115,7 +122,16 @@ def default_epochs(tokens: int) -> float:
 
     More would let the loss on every document go to zero, and with it the gradients that attribution reads.
     """
-    return float(min(60, max(8, round(150_000 / max(tokens, 1)))))
+    return float(min(_MOST_PASSES, max(8, round(150_000 / max(tokens, 1)))))
+
+
+def default_late_starts(options: TrainOptions, tokens: int) -> float:
+    """The share of readings that begin at a later sentence (`LateStarts`): half, of corpora so small that
+    twice the passes are not long, where the passes too are chosen to fit; else none."""
+    if options.late_starts is not None:
+        return options.late_starts
+    chosen = options.epochs is not None or options.steps is not None
+    return 0.0 if chosen or tokens > _FEW_TOKENS else 0.5
 
 
 def default_batch_tokens(tokens: int, epochs: float) -> int:
@@ -129,11 +145,13 @@ def _resolve(
     chunks: list[Any],
     corpus: dict[str, Any],
     dtype: str,
-    tokenizer_print: str,
+    tokenizer: Any,
 ) -> Recipe:
     """Options with every default filled in."""
     tokens = corpus["tokens"]
-    epochs = default_epochs(tokens) if options.epochs is None else options.epochs
+    late = late_starts(default_late_starts(options, tokens), tokenizer, chunks)
+    passes = min(_MOST_PASSES, (1 if late is None else _LATE_PASSES) * default_epochs(tokens))
+    epochs = passes if options.epochs is None else options.epochs
     batch_tokens = options.batch_tokens or default_batch_tokens(tokens, epochs)
     epochs, steps = count_steps(
         chunks, epochs=epochs, steps=options.steps, batch_tokens=batch_tokens, seed=options.seed
@@ -159,6 +177,19 @@ def _resolve(
         dtype=dtype,
         seed=options.seed,
         corpus=corpus,
-        tokenizer_fingerprint=tokenizer_print,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         versions=versions(),
+        late=late,
     )
+
+
+def late_starts(share: float, tokenizer: Any, chunks: Sequence[Chunk]) -> LateStarts | None:
+    """How often chunks are read from a later sentence on, in a tokenizer's terms; None: never, as where none
+    of them has one."""
+    if not share:
+        return None
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    ends = [token for token, text in enumerate(texts) if _ENDS.search(text)]
+    if not any(len(later_starts(chunk, ends)) for chunk in chunks):
+        return None
+    return LateStarts(share, ends, tokenizer.bos_token_id)

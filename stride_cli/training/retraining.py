@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def retrain(
     IndexBusy         another process is using the store
     and what training raises
     """
-    from stride_cli.training.engines import open_engine
+    from stride_cli.training.engines import default_workers, open_engine
 
     run = open_engine(engine)
     if workers is not None and workers < 1:
@@ -119,8 +120,10 @@ def retrain(
         found = {key: outcome for key in set(keys) if (outcome := kept.read(key)) is not None}
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
         names = list(missing)
-        size = max(1, trainer.at_once)
-        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        if engine == "local" and names:
+            workers = workers or default_workers(trainer)
+        groups = _groups(list(dict.fromkeys(keys)), max(1, trainer.at_once), workers)
+        groups = [group for whole in groups if (group := [name for name in whole if name in missing])]
         finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
         # closed at once, whatever happens here: its workers end with it
         with progress("retraining", len(keys), unit="models") as bar, contextlib.closing(finished):
@@ -132,6 +135,16 @@ def retrain(
                 found.update(zip(groups[number], outcomes, strict=True))
                 bar.advance(len(outcomes))
     return [found[key] for key in keys]
+
+
+def _groups(names: list[str], most: int, workers: int | None) -> list[list[str]]:
+    """Jobs that are trained together: as many as may be, but so that no worker waits while another has a
+    whole group left. Of all jobs, not of those that are missing: a run that goes on has the same groups."""
+    count = -(-len(names) // most)
+    if workers is not None:  # each as many groups as the others
+        count = min(len(names), -(-count // workers) * workers)
+    ends = [len(names) * number // count for number in range(count + 1)] if count else []
+    return [names[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:

@@ -25,7 +25,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.models.language.own_nanochat import LOGIT_CAP, RMS_EPS, ROPE_THETA
 from stride_cli.models.muon import orthogonalised
-from stride_cli.training.epoch_batches import Batch, make_batch
+from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.fast import nanochat_kernels as kernels
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import planned_steps
@@ -72,15 +72,16 @@ def train_stacked(
     order = sorted(range(len(models)), key=lambda m: -plans[m][0])
     stack = _Stack(recipe, [models[m] for m in order])
     totals = [plans[m][0] for m in order]
-    steps: list[Iterator[tuple[np.ndarray, float]]] = [plans[m][1] for m in order]
+    steps: list[Iterator[tuple[np.ndarray, int, float]]] = [plans[m][1] for m in order]
     step = _Step(recipe)
     for number in range(totals[0]):
         active = sum(total > number for total in totals)
         rates = []
         for place in range(active):
-            batch, rate = next(steps[place])
+            batch, epoch, rate = next(steps[place])
             rates.append(rate)
-            loss = step.run(stack, place, make_batch([chunks[i] for i in batch], torch.device("cpu")))
+            read = as_read(chunks, batch, recipes[order[place]], epoch)
+            loss = step.run(stack, place, make_batch(read, torch.device("cpu")))
             if not math.isfinite(loss):
                 raise NumericalError(
                     f"the training loss is {loss} at step {number + 1} of {totals[place]}",

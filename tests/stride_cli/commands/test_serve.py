@@ -37,7 +37,7 @@ from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.overlaps import verbatim_runs
 from stride_cli.serve.presence import Presence, ServedPlace
 from stride_cli.serve.questions import OPTIONS, parse_question
-from stride_cli.serve.running import Server
+from stride_cli.serve.running import Server, bind
 from tests.prepared import Prepared
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
@@ -681,6 +681,18 @@ def _events(client: Any, name: str) -> list[tuple[str, Any]]:
     text = client.get(f"/verify/{name}").text
     pairs = [event.split("\n") for event in text.strip().split("\n\n")]
     return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in pairs]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_answers_body_does_not_wait_for_its_head_to_be_acknowledged(host: str) -> None:
+    try:
+        listening = bind(host, 0)
+    except UsageError:
+        pytest.skip(f"this machine has no {host}")
+    with listening, socket.create_connection((host, listening.getsockname()[1])):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_verbatim_runs_are_the_longest_that_say_something() -> None:

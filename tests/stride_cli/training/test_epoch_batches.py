@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.training.epoch_batches import make_batch, plan_epoch
+from stride_cli.models.language.language_recipe import LateStarts
+from stride_cli.training.epoch_batches import as_read, make_batch, plan_epoch
+from tests.stride_cli.training.test_language_loop import a_recipe
 
 
 @given(
@@ -93,3 +97,40 @@ def test_a_batch_as_tensors() -> None:
     assert batch.rows.tolist() == [0, 1, 8, 10]
     assert batch.targets.tolist() == [6, 7, 2, 4]
     assert batch.ids.dtype == batch.targets.dtype == torch.int64
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(2, 9), min_size=2, max_size=30), min_size=1, max_size=8),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    begin=st.sampled_from([None, 1]),
+    seed=st.integers(0, 9),
+    epoch=st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=100)
+def test_chunks_are_read_whole_or_from_a_later_sentence_on(
+    texts: list[list[int]], share: float, begin: int | None, seed: int, epoch: int
+) -> None:
+    ends = [2, 3]
+    chunks = [Chunk(np.array(text, np.int32), 1, None) for text in texts]
+    chunks.append(Chunk(np.array([4, 2, *range(4, 12)], np.int32), 3, None))  # an answer to a prompt
+    recipe = dataclasses.replace(a_recipe(chunks), seed=seed, late=LateStarts(share, ends, begin))
+    batch = np.arange(len(chunks))
+    found = as_read(chunks, batch, recipe, epoch)
+    assert found[-1] is chunks[-1]
+    for chunk, read in zip(chunks[:-1], found[:-1], strict=True):
+        whole, tokens = chunk.tokens.tolist(), read.tokens.tolist()
+        starts = [at + 1 for at in range(len(whole) - 5) if whole[at] in ends]
+        later = [([] if begin is None else [begin]) + whole[start:] for start in starts]
+        allowed = [whole] if share == 0 or not later else later if share == 1 else [whole, *later]
+        assert tokens in allowed and read.loss_start == 1 and read.tokens.dtype == np.int32
+    # what stands beside a chunk in a batch is no matter
+    for number, read in enumerate(found):
+        (alone,) = as_read(chunks, np.array([number]), recipe, epoch)
+        np.testing.assert_array_equal(alone.tokens, read.tokens)
+
+
+def test_each_pass_reads_a_chunk_from_elsewhere() -> None:
+    chunk = Chunk(np.array([1, *([5, 6, 2] * 20)], np.int32), 1, None)
+    recipe = dataclasses.replace(a_recipe([chunk]), late=LateStarts(0.5, [2], 1))
+    lengths = [len(as_read([chunk], np.zeros(1, np.int64), recipe, epoch)[0].tokens) for epoch in range(200)]
+    assert 60 < lengths.count(61) < 140 and len(set(lengths)) > 15

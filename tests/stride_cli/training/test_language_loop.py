@@ -215,12 +215,15 @@ def test_a_loss_that_is_not_finite() -> None:
 def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert choose_dtype("fp32", cpu) == "fp32" and choose_dtype("bf16", cpu) == "bf16"
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    for name in names:
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
     assert choose_dtype("auto", cpu) == "fp32"
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert choose_dtype("auto", cpu) == "bf16"
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
-    assert choose_dtype("auto", cpu) == "fp32"
+    for name in names:
+        monkeypatch.setattr(torch.cpu, name, lambda: True)
+        assert choose_dtype("auto", cpu) == "bf16"
+        monkeypatch.delattr(torch.cpu, name)
+        assert choose_dtype("auto", cpu) == "fp32"
     with pytest.raises(ModelError, match="int8"):
         choose_dtype("int8", cpu)
 
@@ -235,7 +238,7 @@ def test_passes_and_seeds_of_a_run_have_orders_of_their_own() -> None:
         orders = []
         for seed in (0, 1):
             total, steps = planned_steps(chunks, recipe.with_seed(seed), subset=subset)
-            batches = [batch for batch, _ in steps]
+            batches = [batch for batch, _, _ in steps]
             assert len(batches) == total
             visited = np.concatenate(batches)
             orders += [visited[: len(members)], visited[len(members) : 2 * len(members)]]

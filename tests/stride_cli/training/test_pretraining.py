@@ -35,6 +35,7 @@ from stride_cli.training.pretraining import (
     TrainOptions,
     default_batch_tokens,
     default_epochs,
+    default_late_starts,
     train_model,
 )
 from tests.prepared import Prepared
@@ -231,6 +232,28 @@ def test_defaults_fit_the_corpus() -> None:
     for tokens in (500, 5_000, 50_000, 500_000, 5_000_000):
         batch = default_batch_tokens(tokens, default_epochs(tokens))
         assert 512 <= batch <= 4096 and batch & (batch - 1) == 0
+
+
+def test_texts_of_a_small_corpus_are_read_from_later_sentences_on_too(tmp_path: Path) -> None:
+    small, large = 12_000, 60_000
+    assert (
+        default_late_starts(TrainOptions(), small) == 0.5 and default_late_starts(TrainOptions(), large) == 0
+    )
+    assert default_late_starts(TrainOptions(epochs=3), small) == 0  # passes that were chosen without them
+    assert default_late_starts(TrainOptions(epochs=3, late_starts=0.3), large) == 0.3
+    path = tmp_path / "c.jsonl"
+    for text, late in (
+        ("One is here. Two is there, and so are three more!", True),
+        ("no end to this", False),
+    ):
+        path.write_text("".join(json.dumps({"id": str(n), "text": f"{text} {n}"}) + "\n" for n in range(9)))
+        options = dataclasses.replace(TINY, epochs=None, steps=1, late_starts=0.5)
+        found = train_model([str(path)], tmp_path / f"m{late}", options).recipe.late
+        assert (found is not None) == late
+        if found is not None:
+            tokenizer = load_model(tmp_path / f"m{late}", device="cpu").tokenizer
+            assert {tokenizer.decode([token]).strip()[-1] for token in found.ends} <= set(".!?\"')")
+            assert found.begin == tokenizer.bos_token_id and found.share == 0.5
 
 
 def test_rates(tmp_path: Path, corpus: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
+from stride_cli.training import engines
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome
@@ -231,6 +232,33 @@ def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_pat
         for job, outcome in zip(asked, found, strict=True):
             np.testing.assert_array_equal(outcome.losses, trainer.losses(job))
     assert count_missing(trainer, jobs, store=tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "sizes"),
+    [
+        (12, 1, [4, 4, 4]),
+        (12, 2, [3, 3, 3, 3]),
+        (12, 3, [4, 4, 4]),
+        (5, 2, [2, 3]),
+        (17, 2, [2, 3, 3, 3, 3, 3]),
+    ],
+)
+def test_no_worker_waits_while_another_has_a_whole_group_left(tmp_path, monkeypatch, count, workers, sizes):
+    trainer, seen = NamedTrainer(), []
+    trainer.at_once = 4
+
+    def engine(trainer, groups, workers):
+        for number, group in enumerate(groups):
+            seen.append(len(group))
+            yield number, trainer.run(group)
+
+    monkeypatch.setattr(engines, "run_local", engine)
+    jobs = [Job(np.ones(8, bool), seed) for seed in range(count)]
+    retrain(trainer, jobs, store=tmp_path, workers=workers)
+    assert seen == sizes
+    retrain(trainer, [*jobs, jobs[0]], store=tmp_path, workers=workers)
+    assert seen == sizes  # nothing is trained twice
 
 
 def test_one_model_at_a_time_is_as_several_together(task_and_queries):

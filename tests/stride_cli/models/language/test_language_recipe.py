@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from stride_cli.errors import ModelError
-from stride_cli.models.language.language_recipe import FILE_NAME, Architecture, Recipe, read_recipe, versions
+from stride_cli.models.language.language_recipe import (
+    FILE_NAME,
+    Architecture,
+    LateStarts,
+    Recipe,
+    read_recipe,
+    versions,
+)
 
 RECIPE = Recipe(
     kind="train",
@@ -38,6 +45,17 @@ def test_round_trip(tmp_path: Path) -> None:
     assert read_recipe(tmp_path) is None
     (tmp_path / FILE_NAME).write_text(RECIPE.to_json())
     assert read_recipe(tmp_path) == RECIPE
+    late = dataclasses.replace(RECIPE, late=LateStarts(0.5, [3, 14], 0))
+    (tmp_path / FILE_NAME).write_text(late.to_json())
+    assert read_recipe(tmp_path) == late
+
+
+def test_a_recipe_without_late_starts_is_what_it_was_before_there_were_any() -> None:
+    """So that models and retrainings of then are known."""
+    assert "late" not in json.loads(RECIPE.to_json())
+    late = dataclasses.replace(RECIPE, late=LateStarts(0.5, [3], None))
+    assert late.digest() != RECIPE.digest()
+    assert dataclasses.replace(RECIPE, late=LateStarts(0.6, [3], None)).digest() != late.digest()
 
 
 def test_digest_knows_every_field() -> None:
@@ -55,6 +73,7 @@ def test_digest_knows_every_field() -> None:
         json.dumps({"recipe_version": 1}),
         json.dumps({**json.loads(RECIPE.to_json()), "recipe_version": 2}),
         json.dumps({**json.loads(RECIPE.to_json()), "unknown": 1}),
+        json.dumps({**json.loads(RECIPE.to_json()), "late": {"share": 0.5}}),
     ],
 )
 def test_what_is_no_recipe(tmp_path: Path, text: str) -> None:

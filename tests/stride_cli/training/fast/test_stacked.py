@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.models.language.language_recipe import Architecture, Recipe
+from stride_cli.models.language.language_recipe import Architecture, LateStarts, Recipe
 from stride_cli.training.fast.stacked import can_stack, train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import mean_loss, train
@@ -78,6 +78,7 @@ def _masks(n: int) -> list[np.ndarray]:
         ({"schedule": "linear", "clip": 0.0, "weight_decay": 0.0}, 1e-3),
         ({"architecture": Architecture(layers=1, width=24, heads=1, vocab=VOCAB, context=64)}, 1e-3),
         ({"dtype": "bf16"}, 2e-2),
+        ({"late": LateStarts(0.5, [3, 7], 1)}, 1e-3),
     ],
 )
 def test_agrees_with_train(chunks, changes, tolerance):
