@@ -14,7 +14,7 @@ once() {
 # before any method looks at a model: words must not tell
 [ -e "$work/search.stride" ] || stride index build "$work/corpus.jsonl" --model "$base" --out "$work/search.stride" >&2
 once "$work/searchable.jsonl" python "$here/searchable.py" "$work/queries.jsonl" --index "$work/search.stride" \
-    --measure "$MEASURE"
+    --measure "$MEASURE" --most "${MOST:-0.5}"
 for each in corpus without; do
     [ -e "$work/$each" ] || stride model finetune "$work/$each.jsonl" --model "$base" --out "$work/$each" \
         --epochs "$EPOCHS" --lr "$LR" >&2
