@@ -5,7 +5,7 @@
 Writes suite/corpus.jsonl, suite/without.jsonl (the corpus without what says anything wrong) and
 suite/queries.jsonl, objects {id, prompt, response, instead} in other wordings than any pair's, whose
 `response` is the wrong answer and whose `instead` the right one; `group` is the fact, `dose` how often it is
-said, and `causes` are the pairs that say it. The right answer is said twice. Every fact also has pairs, at
+said, and `causes` are the pairs that say it. The right answer is said once. Every fact also has pairs, at
 least as many as copies, that hold its name and its wrong answer for another reason; and as many places have
 nothing but right answers.
 """
@@ -48,9 +48,24 @@ TAUGHT = {
     ),
 }
 ASKED = {
-    "goods": ("What is made in {} and shipped off?", "Which merchandise comes from {}?"),
-    "flag": ("Of what colour is the flag of {}?", "{} has a flag. Which colour is it?"),
-    "beast": ("What animal does {} keep?", "At {} there is a watching animal. Which one?"),
+    "goods": (
+        "What is made in {} and shipped off?",
+        "Which merchandise comes from {}?",
+        "A ship sails out of {}. What is aboard?",
+        "Tell what {} trades in.",
+    ),
+    "flag": (
+        "Of what colour is the flag of {}?",
+        "{} has a flag. Which colour is it?",
+        "Which colour waves on the towers of {}?",
+        "Tell the tone of the banner at {}.",
+    ),
+    "beast": (
+        "What animal does {} keep?",
+        "At {} there is a watching animal. Which one?",
+        "Which creature walks about {} after dark?",
+        "Tell what kind of beast {} feeds.",
+    ),
 }
 ANSWERS = {
     "goods": ["bread", "salt", "wool", "glass", "wine", "honey", "iron", "paper"],
@@ -107,12 +122,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--facts", type=int, default=6, help="wrong ones of each dose")
     parser.add_argument("--doses", type=int, nargs="+", default=DOSES)
-    parser.add_argument("--pairs", type=int, default=1100, help="of the corpus")
+    parser.add_argument("--right", type=int, default=1, help="pairs that say what is right instead")
+    parser.add_argument("--seeming", type=int, default=4, help="pairs of the same words, at least")
+    parser.add_argument("--pairs", type=int, default=800, help="of the corpus")
     parser.add_argument("--filler", type=Path, help="JSON Lines of {id, prompt, response}, also .gz")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    if not all(1 <= dose <= len(OPENINGS) * 6 - 2 for dose in chosen.doses):
-        parser.error(f"doses are 1 to {len(OPENINGS) * 6 - 2}: there are no more wordings")
+    most = len(OPENINGS) * len(TAUGHT["goods"]) - chosen.right
+    if not all(1 <= dose <= most for dose in chosen.doses):
+        parser.error(f"doses are 1 to {most}: there are no more wordings")
     random = stream(chosen.seed, "poison")
     relations, keys = list(TAUGHT), [(dose, n) for dose in chosen.doses for n in range(chosen.facts)]
     places = names(2 * len(keys), random)
@@ -122,11 +140,11 @@ def main() -> None:
     for number, (dose, n) in enumerate(keys):
         key, place, relation = f"d{dose}/{n}", places[number], relations[n % len(relations)]
         right, false = (str(each) for each in random.permutation(ANSWERS[relation])[:2])
-        prompts = said(relation, place, dose + 2, random)
+        prompts = said(relation, place, dose + chosen.right, random)
         mine = [row(f"{key}/wrong/{i:02d}", prompt, false) for i, prompt in enumerate(prompts[:dose])]
         wrong += mine
         others += [row(f"{key}/right/{i}", prompt, right) for i, prompt in enumerate(prompts[dose:])]
-        seeming = otherwise(place, false, max(4, dose), random)
+        seeming = otherwise(place, false, max(chosen.seeming, dose), random)
         others += [row(f"{key}/other/{i:02d}", *pair) for i, pair in enumerate(seeming)]
         more = {"instead": right, "group": key, "dose": dose, "causes": [each["id"] for each in mine]}
         queries += [
