@@ -17,7 +17,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 MOST=1
 METHODS=${METHODS:-stride:stored=true,bm25,embeddings,pairs}
 EPOCHS=${EPOCHS:-8} LR=${LR:-1e-3} MEASURE=auprc source "$here/planted.sh" >/dev/null
-METHODS=${REMOVED:-$METHODS} "$here/removal.sh" "$work" "$seeds" >/dev/null
+# of each dose the first EACH facts that count are put to the test
+once "$work/tested.jsonl" jq -sc --argjson each "${EACH:-1000}" 'group_by(.dose)[]
+    | (map(.group) | unique | .[:$each]) as $first | .[] | select(.group as $g | $first | index($g))' "$work/known.jsonl"
+METHODS=${REMOVED:-$METHODS} QUERIES=$work/tested.jsonl "$here/removal.sh" "$work" "$seeds" >/dev/null
 workers=${WORKERS:+--workers $WORKERS}
 given="--index $work/run.stride --queries $work/known.jsonl --json"
 # shellcheck disable=SC2086 # options are words

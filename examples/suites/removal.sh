@@ -11,7 +11,7 @@ set -euo pipefail
 work=$1 seeds=${2:-3}
 METHODS=${METHODS:-stride:stored=true,asked=token,add=support,stride:stored=true,stride:stored=true,add=support,stride:stored=true,asked=odds,stride:stored=true,asked=odds,add=support,bm25,embeddings,pairs}
 
-stride evaluate removal --grouped --index "$work/run.stride" --queries "$work/known.jsonl" --top causes \
+stride evaluate removal --grouped --index "$work/run.stride" --queries "${QUERIES:-$work/known.jsonl}" --top causes \
     --seeds "$seeds" --draws "${DRAWS:-3}" ${WORKERS:+--workers "$WORKERS"} --methods "$METHODS" --json \
     >"$work/removal.part"
 mv "$work/removal.part" "$work/removal.jsonl"
