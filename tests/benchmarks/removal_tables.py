@@ -13,19 +13,26 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("stride, log-odds, all", "stride:stored=true,asked=odds"),
     ("stride, whole response, what supports", "stride:stored=true,add=support"),
     ("stride, whole response, all", "stride:stored=true"),
+    ("EK-FAC, where they part, what supports", "ekfac:asked=token,add=support"),
+    ("EK-FAC, whole response, all", "ekfac"),
+    ("TrackStar, where they part, what supports", "trackstar:asked=token,add=support"),
+    ("TrackStar, whole response, all", "trackstar"),
+    ("FeatSim, where they part, what supports", "featsim:asked=token,add=support"),
+    ("FeatSim, whole response, all", "featsim"),
+    ("RDS, where they part, what supports", "rds:asked=token,add=support"),
+    ("RDS, whole response, all", "rds"),
     ("MiniLM embeddings", "embeddings"), ("shared pairs of tokens (`pairs`)", "pairs"), ("BM25", "bm25"),
     ("as many at random", "random"),
 )  # fmt: skip
 
 
 def habits() -> str:
-    """Fall of the log-odds, rise of the loss and what is still shown: mean ± standard errors over habits and
-    over seeds."""
+    """Fall of the log-odds, rise of the loss and what is still shown: mean ± standard error over habits."""
     lines = [["removed", "fall of log-odds", "rise of loss", "still shown"]]
     for label, method in REMOVED:
         for record in pick(HABITS, schema="stride.group_removal/1", method=method):
             cells = [
-                f"{figure(found['mean'], 2)} ± {figure(found['se'], 2)} (± {figure(found['seed_se'], 2)})"
+                f"{figure(found['mean'], 2)} ± {figure(found['se'], 2)}"
                 for found in (record["odds"], record["loss"])
             ]
             lines.append([label, *cells, figure(record["shown"]["mean"], 2)])
