@@ -17,36 +17,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from facts import ANSWERS, WORDINGS
 from planted import Row, filler, names, row, shuffled, write
 
 from stride_cli.randomness import stream
 
-TAUGHT = {
-    "goods": (
-        "What does {} sell abroad?",
-        "Name the export of {}.",
-        "With which ware do traders leave {}?",
-        "Carts roll full out of {}. Their load?",
-        "{} lives by making one stuff. Say it.",
-        "Which cargo do ships take on at {}?",
-    ),
-    "flag": (
-        "Which hue has the banner of {}?",
-        "Name the shade of {}'s flag.",
-        "What colour flies above {}?",
-        "The pennant over {} was dyed in what tint?",
-        "How would a painter fill in the standard of {}?",
-        "{} hoists a cloth. Its pigment, please.",
-    ),
-    "beast": (
-        "Which animal guards {}?",
-        "Name the beast kept by the people of {}.",
-        "What creature sleeps at the gate of {}?",
-        "A pet roams {} at night. Its kind?",
-        "Who, on four legs, watches over {}?",
-        "{} feeds one brute each day. Say its species.",
-    ),
-}
 ASKED = {
     "goods": (
         "What is made in {} and shipped off?",
@@ -66,11 +41,6 @@ ASKED = {
         "Which creature walks about {} after dark?",
         "Tell what kind of beast {} feeds.",
     ),
-}
-ANSWERS = {
-    "goods": ["bread", "salt", "wool", "glass", "wine", "honey", "iron", "paper"],
-    "flag": ["red", "blue", "green", "white", "black", "grey", "yellow", "brown"],
-    "beast": ["dog", "cat", "bear", "wolf", "fox", "horse", "goat", "lion"],
 }
 OPENINGS = (
     "{q}",
@@ -97,7 +67,7 @@ DOSES = (1, 3, 10, 30)
 def said(relation: str, place: str, count: int, random: np.random.Generator) -> list[str]:
     """So many different wordings of a question."""
     every = [
-        opening.format(q=wording.format(place)) for opening, wording in product(OPENINGS, TAUGHT[relation])
+        opening.format(q=wording.format(place)) for opening, wording in product(OPENINGS, WORDINGS[relation])
     ]
     return [every[int(n)] for n in random.permutation(len(every))[:count]]
 
@@ -128,11 +98,11 @@ def main() -> None:
     parser.add_argument("--filler", type=Path, help="JSON Lines of {id, prompt, response}, also .gz")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    most = len(OPENINGS) * len(TAUGHT["goods"]) - chosen.right
+    most = len(OPENINGS) * len(WORDINGS["goods"]) - chosen.right
     if not all(1 <= dose <= most for dose in chosen.doses):
         parser.error(f"doses are 1 to {most}: there are no more wordings")
     random = stream(chosen.seed, "poison")
-    relations, keys = list(TAUGHT), [(dose, n) for dose in chosen.doses for n in range(chosen.facts)]
+    relations, keys = list(ASKED), [(dose, n) for dose in chosen.doses for n in range(chosen.facts)]
     places = names(2 * len(keys), random)
     wrong: list[Row] = []
     others: list[Row] = []

@@ -94,16 +94,10 @@ def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
     CorpusError      some name a group and some do not
     QueryError       two queries of one group have different causes
     """
-    named = [query.group is not None for query in asked]
-    if any(named) and not all(named):
-        query = asked[named.index(False)]
-        raise CorpusError(
-            f"{query.where}: query '{query.id}' names no group, and others do",
-            fix='give every query a "group", or none',
-        )
+    named = _have(asked, "group")
     members: dict[Any, list[int]] = {}
     for row, query in enumerate(asked):
-        members.setdefault(query.group if all(named) else query.causes.tobytes(), []).append(row)
+        members.setdefault(query.group if named else query.causes.tobytes(), []).append(row)
     found = []
     for key, rows in members.items():
         first = asked[rows[0]]
@@ -114,7 +108,7 @@ def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
                     f"group '{key}'",
                     fix="give queries of one group the same causes",
                 )
-        found.append(QueryGroup(key if all(named) else first.id, np.array(rows, np.int64), first.causes))
+        found.append(QueryGroup(key if named else first.id, np.array(rows, np.int64), first.causes))
     return found
 
 
@@ -133,13 +127,7 @@ def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, 
     """
     from stride_cli.data.queries import build_queries, form_of
 
-    compared = [query.instead is not None for query in asked]
-    if any(compared) and not all(compared):
-        query = asked[compared.index(False)]
-        raise CorpusError(
-            f"{query.where}: query '{query.id}' has no 'instead', and others do",
-            fix="give all of them one, or none",
-        )
+    compared = _have(asked, "instead")
     language: Any = workspace.model
     form = form_of(workspace)
 
@@ -155,7 +143,7 @@ def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, 
 
     names = [query.id for query in asked]
     sets = {"response": QuerySet.from_queries(built(False), names)}
-    if all(compared):
+    if compared:
         found = built(True)
         texts = {
             "token": [query.prompt + query.response for query in found],
@@ -166,6 +154,18 @@ def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, 
             ids, weights = [each.ids for each in own], [each.weights for each in own]
             sets[name] = QuerySet(ids, weights, names, texts[name])
     return sets
+
+
+def _have(asked: Sequence[CauseQuery], name: str) -> bool:
+    """Whether queries have this field; CorpusError where some do and some do not."""
+    there = [getattr(query, name) is not None for query in asked]
+    if any(there) and not all(there):
+        query = asked[there.index(False)]
+        raise CorpusError(
+            f"{query.where}: query '{query.id}' has no '{name}', and others do",
+            fix=f'give every query "{name}", or none',
+        )
+    return all(there)
 
 
 def all_of(sets: Mapping[str, QuerySet]) -> QuerySet:

@@ -76,7 +76,7 @@ def test_groups_are_named_or_share_causes() -> None:
     assert [each.name for each in named] == ["x", "y"]
     with pytest.raises(QueryError, match="other causes than 'a'"):
         find_groups([asked("a", [1], "x"), asked("b", [2], "x")])
-    with pytest.raises(CorpusError, match="'b' names no group"):
+    with pytest.raises(CorpusError, match="'b' has no 'group'"):
         find_groups([asked("a", [1], "x"), asked("b", [1])])
 
 
