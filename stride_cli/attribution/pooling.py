@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.attribution.asking import Asked, Found
+from stride_cli.attribution.answer import Refused
+from stride_cli.attribution.asking import Asked, Asking, Found
+from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.data.queries import Query
@@ -26,6 +28,25 @@ def added_up(solutions: Sequence[Solution]) -> Solution:
     left = weights > 0.0
     last = solutions[-1]
     return replace(last, indices=chunks[left], values=weights[left], residual=np.zeros_like(last.residual))
+
+
+def each_alone(asking: Asking, queries: Sequence[Query], together: int) -> list[Found]:
+    """What is found for each of several prompts, `together` of them at a time; or the first one's error.
+
+    Raises
+    ------
+    QueryError, NumericalError
+    """
+    found: list[Found] = []
+    for start in range(0, len(queries), together):
+        with progress("asking the model"):
+            asked = asking.measured([{"prompt": query} for query in queries[start : start + together]])
+        for each in [*asked, *asking.found([own for own in asked if isinstance(own, Asked)])]:
+            if isinstance(each, Refused):
+                raise each.error
+            if isinstance(each, Found):
+                found.append(each)
+    return found
 
 
 def as_one(one: Query, found: Sequence[Found]) -> Found:

@@ -195,7 +195,7 @@ class Session:
         QueryError, NumericalError      of the first prompt that has no answer; or there is none
         UsageError                      "support", and opposers are asked for
         """
-        from stride_cli.attribution.pooling import as_one
+        from stride_cli.attribution.pooling import as_one, each_alone
         from stride_cli.data.queries import pooled
 
         options = options or QueryOptions()
@@ -226,16 +226,8 @@ class Session:
             time.perf_counter,
         )
         together = min(_TOGETHER, attributor.together) if attributor.reads else 1
-        found: list[Found] = []
-        for start in range(0, len(queries), together):
-            with progress("asking the model"):
-                asked = asking.measured([{"prompt": query} for query in queries[start : start + together]])
-            for each in [*asked, *asking.found([own for own in asked if isinstance(own, Asked)])]:
-                if isinstance(each, Refused):
-                    raise each.error
-                if isinstance(each, Found):
-                    found.append(each)
-        return replace(self._answer(asking, as_one(one, found)), added=add)
+        found = as_one(one, each_alone(asking, queries, together))
+        return replace(self._answer(asking, found), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
