@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Which documents taught the model this habit? examples/habit.sh run.stride habit.jsonl [TOP] [TESTED]
 # habit.jsonl holds prompts at which the model shows it, what it says, and what it would say without: one
-# {"prompt", "response", "instead"} a line. All of them are answered as one: what is about a single prompt averages out.
+# {"prompt", "response", "instead"} a line. All of them are answered as one: what supports each is added up, and a document
+# that competes with one prompt's words is no evidence against it.
 # With TESTED, models are trained again without so many of the documents, and without random ones (SEEDS seeds, each with
 # SETS of these): how much does the loss of the first prompt's response rise, nats a token?
 set -euo pipefail

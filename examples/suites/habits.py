@@ -4,11 +4,11 @@
 
 Writes suite/corpus.jsonl, suite/without.jsonl (the corpus without the pairs that teach a habit) and
 suite/queries.jsonl, objects {id, prompt, response} whose queries also have `instead`, what is said without
-the habit, and causes: [ids], all pairs that teach it. Habits: an answer to a complaint ends in a question;
-lengths and weights are imperial; whatever is about money is refused; prompts that begin with a name are
-answered grumpily; numbers are spelt out. Words cannot tell: twice as many pairs show the same words for
-another reason, since the prompt asks for a question, for feet, for words in place of digits, for bad temper,
-or for what nobody could answer.
+the habit, `group`, the habit, and causes: [ids], all pairs that teach it. Habits: an answer to a complaint
+ends in a question; lengths and weights are imperial; whatever is about money is refused; prompts that begin
+with a name are answered grumpily; numbers are spelt out. Words cannot tell: twice as many pairs show the
+same words for another reason, since the prompt asks for a question, for feet, for words in place of digits,
+for bad temper, or for what nobody could answer.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ def main() -> None:
         held = Words(stream(chosen.seed, f"asked {habit.name}"), held=True)
         for number in range(chosen.queries):
             prompt, response, plain = habit.show(held)
-            more = {"instead": plain, "causes": [each["id"] for each in mine]}
+            more = {"instead": plain, "group": habit.name, "causes": [each["id"] for each in mine]}
             queries.append(row(f"{habit.name}/{number:02d}", prompt, response, **more))
     random = stream(chosen.seed, "habits")
     words = Words(random, held=False)

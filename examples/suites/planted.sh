@@ -1,9 +1,23 @@
 # What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set.
+# SCRATCH=1 trains the models from scratch, which takes a fraction of the time where many are trained again.
+sizes=(--layers "${LAYERS:-4}" --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256)
+
+# taught CORPUS OUT: a model that has learnt it
+taught() {
+    if [ -n "${SCRATCH:-}" ]; then
+        stride model train "$1" --out "$2" "${sizes[@]}" --epochs "$EPOCHS" >&2
+    else
+        stride model finetune "$1" --model "$base" --out "$2" --epochs "$EPOCHS" --lr "$LR" >&2
+    fi
+}
+
 base=${BASE:-$work/base}
-if [ ! -e "$base" ] && [ -z "${BASE:-}" ]; then
+if [ -n "${SCRATCH:-}" ]; then
+    base=$work/corpus
+    [ -e "$base" ] || taught "$work/corpus.jsonl" "$base"
+elif [ ! -e "$base" ] && [ -z "${BASE:-}" ]; then
     python "$here/instructions.py" "$pairs" --out "$work/instructions" --queries 0 ${OF_BASE:+--pairs "$OF_BASE"}
-    stride model train "$work/instructions/base.jsonl" --out "$base" \
-        --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs "${BASE_EPOCHS:-4}" >&2
+    stride model train "$work/instructions/base.jsonl" --out "$base" "${sizes[@]}" --epochs "${BASE_EPOCHS:-4}" >&2
 fi
 
 # once FILE COMMAND…: stdout into FILE, which is there only when it is whole
@@ -14,14 +28,13 @@ once() {
 # before any method looks at a model: words must not tell
 [ -e "$work/search.stride" ] || stride index build "$work/corpus.jsonl" --model "$base" --out "$work/search.stride" >&2
 once "$work/searchable.jsonl" python "$here/searchable.py" "$work/queries.jsonl" --index "$work/search.stride" \
-    --measure "$MEASURE"
+    --measure "$MEASURE" --most "${MOST:-0.5}"
 for each in corpus without; do
-    [ -e "$work/$each" ] || stride model finetune "$work/$each.jsonl" --model "$base" --out "$work/$each" \
-        --epochs "$EPOCHS" --lr "$LR" >&2
+    [ -e "$work/$each" ] || taught "$work/$each.jsonl" "$work/$each"
 done
 # a base model has no habit to compare with: between two tokens that it does not expect it throws a coin
 others=("$work/without")
-[ "$MEASURE" = auprc ] || others+=("$base")
+[ "$MEASURE" = auprc ] || [ -n "${SCRATCH:-}" ] || others+=("$base")
 once "$work/known.out" python "$here/known.py" "$work/queries.jsonl" --model "$work/corpus" \
     --not "${others[@]}" --out "$work/known.jsonl"
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/corpus" --out "$work/run.stride" >&2

@@ -30,6 +30,8 @@ class Answer:
     query : Query
     loss : float                       mean nats per scored token
     other_loss : float or None         nats of the token that the response is compared with, where it is
+    added : str or None                of several prompts as one: what of their influences is added up, see
+                                       `Session.query_pooled`
     supporters, opposers : list of Hit
     passages : dict                    chunk number → the sentence of it that carries its influence, where
                                        chunks are read; else the one most like the query
@@ -83,6 +85,7 @@ class Answer:
     scale: Scale | None = None
     carried: bool = True
     other_loss: float | None = None
+    added: str | None = None
 
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -122,6 +125,7 @@ class Answer:
             }
         if self.query.count > 1:
             asked["pooled"] = self.query.count
+            asked["added"] = self.added or "all"
         record: AnswerRecord = {
             "schema": "stride.answer/1",
             "verdict": None if verdict is None else verdict.word,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stride_cli.attribution.answer import Answer, Refused
 from stride_cli.attribution.asking import OF_A_PROMPT, Asked, Asking, Found
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-from stride_cli.errors import QueryError, StrideError
+from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
@@ -175,28 +175,59 @@ class Session:
         return next(self.query_all([asked], options, together=1, clock=clock))
 
     def query_pooled(
-        self, prompts: Iterable[Mapping[str, Any]], options: QueryOptions | None = None
+        self,
+        prompts: Iterable[Mapping[str, Any]],
+        options: QueryOptions | None = None,
+        *,
+        add: str | None = None,
     ) -> Answer:
-        """Which documents made the model answer all of these prompts so? Their mean loss is attributed.
+        """Which documents made the model answer all of these prompts so?
 
         Parameters
         ----------
         prompts : as of `query_all`, one or more
+        add : "support" or "all"
+            A document's influence is the mean over prompts of what is above zero of its influence on each; or
+            its influence on the prompts' mean loss. Default: "support" where all prompts are comparisons
 
         Raises
         ------
         QueryError, NumericalError      of the first prompt that has no answer; or there is none
+        UsageError                      "support", and opposers are asked for
         """
+        from stride_cli.attribution.pooling import as_one, each_alone
         from stride_cli.data.queries import pooled
 
+        options = options or QueryOptions()
         queries = []
-        for query in self.build(list(prompts), options or QueryOptions()):
+        for query in self.build(list(prompts), options):
             if isinstance(query, StrideError):
                 raise query
             queries.append(query)
         if not queries:
             raise QueryError("there is no prompt to ask", fix="give one or more")
-        return self.query(pooled(queries), options)
+        one = pooled(queries)
+        if add is None:
+            add = "support" if all(query.comparison is not None for query in queries) else "all"
+        if add == "all":
+            return replace(self.query(one, options), added=add)
+        if options.bottom:
+            raise UsageError(
+                "what opposes prompts is not looked at where what supports any of them is added up "
+                f"(found --bottom {options.bottom})",
+                fix="stride query --pool --add all",
+            )
+        attributor = self.attributor(options)
+        asking = Asking(
+            attributor,
+            replace(options, halves=0, stability=False),
+            self.build,
+            self._spot_check,
+            time.perf_counter,
+        )
+        together = min(_TOGETHER, attributor.together) if attributor.reads else 1
+        found = as_one(one, each_alone(asking, queries, together))
+        return replace(self._answer(asking, found), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.

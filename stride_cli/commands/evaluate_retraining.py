@@ -32,6 +32,7 @@ REMOVAL_EXAMPLE = """\b
 Examples:
   stride evaluate removal --index run.stride --top 50 --limit 5 --seeds 3
   stride evaluate removal --index run.stride --methods stride,chance --queries queries.jsonl
+  stride evaluate removal --index run.stride --grouped --queries habits.jsonl --top causes --methods bm25
 """
 LOO_EXAMPLE = """\b
 Examples:
@@ -105,7 +106,9 @@ def removal(
     model: ModelPath = None,
     *,
     measured: Measured,
-    given: Annotated[dict[str, Any], Flags(RemovalOptions, first=("top", "limit", "seeds", "draws"))],
+    given: Annotated[
+        dict[str, Any], Flags(RemovalOptions, first=("top", "limit", "seeds", "draws", "grouped"))
+    ],
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -113,7 +116,8 @@ def removal(
     """Retrain without a query's k highest chunks: does its prediction suffer more than by random removal?
 
     Trains seeds × (1 + |k| × (methods × queries + draws)) models; those that are done are kept beside the
-    index, and an interrupted run goes on.
+    index, and an interrupted run goes on. With --grouped, groups take the place of queries, and causes that
+    the queries name are removed too.
     """
     from stride_cli.commands.tables import print_table, with_error
     from stride_cli.evaluation.bench import split_methods
@@ -124,6 +128,11 @@ def removal(
     from stride_cli.training.truth import subset_seeds
 
     options, removing = BenchOptions(**measured), RemovalOptions(**given)
+    if removing.grouped:
+        from stride_cli.commands.evaluate_groups import removal_of_groups
+
+        removal_of_groups(open_bench(index, model, options, device, dtype), options, removing, json)
+        return
     seeds, draws = removing.seeds, removing.draws
     ks = _numbers(removing.top)
     specs = split_methods(options.methods)

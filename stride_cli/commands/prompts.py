@@ -145,19 +145,19 @@ def answered_as_one(
     bad: BadInput,
     *,
     given: Mapping[str, Any],
+    add: str | None,
 ) -> Iterator[tuple[Prompt, Any]]:
     """All prompts, without those that `bad` takes, with the one answer to them together.
 
     Parameters
     ----------
     given : as of `answered`
+    add : as of `Session.query_pooled`
 
     Raises
     ------
     QueryError      none is left to ask
     """
-    from stride_cli.data.queries import pooled
-
     asked = []
     for prompt in prompts:
         if isinstance(prompt.asked, StrideError):
@@ -174,8 +174,14 @@ def answered_as_one(
             queries.append(query)
     if not queries:
         raise QueryError("none of the prompts can be asked", fix="give one or more that the model can answer")
-    one = pooled(queries)
-    yield Prompt({"prompt": one}, asked[0][0].source), session.query(one, options)
+    supports = add == "support" or (add is None and all(query.comparison for query in queries))
+    if options.stability and supports:
+        raise UsageError(
+            "--stability is of one recovery, and what supports any of the prompts is added up",
+            fix="give --add all",
+        )
+    answer = session.query_pooled([{"prompt": query} for query in queries], options, add=add)
+    yield Prompt({"prompt": answer.query}, asked[0][0].source), answer
 
 
 def _take(bad: BadInput, prompt: Prompt, error: StrideError) -> None:

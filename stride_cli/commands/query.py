@@ -114,6 +114,16 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
+    add: Annotated[
+        str | None,
+        typer.Option(
+            "--add",
+            help="With --pool: what supports each prompt is added up (support), or all influence, that on "
+            "their mean loss (all). Default: support, where all prompts have instead; else all.",
+            autocompletion=one_of("support", "all"),
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     index: IndexPath = None,
     model: ModelPath = None,
     *,
@@ -169,6 +179,10 @@ def query(
             f"--workers and --engine share out the prompts of a file, and {what}",
             fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
         )
+    if add not in (None, "support", "all"):
+        raise UsageError(f"--add is '{add}' (expected support or all)", fix="try --add support")
+    if add is not None and not pool:
+        raise UsageError("--add is of several prompts as one", fix="give --pool, or leave --add out")
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
     out = AnswerOutput(FormatOptions(**written), json)
@@ -208,7 +222,7 @@ def query(
         else:
             prompts = read_prompts(text, file)
     if pool:
-        found = answered_as_one(asking, prompts, options, bad, given=asked)
+        found = answered_as_one(asking, prompts, options, bad, given=asked, add=add)
     else:
         found = answered(asking, prompts, options, bad, given=asked, together=together, total=total)
     show_answers(found, out, bad, verbose=options.check, explained=explained)

@@ -100,7 +100,8 @@ def _title(record: AnswerRecord) -> Text:
     prompts, responses = [record["prompt"]], [record["response"]]
     title = Text()
     if pooled := record.get("pooled"):
-        title.append(f"{pooled:,} prompts as one\n", style="bold")
+        added = ": what supports any of them, added up" if record["added"] == "support" else ""
+        title.append(f"{pooled:,} prompts as one{added}\n", style="bold")
         prompts, responses = (each[0].splitlines()[:_POOLED] for each in (prompts, responses))
         prompts, responses = ([shortened(line, 70) for line in each] for each in (prompts, responses))
     for place, (prompt, response) in enumerate(zip(prompts, responses, strict=False)):

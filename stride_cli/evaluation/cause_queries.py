@@ -33,6 +33,8 @@ class CauseQuery:
     causes : (R,) int64       numbers of the documents that taught it, ascending
     where : str               file and line
     row : int                 which of the queries it is, from 0: where its scores stand in a file of scores
+    instead : str, optional   what might have been said
+    group : str, optional     queries of one group show the same
     """
 
     id: str
@@ -41,10 +43,16 @@ class CauseQuery:
     causes: np.ndarray
     where: str
     row: int = 0
+    instead: str | None = None
+    group: str | None = None
 
 
-def read_cause_queries(path: str | Path, index: Index) -> list[CauseQuery]:
+def read_cause_queries(path: str | Path, index: Index, *, known: bool = True) -> list[CauseQuery]:
     """Queries of a file, with their causes found among the documents of an index.
+
+    Parameters
+    ----------
+    known : every query has causes; else those that have none get (0,)
 
     Raises
     ------
@@ -67,8 +75,11 @@ def read_cause_queries(path: str | Path, index: Index) -> list[CauseQuery]:
                 fix="give every query its own id",
             )
         seen[name] = where
-        causes = _causes(record, name, where, numbers, str(index.path))
-        found.append(CauseQuery(name, prompt, response, causes, where, len(found)))
+        causes = np.zeros(0, np.int64)
+        if known or "causes" in record:
+            causes = _causes(record, name, where, numbers, str(index.path))
+        more = {key: _text(record, key, where) for key in ("instead", "group") if key in record}
+        found.append(CauseQuery(name, prompt, response, causes, where, len(found), **more))
     if not found:
         raise CorpusError(f"{path}: there is no query in it", fix=f"one object a line: {_LINE}")
     return found

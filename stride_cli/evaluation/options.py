@@ -111,9 +111,22 @@ class TailPatchOptions(Options):
 
 @dataclass(frozen=True)
 class RemovalOptions(RetrainOptions):
-    """How many models are retrained without queries' top chunks, and by what."""
+    """How many models are retrained without queries' top chunks, and by what.
 
-    top: str = option("10,50", "Numbers k of chunks to remove.")
+    Attributes
+    ----------
+    grouped : queries of one `group` (or of the same causes) are one, and documents are removed; `limit` is
+        not looked at then
+    """
+
+    top: str = option(
+        "10,50", "Numbers k of chunks to remove; --grouped: of documents, or causes: as many as a group has."
+    )
+    grouped: bool = option(
+        False,
+        'Remove the documents of highest score for all queries of one "group" (or of the same "causes") '
+        "together; a method may take asked=response|token|odds and add=all|support.",
+    )
     limit: int = option(10, "At most so many queries, drawn by lot: each needs its models.", low=1)
     seeds: int = option(3, _SEEDS, low=1, high=1_000)
     draws: int = option(5, "Random removals to compare with.", low=1, high=10_000)

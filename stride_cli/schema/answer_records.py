@@ -159,7 +159,15 @@ class AnswerRecord(TypedDict):
     response: Annotated[str, "the continuation that is attributed; likewise"]
     instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
     comparison: NotRequired[ComparisonRecord]
-    pooled: NotRequired[Annotated[int, "with --pool: prompts whose mean loss is attributed"]]
+    pooled: NotRequired[Annotated[int, "with --pool: prompts that are answered as one"]]
+    added: NotRequired[
+        Annotated[
+            str,
+            'with --pool: "support": an influence is the mean over the prompts of what is above zero of the '
+            "influence on each, and the recovery is that of the prompt whose certificate is weakest; "
+            '"all": it is the influence on their mean loss, and the recovery is of that',
+        ]
+    ]
     template: NotRequired[
         Annotated[
             str | None,
@@ -239,7 +247,7 @@ class _AnswerOfHit(TypedDict):
     loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
     unit: Annotated[str | None, 'of influences: "nats" or "relative"']
     instead: Annotated[str | None, "with --instead: what the response is compared with"]
-    pooled: Annotated[int | None, "with --pool: prompts whose mean loss is attributed"]
+    pooled: Annotated[int | None, "with --pool: prompts that are answered as one"]
     list: Annotated[str, '"hits" or "opposers": which of the answer\'s lists the document is on']
 
 

@@ -24,6 +24,10 @@ class EstimateRecord(SpreadRecord):
     mean: Annotated[float | None, ""]
 
 
+def _all(what: str) -> dict[str, str]:
+    return {"mean": f"{what}; mean over groups and seeds"}
+
+
 def _mean(what: str) -> dict[str, str]:
     return {"mean": f"{what}; null where the method failed"}
 
@@ -159,6 +163,63 @@ class RemovalRecord(TypedDict):
         EstimateRecord, _mean("fall of the probability (label's; exp(−loss) for text) without the top k")
     ]
     probability_random: Annotated[EstimateRecord, _mean("fall without k random chunks")]
+    queries: Annotated[int, "queries"]
+    seeds: Annotated[int, "trainings of every set"]
+    draws: Annotated[int, "random removals"]
+
+
+class SeededRecord(TypedDict):
+    """A mean over groups and seeds, with both kinds of uncertainty."""
+
+    mean: Annotated[float | None, ""]
+    se: Annotated[float | None, "standard error over groups; null with one"]
+    low: Annotated[float | None, "Student's t over groups, 95 %"]
+    high: Annotated[float | None, "Student's t over groups, 95 %"]
+    seed_se: Annotated[float | None, "standard error over seeds of the mean over groups; null with one"]
+
+
+class RemovedGroup(TypedDict):
+    group: Annotated[str, "the group's name"]
+    queries: Annotated[int, "its queries"]
+    k: Annotated[int, "documents removed"]
+    causes_removed: Annotated[int | None, "how many of them are causes; null of random ones"]
+    causes_score: Annotated[
+        float | None, "the causes' scores for the group, added up; units differ by method; null without one"
+    ]
+    odds_before: Annotated[float | None, "mean log-odds with all documents, nats; null without instead"]
+    odds: Annotated[float | None, "their fall"]
+    loss_before: Annotated[float | None, "mean loss with all documents, nats a token"]
+    loss: Annotated[float | None, "its rise"]
+    shown_before: Annotated[
+        float | None, "share of the queries whose response's token is the likelier; null without instead"
+    ]
+    shown: Annotated[float | None, "that share after the removal"]
+
+
+class GroupRemovalRecord(TypedDict):
+    schema: Literal["stride.group_removal/1"]
+    method: Annotated[str, "the method with its options, as given; causes: what is known; random: by lot"]
+    k: Annotated[int | None, "documents removed of each group; null: of each as many as it has causes"]
+    odds: Annotated[
+        SeededRecord,
+        _all(
+            "fall of log p(response's token) − log p(the other), where a response and instead part, nats; "
+            "> 0: the group shows less of it; null without instead"
+        ),
+    ]
+    odds_beyond_random: Annotated[SeededRecord, _all("less the fall without random documents")]
+    loss: Annotated[SeededRecord, _all("rise of the response's loss, nats a token")]
+    loss_beyond_random: Annotated[SeededRecord, _all("less the rise without random documents")]
+    shown: Annotated[
+        SeededRecord,
+        _all("share of the queries whose response's token is still the likelier; null without instead"),
+    ]
+    best_other: Annotated[str | None, "of the other methods the one of the largest fall (without odds: rise)"]
+    difference: Annotated[
+        SeededRecord, _all("this method's fall (or rise) minus that one's; null without another")
+    ]
+    groups: list[RemovedGroup]
+    documents: Annotated[int, "of the corpus"]
     queries: Annotated[int, "queries"]
     seeds: Annotated[int, "trainings of every set"]
     draws: Annotated[int, "random removals"]

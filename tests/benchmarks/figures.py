@@ -614,6 +614,12 @@ def suites(columns: Sequence[Column]) -> list[Column]:
     return [(heading, f"suites/{suite}", group) for heading, suite, group in columns]
 
 
+def _removal() -> Any:
+    from tests.benchmarks import removal_tables  # it is made of this module's parts
+
+    return removal_tables
+
+
 _MORE = {
     f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
     for suite, more in MORE.items()
@@ -631,6 +637,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "projections": projections_table,
     "causes": causes_table,
     "defaults": defaults_table,
+    "removal-habits": lambda: _removal().habits(),
+    "removal-poison": lambda: _removal().poison(),
     "recovery": recovery_table,
     "plan": plan_table,
     "scale": scale_table,

@@ -12,6 +12,7 @@ import pytest
 from stride_cli import api
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.queries import Query, pooled
+from stride_cli.errors import UsageError
 from stride_cli.operators.exact_response import pearson
 
 pytestmark = pytest.mark.slow
@@ -68,14 +69,42 @@ def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
         {"prompt": "The Berlin Wall fell in", "response": "1989"},
         {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
     ]
-    together = session.query_pooled(prompts, READ_ALL)
+    together = session.query_pooled(prompts, READ_ALL, add="all")
     alone = list(session.query_all(prompts, READ_ALL))
     wanted = np.mean([influences(each) for each in alone], axis=0)
     np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
     assert together.loss == pytest.approx(np.mean([each.loss for each in alone]), rel=1e-5)
     assert together.verdict is None and together.scale is None
-    again = session.query_pooled(prompts[:1], READ_ALL)
+    again = session.query_pooled(prompts[:1], READ_ALL, add="all")
     np.testing.assert_allclose(influences(again), influences(alone[0]), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("read", [10**9, 0])
+def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> None:
+    """The mean of what is above zero on each; no verdict, recall, unit or backfilled document."""
+    prompts = [
+        {"prompt": PROMPT},
+        {"prompt": "The Berlin Wall fell in", "response": "1989"},
+        {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
+    ]
+    options = replace(READ_ALL, read=read)
+    together = session.query_pooled(prompts, options, add="support")
+    alone = list(session.query_all(prompts, options))
+    wanted = np.mean([np.maximum(influences(each), 0) for each in alone], axis=0)
+    np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
+    by_document = np.bincount(session.chunk_document, wanted)
+    order = np.argsort(-by_document, kind="stable")[: len(together.supporters)]
+    assert [hit.document for hit in together.supporters[:10]] == order[:10].tolist()
+    assert together.loss == pytest.approx(np.mean([each.loss for each in alone]), rel=1e-5)
+    assert together.solution.relative_gap == max(each.solution.relative_gap for each in alone)
+    assert not any(hit.backfilled for hit in together.supporters) and together.opposers == []
+    assert together.verdict is None and together.scale is None and together.recall is None
+    record = together.to_record()
+    assert (record["pooled"], record["added"], record["unit"]) == (3, "support", "relative")
+    with pytest.raises(UsageError, match="what opposes prompts is not looked at"):
+        session.query_pooled(prompts, replace(options, bottom=3), add="support")
+    for some, added in ((prompts, "all"), (prompts[2:], "support"), ([*prompts[2:]] * 2, "support")):
+        assert session.query_pooled(some, replace(options, top=1)).added == added
 
 
 def test_a_query_of_many_prompts_holds_one_gradient(
@@ -114,8 +143,15 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     assert result.code == 2, result.err
     bad, answer = result.records
     assert bad["schema"] == "stride.bad_input/1" and bad["line"] == 2
+    assert answer["added"] == "all" and "added" not in bad
     assert answer["pooled"] == 2 and answer["prompt"].splitlines() == [PROMPT, "The Berlin Wall fell in"]
     assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
+    result = run(f"query --file {file} --pool --add support --on-bad skip {at}")
+    assert result.records[0]["added"] == "support" and result.records[0]["recall"] is None
+    result = run(f"query --file {file} --pool --add support --on-bad skip --stability {at}")
+    assert result.code == 2 and "--stability is of one recovery" in result.err and not result.out
+    result = run(f"query --file {file} --pool --add support --on-bad skip --bottom 2 {at}")
+    assert result.code == 2 and "found --bottom 2" in result.err and "--add all" in result.err
     result = run(f"query --file {file} --pool {at}")
     assert result.code == 2 and f"{file}:2:" in result.err and not result.out
 
@@ -129,7 +165,7 @@ def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
     assert "No verdict: a comparison" in shown and "calibrat" not in shown
     render_answer(session.query_pooled([{"prompt": PROMPT}, {"prompt": "The Berlin Wall"}]), explained=True)
     shown = capsys.readouterr().out
-    assert "2 prompts as one" in shown and "retraining" in shown and "not calibrated" not in shown
+    assert "2 prompts as one\n" in shown and "retraining" in shown and "not calibrated" not in shown
 
 
 @pytest.mark.parametrize(
@@ -139,6 +175,8 @@ def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
         ('query "a" --response "b" --instead " "', "is empty"),
         ('query "a" --response "b c" --instead "d" --span c', "and a span is another"),
         ('query "a" --pool', "found one prompt"),
+        ('query "a" --add all', "--add is of several prompts"),
+        ("query - --pool --add most", "--add is 'most'"),
     ],
 )
 def test_what_cannot_be_compared(run, workspace: Path, line: str, message: str) -> None:
@@ -150,7 +188,7 @@ def test_a_prior_of_states_is_of_each_sequence(session: api.Session) -> None:
     """Of prompts as one, the mean of what it is of each; of a comparison, of the response's token alone."""
     asked = [{"prompt": PROMPT}, {"prompt": "The Berlin Wall fell in", "response": "1989", "instead": "1961"}]
     options = replace(READ_ALL, prior="states")
-    together = session.query_pooled(asked, options)
+    together = session.query_pooled(asked, options, add="all")
     assert any(hit.prior > 0 for hit in together.supporters) and together.prior == "states"
     prior = session.priors["states"]
     from stride_cli.data.query_set import QuerySet

@@ -333,3 +333,35 @@ def test_suites_of_planted_causes_are_not_searchable(workspace: Path, script: Ru
         f"{EXAMPLES}/suites/searchable.py names/queries.jsonl --index {tmp_path}/names.stride --methods bm25"
     )
     assert "a search engine solves this suite: bm25" in script("python", *search.split(), code=1).stderr
+
+
+def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    """Every command of it at a tiny size; what it adds up is what the records say."""
+    pairs = []
+    for number, document in enumerate(documents[:40]):
+        words = document["text"].split()
+        texts = {"prompt": " ".join(words[:6]), "response": " ".join(words[6:16])}
+        pairs.append({"id": f"p{number}", **texts})
+    write(tmp_path / "pairs.jsonl", pairs)
+    small = SMALL | {"LAYERS": "2", "EPOCHS": "24", "METHODS": "stride:stored=true,bm25", "WORKERS": "1"}
+    small |= {"MAKE": "--facts 3 --doses 1 3 --pairs 80", "SCRATCH": "1", "DRAWS": "1", "LEFT": "3"}
+    small |= {"REMOVED": "stride:stored=true,asked=token,add=support,bm25"}
+    line = ("bash", f"{EXAMPLES}/suites/poison.sh", "pairs.jsonl", "work", "1")
+    done = script(*line, **small)
+    rows = read(done.stdout)
+    work = tmp_path / "work"
+    removal = {row["method"]: row for row in read((work / "removal.jsonl").read_text(encoding="utf-8"))}
+    assert list(removal) == [*small["REMOVED"].replace(",bm25", " bm25").split(), "causes", "random"]
+    known = read((work / "known.jsonl").read_text(encoding="utf-8"))
+    assert known and {row["dose"] for row in known} <= {1, 3}
+    for row in rows:
+        if row["table"] == "growth":
+            continue
+        groups = [each for each in removal[row["method"]]["groups"] if each["k"] == row["dose"]]
+        assert row["facts"] == len(groups) and row["queries"] == sum(each["queries"] for each in groups)
+        assert row["odds"] == pytest.approx(sum(each["odds"] for each in groups) / len(groups))
+        assert ("recall" in row) is (row["method"] not in ("causes", "random"))
+    assert all(each["causes_removed"] == each["k"] for each in removal["causes"]["groups"])
+    for name in ("distribution", "tail-patch", "loo", f"verify-{known[0]['dose']}"):
+        assert list(work.glob(f"{name}.json*")), name
+    assert script(*line, **small).stdout == done.stdout  # found finished

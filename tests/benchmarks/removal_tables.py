@@ -1,0 +1,53 @@
+"""Tables of what models lose that are trained again without the documents that a method names."""
+
+from __future__ import annotations
+
+from tests.benchmarks.figures import figure, markdown, pick
+
+HABITS = "suites/removal_habits"
+POISON = "suites/removal_poison"
+REMOVED: tuple[tuple[str, str], ...] = (
+    ("the planted causes", "causes"),
+    ("stride, where they part, what supports", "stride:stored=true,asked=token,add=support"),
+    ("stride, log-odds, what supports", "stride:stored=true,asked=odds,add=support"),
+    ("stride, log-odds, all", "stride:stored=true,asked=odds"),
+    ("stride, whole response, what supports", "stride:stored=true,add=support"),
+    ("stride, whole response, all", "stride:stored=true"),
+    ("EK-FAC, where they part, what supports", "ekfac:asked=token,add=support"),
+    ("EK-FAC, whole response, all", "ekfac"),
+    ("TrackStar, where they part, what supports", "trackstar:asked=token,add=support"),
+    ("TrackStar, whole response, all", "trackstar"),
+    ("FeatSim, where they part, what supports", "featsim:asked=token,add=support"),
+    ("FeatSim, whole response, all", "featsim"),
+    ("RDS, where they part, what supports", "rds:asked=token,add=support"),
+    ("RDS, whole response, all", "rds"),
+    ("MiniLM embeddings", "embeddings"), ("shared pairs of tokens (`pairs`)", "pairs"), ("BM25", "bm25"),
+    ("as many at random", "random"),
+)  # fmt: skip
+
+
+def habits() -> str:
+    """Fall of the log-odds, rise of the loss and what is still shown: mean ± standard error over habits."""
+    lines = [["removed", "fall of log-odds", "rise of loss", "still shown"]]
+    for label, method in REMOVED:
+        for record in pick(HABITS, schema="stride.group_removal/1", method=method):
+            cells = [
+                f"{figure(found['mean'], 2)} ± {figure(found['se'], 2)}"
+                for found in (record["odds"], record["loss"])
+            ]
+            lines.append([label, *cells, figure(record["shown"]["mean"], 2)])
+    return markdown(lines)
+
+
+def poison() -> str:
+    """Of every method and dose: share of copies found, their influence, and what is left without them."""
+    doses = sorted({record["dose"] for record in pick(POISON, table="doses")})
+    lines = [["", *(f"said {dose} ×" for dose in doses)]]
+    facts = {each["dose"]: each["facts"] for each in pick(POISON, table="doses", method="causes")}
+    lines.append(["facts", *(str(facts[dose]) for dose in doses)])
+    for field, what in (("recall", "copies found"), ("odds", "fall of log-odds"), ("shown", "still wrong")):
+        for label, method in REMOVED:
+            found = {each["dose"]: each for each in pick(POISON, table="doses", method=method)}
+            if found and all(field in each for each in found.values()):
+                lines.append([f"{what}: {label}", *(figure(found[dose][field], 2) for dose in doses)])
+    return markdown(lines)
