@@ -225,7 +225,7 @@ class Session:
             self._spot_check,
             time.perf_counter,
         )
-        together = min(_TOGETHER, attributor.together) if attributor.reads else 1
+        together = min(TOGETHER, attributor.together) if attributor.reads else 1
         found = as_one(one, each_alone(asking, queries, together))
         return replace(self._answer(asking, found), added=add)
 

@@ -330,6 +330,7 @@ def plan_stages(
     from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.kinds import kind_of
+    from stride_cli.models.language.files import find_offline
     from stride_cli.models.language.tokenizer import load_tokenizer
 
     if kind_of(model_path) == "classifier":
@@ -337,6 +338,7 @@ def plan_stages(
             "a plan is of a language model's corpus, and the model is a classifier",
             fix="leave --model out, and give --chunks",
         )
+    find_offline(model_path)  # refuses one that needs code of its own
     block = choose_block_size(options.block_size, context_length(model_path))
     tokenising, some, vocabulary = 0.0, None, None
     if sources:
