@@ -38,7 +38,7 @@ _, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
 _, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
-EVALUATE, IMPORTED = blocks("docs/howto/methods.md")
+EVALUATE, REMOVED, IMPORTED = blocks("docs/howto/methods.md")
 CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
 (APART,) = blocks("docs/howto/cluster.md")
 RUN = {
@@ -57,6 +57,7 @@ RUN = {
     REPORT,
     SELECT,
     EVALUATE,
+    REMOVED,
     IMPORTED,
     CAUSES,
     DATE_LM,
@@ -229,6 +230,19 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
     assert (shell.directory / "comparison.html").stat().st_size > 10_000
+    # what a method names for a group of prompts, taken out: fewer models, each of fewer steps
+    asked = {"group": "france", "prompt": "The French Revolution began in", "response": " 1789"}
+    asked |= {"instead": " 1848", "causes": ["history/french-revolution"]}
+    (shell.directory / "habits.jsonl").write_text(json.dumps({"id": "one", **asked}) + "\n", encoding="utf-8")
+    assert "--seeds 3 " in REMOVED
+    removed = [
+        json.loads(line)
+        for line in shell(
+            REMOVED.replace("--seeds 3 ", "--seeds 2 --draws 1 --recipe short.json ")
+        ).splitlines()
+    ]
+    assert [each["method"].partition(":")[0] for each in removed] == ["stride", "bm25", "causes", "random"]
+    assert all(each["documents"] == 30 and each["k"] == 1 for each in removed)
     # a truth of others: five subsets of 30 documents, losses of the same queries
     measured = []
     for start in range(5):
