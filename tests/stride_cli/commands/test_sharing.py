@@ -80,8 +80,8 @@ def exact(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Influences to 1e-6 of the answer's largest, and so shares to 1e-6 of all; other numbers of what they are,
-    but for the gap, which is what the solver left; all else exactly."""
+    """Influences to 1e-6 of the answer's largest, and so shares to 1e-6 of all; other numbers of what they
+    are, but for the gap, which is what the solver left; all else exactly."""
     for answer, other in zip(exact(found), exact(expected), strict=True):
         largest = max((abs(hit["influence"]) for hit in other.get("hits", [])), default=1.0)
         _close(answer, other, 1e-6 * largest)
