@@ -10,10 +10,12 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stride_cli.training.truth import Truth
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import build, checks, fitting, load, measurement, projections, soak
+from tests.benchmarks import build, checks, fitting, load, measurement, preconditioning, projections, soak
 from tests.benchmarks._machine import interleave, watched_memory
 from tests.prepared import Prepared
 
@@ -79,6 +81,39 @@ def test_variance_by_bands_finds_what_was_put_in() -> None:
     found, errors = components(masks, order, edges, values)
     assert np.all(np.abs(found - shares) < 3 * errors)
     assert np.all(errors < [0.02, 0.03, 0.05, 0.1])
+
+
+def test_corrections_of_a_readout() -> None:
+    random = np.random.default_rng(0)
+    gradients, asked = random.normal(size=(12, 30)), random.normal(size=(4, 30))
+    gradients[1] = gradients[0]
+    parts = np.stack([asked[:, :10] @ gradients[:, :10].T, asked[:, 10:] @ gradients[:, 10:].T])
+    found = preconditioning.Products(parts, asked @ gradients.T, gradients @ gradients.T)
+    np.testing.assert_allclose(found.direct, asked @ gradients.T)
+    # the query's gradient preconditioned by Gᵀ G + γ, brute force
+    ridge = 2.0 * np.trace(found.kernel) / 12
+    curvature = np.eye(30) + gradients.T @ gradients / ridge
+    exact = np.linalg.solve(curvature, asked.T).T @ gradients.T
+    np.testing.assert_allclose(preconditioning.corrected(found, 2.0), exact, atol=1e-9)
+    np.testing.assert_allclose(preconditioning.corrected(found, 2.0, 12), exact, atol=1e-9)
+    np.testing.assert_allclose(preconditioning.corrected(found, 1e12), found.direct, atol=1e-6)
+    # weights of layers that retraining has are found
+    masks = random.random((40, 12)) < 0.5
+    losses = -np.tensordot([0.5, 2.0], parts, 1) @ masks.T  # (Q, R)
+    truth = Truth(
+        masks=masks,
+        alpha=np.full(40, 0.5),
+        losses=losses.T[:, None],
+        margins=None,
+        base_losses=np.zeros(4),
+        queries=None,  # type: ignore[arg-type]
+        seeds=np.zeros(1, np.int64),
+    )
+    scale = np.linalg.norm(found.direct @ (masks - masks.mean(axis=0)).T, axis=1)
+    scale = scale / np.linalg.norm(losses - losses.mean(axis=1, keepdims=True), axis=1)
+    one = np.arange(4) == 2
+    weights = preconditioning.layer_weights(truth, parts, one)
+    np.testing.assert_allclose(weights, scale[one] * [0.5, 2.0], rtol=1e-6)
 
 
 @pytest.mark.slow
