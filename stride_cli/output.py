@@ -159,7 +159,8 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
     if _listener is not None:
         yield _Told(_listener, description, total)
         return
-    if not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS"):
+    # while a bar is shown, stderr may be a file of rich's that does not say that it is a terminal
+    if _bars is None and (not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS")):
         yield _Silent()
         return
     outermost, bars = _bars is None, _bars or _open_bars()

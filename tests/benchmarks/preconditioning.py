@@ -104,7 +104,8 @@ def products(task: Any, model: Any, truth: Truth) -> Products:
     ------
     UsageError      they do not fit in memory
     """
-    settings = resolve_settings(like_own(ClosedOptions(), model, task.index), model, task.index)
+    # checkpoints have no recipe that says how they were trained: the spaces are those of the final model
+    settings = resolve_settings(like_own(ClosedOptions(), task.model, task.index), model, task.index)
     if task.chunks.before is None:
         know_beginnings(task.model, task.chunks, settings)
     steered = fit_spaces(model, task.chunks, settings)
