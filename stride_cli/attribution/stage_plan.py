@@ -338,12 +338,15 @@ def plan_stages(
             "a plan is of a language model's corpus, and the model is a classifier",
             fix="leave --model out, and give --chunks",
         )
-    find_offline(model_path)  # refuses one that needs code of its own
+    if sources:
+        tokenizer = load_tokenizer(model_path)
+    else:
+        find_offline(model_path)  # refuses, as that does, one that needs code of its own
+    loading = clock() - begun
     block = choose_block_size(options.block_size, context_length(model_path))
     tokenising, some, vocabulary = 0.0, None, None
     if sources:
-        tokenizer = load_tokenizer(model_path)
-        vocabulary, loading = len(tokenizer), clock() - begun
+        vocabulary = len(tokenizer)
         given: dict[str, Any] = {"block_size": block, "reading": reading or ReadOptions()}
         begun = clock()
         counts = survey_corpus(sources, tokenizer=tokenizer, **given)
