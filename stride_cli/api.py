@@ -455,8 +455,6 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
     UsageError         the index is of a classifier
     IndexReadOnly      it is a URL or a zip file
     """
-    import numpy as np
-
     from stride_cli.attribution.calibration import calibrate as ask
     from stride_cli.attribution.options import CalibrationOptions
 
@@ -478,12 +476,11 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
             )
         scale = measure_scale(attributor, options.retrain)
     session.calibration = ask(attributor, options.nulls, scale)
-    losses = session.calibration.losses
     return {
         "schema": "stride.calibration/1",
         "index": str(session.index.path),
-        "nulls": losses.shape[1],
-        "median_loss": float(np.nanmedian(losses[-1])),
+        "nulls": session.calibration.losses.shape[1],
+        "median_loss": session.calibration.median_loss,
         "scale": None if scale is None else scale.to_record(),
         "sure": scale is not None and scale.sure,
         "seconds": time.perf_counter() - begun,

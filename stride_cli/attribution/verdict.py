@@ -79,6 +79,12 @@ class NullAnswers:
     read: np.ndarray | None = None
     scale: Scale | None = None
 
+    @property
+    def median_loss(self) -> float:
+        """Nats per scored token, at the greatest length that any response has; NaN where none has a token."""
+        known = self.losses[np.isfinite(self.losses).any(axis=1)]
+        return float(np.nanmedian(known[-1])) if len(known) else float("nan")
+
     def judge(self, loss: float, influence: float, scored: int, *, read: bool = False) -> Verdict | None:
         """The verdict on an answer.
 
@@ -87,7 +93,7 @@ class NullAnswers:
         loss : float           of the response, mean nats per scored token
         influence : float      of the strongest document, of all that support
         scored : int           scored tokens; null prompts' responses are taken at the same length, or the
-                               next shorter one there is
+                               next shorter one of which there are enough
         read : bool            whether the likeliest chunks have been read for it
 
         Returns
@@ -98,6 +104,8 @@ class NullAnswers:
         if of_all is None:
             return None
         row = max(0, int(np.searchsorted(self.scored, scored, side="right")) - 1)
+        while row and np.isfinite(self.losses[row]).sum() < FEWEST:  # few responses may be so long
+            row -= 1
         known = np.isfinite(self.losses[row])
         losses, strengths = self.losses[row][known], of_all[row][known]
         count = len(losses)

@@ -75,6 +75,15 @@ def test_null_prompts_are_taken_at_the_answers_length_or_the_next_shorter() -> N
         assert above is not None and above.word == "guessing"
 
 
+def test_a_model_of_short_responses_is_judged_by_those() -> None:
+    losses = np.repeat([[3.0], [2.0], [np.nan]], 20, axis=1)
+    short = NullAnswers(np.array([1, 4, 16]), losses, np.ones((3, 20)))
+    below, above = short.judge(1.9, 9.0, 16), short.judge(2.1, 9.0, 16)
+    assert below is not None and below.word == "clear" and above is not None and above.word == "guessing"
+    assert short.median_loss == 2.0
+    assert np.isnan(NullAnswers(np.array([1]), losses[2:], losses[2:]).median_loss)
+
+
 def test_responses_that_are_shorter_count_nothing_and_too_few_give_no_verdict() -> None:
     losses = np.linspace(1, 2, 30)
     short = np.where(np.arange(30) < 30 - FEWEST, np.nan, losses)
