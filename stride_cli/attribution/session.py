@@ -225,8 +225,7 @@ class Session:
             self._spot_check,
             time.perf_counter,
         )
-        together = min(TOGETHER, attributor.together) if attributor.reads else 1
-        found = as_one(one, each_alone(asking, queries, together))
+        found = as_one(one, each_alone(asking, queries, _together(attributor)))
         return replace(self._answer(asking, found), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
@@ -287,7 +286,7 @@ class Session:
         options = options or QueryOptions()
         attributor = self.attributor(options)
         asking = Asking(attributor, options, self.build, self._spot_check, clock)
-        together = min(together or TOGETHER, attributor.together) if attributor.reads else 1
+        together = _together(attributor, together)
         arriving, broken, ended = iter(prompts), None, False
         while not ended and broken is None:
             taken: list[Mapping[str, Any] | StrideError] = []
@@ -564,3 +563,8 @@ class Session:
         return {
             chunk: best_passage(text, wanted, weights) for chunk, text in texts.items() if chunk not in known
         }
+
+
+def _together(attributor: Attributor, most: int | None = None) -> int:
+    """How many prompts are asked in one pass: alone, where no chunks are read for them."""
+    return min(most or TOGETHER, attributor.together) if attributor.reads else 1

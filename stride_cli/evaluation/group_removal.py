@@ -77,8 +77,8 @@ class GroupEffect:
 
 
 @dataclass(frozen=True)
-class GroupsBefore:
-    """Log-odds, loss and share shown of every group under models trained on everything: (G, S) float64."""
+class GroupState:
+    """Log-odds, loss and share shown of every group under some models: (G, S) float64."""
 
     odds: np.ndarray
     loss: np.ndarray
@@ -183,7 +183,7 @@ class GroupBench:
         options: RemovalOptions,
         *,
         store: Path,
-    ) -> tuple[GroupsBefore, list[list[GroupEffect]]]:
+    ) -> tuple[GroupState, list[list[GroupEffect]]]:
         """Retrain without what was named, and compare with models of the same seeds on everything.
 
         Parameters
@@ -200,7 +200,7 @@ class GroupBench:
 
         Returns
         -------
-        before : GroupsBefore
+        before : GroupState
         effects : for each of `sizes`, of every method; of the causes, where so many are removed; of random
             documents
         """
@@ -228,12 +228,14 @@ class GroupBench:
             for own, together in zip(sizes, entries, strict=True)
         ]
         losses = self._losses(trainer, list(removed), seeds, options, store)
+        before = self._of([[0]] * len(self.groups), losses)
         effects = []
         for own, together, models in zip(sizes, entries, tops, strict=True):
             pairs = [*zip(together, models, strict=True), (Named(RANDOM, []), [draws[int(k)] for k in own])]
-            effects.append([self._effect(each, own, without, losses) for each, without in pairs])
-        before = self._of([[0]] * len(self.groups), losses)
-        return GroupsBefore(*before), effects
+            effects.append(
+                [self._effect(each, own, self._of(without, losses), before) for each, without in pairs]
+            )
+        return before, effects
 
     def _losses(
         self,
@@ -256,7 +258,7 @@ class GroupBench:
         losses = np.array([outcome.losses for outcome in outcomes])
         return losses.reshape(len(removed), len(seeds), len(self.sets), -1)
 
-    def _of(self, models: Sequence[Sequence[int]], losses: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _of(self, models: Sequence[Sequence[int]], losses: np.ndarray) -> GroupState:
         """Log-odds, loss and share shown of every group under its models, mean over these: (G, S) each."""
         places = {name: place for place, name in enumerate(self.sets)}
         found = []
@@ -268,19 +270,21 @@ class GroupBench:
             shown = np.where(np.isnan(odds), np.nan, odds > 0)
             each = (odds, mine[:, :, places["response"]], shown)
             found.append([values.mean(axis=(0, 2)) for values in each])
-        return tuple(np.array(values) for values in zip(*found, strict=True))
+        return GroupState(*(np.array(values) for values in zip(*found, strict=True)))
 
-    def _effect(
-        self, named: Named, k: np.ndarray, models: Sequence[Sequence[int]], losses: np.ndarray
-    ) -> GroupEffect:
-        before = self._of([[0]] * len(self.groups), losses)
-        odds, loss, shown = self._of(models, losses)
+    def _effect(self, named: Named, k: np.ndarray, after: GroupState, before: GroupState) -> GroupEffect:
         causes = None
         if named.documents:
             pairs = zip(self.groups, named.documents, k, strict=True)
             causes = np.array([np.isin(rows[:count], group.causes).sum() for group, rows, count in pairs])
         return GroupEffect(
-            named.method, k, causes, named.causes_score, before[0] - odds, loss - before[1], shown
+            named.method,
+            k,
+            causes,
+            named.causes_score,
+            before.odds - after.odds,
+            after.loss - before.loss,
+            after.shown,
         )
 
     def known(self, sizes: np.ndarray) -> list[Named]:
@@ -291,7 +295,7 @@ class GroupBench:
 
 
 def group_records(
-    bench: GroupBench, before: GroupsBefore, effects: Sequence[GroupEffect], draws: int
+    bench: GroupBench, before: GroupState, effects: Sequence[GroupEffect], draws: int
 ) -> list[GroupRemovalRecord]:
     """``stride.group_removal/1`` of every effect of one number of documents, random ones among them."""
     chance = next(each for each in effects if each.method == RANDOM)
@@ -300,7 +304,7 @@ def group_records(
 
 def _record(
     bench: GroupBench,
-    before: GroupsBefore,
+    before: GroupState,
     effect: GroupEffect,
     chance: GroupEffect,
     effects: Sequence[GroupEffect],
