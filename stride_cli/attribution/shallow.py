@@ -250,7 +250,8 @@ def space_sizes(
     deep: Any, settings: ClosedSettings, counts: CorpusCounts, chunks: ChunkReader
 ) -> tuple[list[SpaceSize], int]:
     """Of every space what it takes, and the bytes of second moments while bases are made."""
-    from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_rank, layer_widths, read_units
+    from stride_cli.models.linear_layers import layer_widths
+    from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_rank, read_units
     from stride_cli.operators.pair_space import PairLogitSpace
 
     found: list[SpaceSize] = []

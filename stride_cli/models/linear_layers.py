@@ -57,7 +57,7 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
             and not name.startswith(lists)  # experts, each of which sees some tokens
         }
         last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
-        if len(last) == 1 and d_model in layers[last[0]].weight.shape:
+        if len(last) == 1 and d_model in layer_widths(layers[last[0]]):
             written.append(layers[last[0]])
         told = told and len(written) == number
         candidates += layers.values()
@@ -81,6 +81,16 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
         written = []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
     return LinearLayers(written, found, overwritten)
+
+
+def layer_widths(layer: nn.Module) -> tuple[int, int]:
+    """How many numbers a linear layer reads, and how many it gives."""
+    if isinstance(layer, nn.Linear):  # whose weights may be packed
+        return layer.in_features, layer.out_features
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    return rows, columns  # Conv1D
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 
 from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
 from stride_cli.errors import UsageError
+from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments, leading_directions
 from stride_cli.randomness import stream
@@ -205,14 +206,6 @@ class LinearMatrixSpace(LayerMatrixSpace):
     gate_range = LINEAR_GATES
     kept_numbers = 27
     of_weights = True
-
-
-def layer_widths(layer: torch.nn.Module) -> tuple[int, int]:
-    """How many numbers a linear layer reads, and how many it gives."""
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)
-    rows, columns = weight.shape
-    return (columns, rows) if isinstance(layer, torch.nn.Linear) else (rows, columns)  # else: Conv1D
 
 
 def layer_rank(rank: int, width: int, d_model: int) -> int:

@@ -16,6 +16,13 @@ from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
 from stride_cli.models.language.own_nanochat import load_own
+from stride_cli.models.language.quantised import (
+    is_quantised,
+    make_differentiable,
+    missing_package,
+    quantisation,
+    refuse_training,
+)
 from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
 from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
 from stride_cli.startup import keep_imported, without_collection
@@ -30,8 +37,10 @@ def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: 
     _keep_torch()
     model = load_own(source, kind)
     if model is None:
-        model = _load_weights(source, kind)
-    return CausalLM(model.to(where), tokenizer, path=str(path_or_id))
+        model = _load_weights(source, kind, where)
+    if not is_quantised(model):  # which is where it belongs, and some cannot be moved
+        model = model.to(where)
+    return CausalLM(model, tokenizer, path=str(path_or_id))
 
 
 @cache  # once, when all has been imported that is before the first model is there
@@ -40,16 +49,21 @@ def _keep_torch() -> None:
 
 
 def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model itself, on the CPU, to be trained or saved; refused as by `load_model`."""
-    return _load_weights(find_checkpoint(path_or_id), dtype)
+    """The transformers model itself, on the CPU, to be trained or saved; refused as by `load_model`, and
+    where its weights are quantised."""
+    source = find_checkpoint(path_or_id)
+    for each in (source, source.base):
+        if each is not None and each.gguf is None:
+            refuse_training(each.directory, each.given)
+    return _load_weights(source, dtype)
 
 
 @without_collection()
-def _load_weights(source: Source, dtype: torch.dtype) -> Any:
+def _load_weights(source: Source, dtype: torch.dtype, where: torch.device | None = None) -> Any:
     if source.base is not None:
         from stride_cli.models.language.peft_adapter import with_adapter
 
-        base = _load_weights(source.base, dtype)
+        base = _load_weights(source.base, dtype, where)
         with quiet_transformers():
             return with_adapter(base, source)
     if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
@@ -59,12 +73,21 @@ def _load_weights(source: Source, dtype: torch.dtype) -> Any:
 
     weight_files(source.directory / source.gguf if source.gguf else source.directory)
     check_gguf(source)
+    method = None if source.gguf is not None else quantisation(source.directory)
+    placed = {} if method is None else {"device_map": {"": where or torch.device("cpu")}}
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source.directory, dtype=dtype, output_loading_info=True, **source.options, **_unpacked(source)
+                source.directory,
+                dtype=dtype,
+                output_loading_info=True,
+                **source.options,
+                **_unpacked(source),
+                **placed,
             )
     except Exception as error:
+        if method is not None and isinstance(error, ImportError):
+            raise missing_package(error, method) from error
         if "trust_remote_code" in str(error):
             raise code_refused(source.given, source.directory / "config.json", None) from error
         raise ModelError(
@@ -75,6 +98,8 @@ def _load_weights(source: Source, dtype: torch.dtype) -> Any:
     quantizer = getattr(model, "hf_quantizer", None)
     if source.gguf is not None and quantizer is not None:
         quantizer.remove_quantization_config(model)  # its weights are plain tensors, to train and to save
+    if is_quantised(model):
+        make_differentiable(model)
     return model
 
 

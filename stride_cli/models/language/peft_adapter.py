@@ -12,6 +12,7 @@ import torch
 
 from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.language.files import Source, weight_files
+from stride_cli.models.language.quantised import is_quantised
 
 
 def with_adapter(base: Any, source: Source) -> Any:
@@ -70,8 +71,37 @@ def with_adapter(base: Any, source: Source) -> Any:
         if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
     )
     with torch.no_grad():
-        merged = model.merge_and_unload()
+        merged = _beside_quantised(model, adapted, source) if is_quantised(base) else model.merge_and_unload()
     merged.adapted_layers = adapted
+    return merged
+
+
+def _beside_quantised(model: Any, adapted: frozenset[str], source: Source) -> Any:
+    """The base with plain weights in the layers that an adapter is on, and its change added to them: in few
+    bits most of it would be rounded away. Their type is that in which they are multiplied."""
+    from peft.utils.integrations import dequantize_module_weight
+    from torch import nn
+
+    sums: dict[str, nn.Linear] = {}
+    for name in sorted(adapted):
+        layer = model.get_submodule(f"base_model.model.{name}")
+        below = layer.base_layer
+        if not isinstance(below, nn.Linear) or any(getattr(layer, "use_dora", {}).values()):
+            raise ModelError(
+                f"adapter '{source.given}' cannot be added to quantised layers such as {name}",
+                fix="merge it into its base model in plain weights, and give that",
+            )
+        whole = dequantize_module_weight(below)
+        kind = getattr(below, "compute_dtype", None) or whole.dtype
+        plain = nn.Linear(below.in_features, below.out_features, bias=below.bias is not None, device="meta")
+        change = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+        plain.weight = nn.Parameter((whole.float() + change.float()).to(kind), requires_grad=False)
+        if below.bias is not None:
+            plain.bias = nn.Parameter(below.bias.to(kind), requires_grad=False)
+        sums[name] = plain
+    merged = model.unload()
+    for name, plain in sums.items():
+        merged.set_submodule(name, plain)
     return merged
 
 

@@ -8,9 +8,10 @@ import torch
 
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.errors import NumericalError
+from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_widths
+from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.spaces import SPACES, initial_space
 from stride_cli.operators.steered_model import SteeredModel
