@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
 
-_CHOICES = "all, body, mlp, last, head, or a regular expression of module names"
+_CHOICES = "all, body, mlp, attention, last, head, or a regular expression of module names"
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,10 @@ class Capture:
     model : AttributableModel             or a classifier with the same interface
     probe : Batch                any batch: it shows which layers run, and which make the logits
     layers : str
-        "all"; "body", all but the output head; "mlp", those of feed-forward parts; "last", the last one
-        before the head (the final MLP projection of a transformer); "head"; else a regular expression that
-        is searched in module names. An embedding that is tied to the head gets the head's part only.
+        "all"; "body", all but the output head; "mlp", those of feed-forward parts; "attention", those of
+        attention; "last", the last one before the head (the final MLP projection of a transformer); "head";
+        else a regular expression that is searched in module names. An embedding that is tied to the head gets
+        the head's part only.
     bias : bool                  whether biases count as parameters
 
     Raises
@@ -375,6 +376,7 @@ def _choose(layers: Sequence[Layer], choice: str) -> list[Layer]:
         "all": list(layers),
         "body": body,
         "mlp": [layer for layer in body if re.search(r"mlp|ffn|feed_?forward|dense_|\bfc\d?\b", layer.name)],
+        "attention": [layer for layer in body if re.search(r"attn|attention", layer.name)],
         "last": body[-1:],
         "head": [layer for layer in layers if layer.is_head],
     }.get(choice)
