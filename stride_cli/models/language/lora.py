@@ -45,7 +45,8 @@ def add_lora(
         parameter.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     added: list[nn.Parameter] = []
-    for layer in block_stack(model).modules() if layers is None else layers:
+    chosen: Iterable[Any] = block_stack(model).modules() if layers is None else layers
+    for layer in chosen:
         sizes = _sizes(layer)
         if sizes is None:
             continue
