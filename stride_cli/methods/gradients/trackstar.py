@@ -1,8 +1,8 @@
 """TrackStar: cosines of projected gradients, normalised by second moments (Chang et al. 2024,
 arXiv:2410.17413).
 
-Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands; a
-test compares the scores.
+Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands;
+a test compares the scores.
 """
 
 from __future__ import annotations
