@@ -1,7 +1,7 @@
 """GradDot and TracIn: dot products of loss gradients (Pruthi et al. 2020, arXiv:2002.08484).
 
-Written here: kronfluence takes the model's modules over, and bergson keeps every gradient, in memory or on disk;
-a test compares bergson's products.
+Written here: kronfluence takes the model's modules over, and bergson keeps every gradient, in memory or on
+disk; a test compares bergson's products.
 """
 
 from __future__ import annotations
