@@ -337,18 +337,16 @@ def _as_tokens(
 def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Layer]:
     """Linear layers, and the embedding of tokens, in the order in which they run on one row of the probe."""
     names = {module: name for name, module in model.model.named_modules()}
-    embedding = getattr(model.model, "get_input_embeddings", lambda: None)()
+    embedding: object = getattr(model.model, "get_input_embeddings", lambda: None)()
     seen: dict[nn.Module, bool] = {}  # whether as part of the head
     in_head = False
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
         seen.setdefault(module, in_head)
 
-    handles = [
-        module.register_forward_hook(note)
-        for module in names
-        if _sizes(module) is not None and (module is embedding or not isinstance(module, nn.Embedding))
-    ]
+    linear = [module for module in names if _sizes(module) is not None]
+    chosen = [module for module in linear if not isinstance(module, nn.Embedding) or module is embedding]
+    handles = [module.register_forward_hook(note) for module in chosen]
     try:
         with torch.no_grad():
             ids = probe.ids[:1].to(model.device)

@@ -228,8 +228,9 @@ def warm_up(
         dtype=choose_dtype("auto", task.device),
     )
     random = stream(workspace.seed, "less warm-up")
-    size = min(len(chunks), max(1, round(share * len(chunks))))
-    rows = np.sort(random.choice(len(chunks), size, replace=False))
+    scored = np.array([place for place, chunk in enumerate(chunks) if chunk.n_scored], np.int64)
+    size = min(len(scored), max(1, round(share * len(scored))))
+    rows = np.sort(random.permutation(scored)[:size])
     total, planned = planned_steps(chunks, recipe, subset=rows)
     rates: dict[int, list[float]] = {}  # of every epoch; steps that rounding leaves over are of the last one
     ends: dict[int, int] = {}

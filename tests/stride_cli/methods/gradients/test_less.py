@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.methods.gradients.less import LESS
 from stride_cli.methods.gradients.warmup import warm_up
 from stride_cli.methods.protocol import score_all
@@ -165,3 +167,15 @@ def test_what_a_warm_up_cannot_be(softmax, nanochat_task, tmp_path):
     for wrong in ({"share": 0.0}, {"share": 1.5}, {"epochs": 0}, {"rank": 0}, {"form": "signum"}):
         with pytest.raises(UsageError):
             LESS(**wrong)
+
+
+def test_a_corpus_without_scored_tokens(nanochat_task):
+    index = copy.copy(nanochat_task.index)
+    index.arrays = {
+        "corpus/tokens": np.arange(3, dtype=np.uint16),
+        "corpus/chunk_offsets": np.arange(4, dtype=np.int64),
+        "corpus/loss_start": np.ones(3, np.int32),
+    }
+    silent = Workspace(index, nanochat_task.model, ChunkReader(index), 0)
+    with pytest.raises(CorpusError, match="no chunk has a scored token"):
+        LESS().fit(silent)
