@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.errors import UsageError
+from stride_cli.errors import CorpusError, UsageError
 from stride_cli.methods.gradients.capture import Capture, Factors, Layer
 from stride_cli.methods.gradients.projection import Projector
 from stride_cli.randomness import stream
@@ -192,7 +192,7 @@ def warm_up(
     Raises
     ------
     UsageError       no layer is chosen
-    CorpusError      the part of the corpus has no scored token
+    CorpusError      no chunk has a scored token
     ModelError       the base model is gone, or is another one by now
     NumericalError   the loss is not finite
     """
@@ -213,6 +213,11 @@ def warm_up(
     adapted = [each.module for each in capture.layers]
     add_lora(model.model, rank=rank, seed=workspace.seed, layers=adapted, scale=_SCALE)
     chunks = index_chunks(workspace)
+    scored = np.array([place for place, chunk in enumerate(chunks) if chunk.n_scored], np.int64)
+    if not len(scored):
+        raise CorpusError(
+            "no chunk has a scored token to warm up on", fix="choose another method: pairs, tfidf"
+        )
     options = FinetuneOptions(
         epochs=epochs,
         lora_rank=rank,
@@ -228,8 +233,7 @@ def warm_up(
         dtype=choose_dtype("auto", task.device),
     )
     random = stream(workspace.seed, "less warm-up")
-    scored = np.array([place for place, chunk in enumerate(chunks) if chunk.n_scored], np.int64)
-    size = min(len(scored), max(1, round(share * len(scored))))
+    size = max(1, round(share * len(scored)))
     rows = np.sort(random.permutation(scored)[:size])
     total, planned = planned_steps(chunks, recipe, subset=rows)
     rates: dict[int, list[float]] = {}  # of every epoch; steps that rounding leaves over are of the last one
