@@ -1,6 +1,6 @@
 """SOURCE: influence by unrolling the training in segments (Bae et al. 2024, arXiv:2405.12186).
 
-Written here: kronfluence has no training paths, and bergson's is of language models trained by its own loop.
+Written here: kronfluence has no training paths, and bergson's reads checkpoints of language models only.
 """
 
 from __future__ import annotations
