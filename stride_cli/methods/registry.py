@@ -70,7 +70,12 @@ METHODS: Mapping[str, MethodEntry] = {
         "gradients.trackstar", "TrackStar", "projected, optimizer-corrected unit gradients", "model"
     ),
     "trak": _entry("gradients.trak", "TRAK", "random projections and a linearised model", "model"),
-    "less": _entry("gradients.less", "LESS", "Adam-corrected gradients of a LoRA adapter", "model"),
+    "less": _entry(
+        "gradients.less", "LESS", "Adam's updates of a LoRA adapter after a warm-up (language)", "model"
+    ),
+    "source": _entry(
+        "gradients.source", "Source", "training unrolled in segments (classifiers trained by SGD)", "model"
+    ),
     "lastlayer": _entry(
         "gradients.last_layer", "LastLayerInfluence", "exact influence of the output layer", "model"
     ),

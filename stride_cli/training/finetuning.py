@@ -4,9 +4,10 @@ only."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from stride_cli.corpus.chunking import Chunk
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.models.devices import resolve_device
 from stride_cli.models.fingerprints import tokenizer_fingerprint
@@ -72,35 +73,12 @@ def finetune_model(
         if recipe is None:
             block_size = min(_BLOCK_SIZE, context_length(base))
             chunks, record = cut(corpus, tokenizer, block_size=block_size)
-            epochs, steps = count_steps(
-                chunks,
-                epochs=_EPOCHS if options.epochs is None else options.epochs,
-                steps=options.steps,
-                batch_tokens=options.batch_tokens or _BATCH_TOKENS,
-                seed=options.seed,
-            )
-            recipe = Recipe(
-                kind="finetune",
+            recipe = replace(
+                finetuning_recipe(chunks, options, base.num_parameters(), block_size=block_size, dtype=dtype),
                 base=str(Path(model).resolve() if Path(model).exists() else model),  # or a hub id
                 base_fingerprint=fingerprint,
-                lora_rank=options.lora_rank,
-                block_size=block_size,
-                epochs=epochs,
-                steps=steps,
-                batch_tokens=options.batch_tokens or _BATCH_TOKENS,
-                optimizer="adamw",
-                lr=0.0,
-                adam_lr=options.lr or default_lr(base.num_parameters(), options.lora_rank),
-                weight_decay=0.0,
-                schedule=options.schedule,
-                warmup=0.05,
-                final_lr=0.02,
-                clip=1.0,
-                dtype=dtype,
-                seed=options.seed,
                 corpus=record,
                 tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-                versions=versions(),
             )
             run.save_recipe(recipe)
         else:
@@ -115,6 +93,48 @@ def finetune_model(
             checkpoints=options.checkpoints,
             save_seconds=save_seconds,
         )
+
+
+def finetuning_recipe(
+    chunks: Sequence[Chunk], options: FinetuneOptions, n_parameters: int, *, block_size: int, dtype: str
+) -> Recipe:
+    """How a model is fine-tuned on chunks, before it is said which model, corpus and tokenizer these are.
+
+    Parameters
+    ----------
+    n_parameters : int       of the model: small ones take larger steps
+    block_size : int         most tokens of a chunk
+    dtype : "fp32" | "bf16"
+    """
+    batch_tokens = options.batch_tokens or _BATCH_TOKENS
+    epochs, steps = count_steps(
+        chunks,
+        epochs=_EPOCHS if options.epochs is None else options.epochs,
+        steps=options.steps,
+        batch_tokens=batch_tokens,
+        seed=options.seed,
+    )
+    return Recipe(
+        kind="finetune",
+        lora_rank=options.lora_rank,
+        block_size=block_size,
+        epochs=epochs,
+        steps=steps,
+        batch_tokens=batch_tokens,
+        optimizer="adamw",
+        lr=0.0,
+        adam_lr=options.lr or default_lr(n_parameters, options.lora_rank),
+        weight_decay=0.0,
+        schedule=options.schedule,
+        warmup=0.05,
+        final_lr=0.02,
+        clip=1.0,
+        dtype=dtype,
+        seed=options.seed,
+        corpus={},
+        tokenizer_fingerprint="",
+        versions=versions(),
+    )
 
 
 def default_lr(n_parameters: int, lora_rank: int) -> float:

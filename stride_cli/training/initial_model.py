@@ -23,7 +23,13 @@ def initial_model(recipe: Recipe) -> Any:
 
 
 def base_model(recipe: Recipe) -> Any:
-    """The model that a fine-tuning starts from, on the CPU in fp32, made trainable by the recipe.
+    """The model that a fine-tuning starts from, made trainable by the recipe; raises what `base_weights`
+    raises."""
+    return make_trainable(base_weights(recipe), recipe)
+
+
+def base_weights(recipe: Recipe) -> Any:
+    """The model that a fine-tuning starts from, on the CPU in fp32.
 
     Raises
     ------
@@ -38,7 +44,7 @@ def base_model(recipe: Recipe) -> Any:
             f"'{recipe.base}' has fingerprint {found}, the recipe's base model {recipe.base_fingerprint}",
             fix="put the original base model back there",
         )
-    return make_trainable(load_weights(recipe.base), recipe)
+    return load_weights(recipe.base)
 
 
 def make_trainable(model: Any, recipe: Recipe) -> Any:

@@ -77,6 +77,7 @@ def train(
     save_seconds: float = 20.0,
     marks: Marks = NO_MARKS,
     ticker: Ticker | None = None,
+    optimizers: list[torch.optim.Optimizer] | None = None,
 ) -> TrainingResult:
     """Train a model's parameters that require gradients, in place, by a recipe.
 
@@ -102,6 +103,8 @@ def train(
         Told of each step.
     ticker : Ticker, optional
         Told of each step.
+    optimizers : list, optional
+        As from `make_optimizers`, for a caller that reads their states at its marks.
 
     Raises
     ------
@@ -115,7 +118,7 @@ def train(
     model.eval()  # no dropout; gradients flow as in training mode
     device = next(model.parameters()).device
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizers = _make_optimizers(model, parameters, recipe)
+    optimizers = make_optimizers(model, recipe) if optimizers is None else optimizers
     state = _State()
     if state_path is not None and state_path.exists():
         state = _restore(state_path, parameters, optimizers, device)
@@ -285,8 +288,10 @@ def _rate(recipe: Recipe, step: int, total: int) -> float:
     return recipe.final_lr + (1 - recipe.final_lr) * shape
 
 
-def _make_optimizers(model: Any, parameters: dict[str, Any], recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks and AdamW for embeddings, head and vectors; or AdamW for all."""
+def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks and AdamW for embeddings, head and vectors, of what requires
+    gradients; or AdamW for all."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
     embeddings = {
         id(p)
         for m in model.modules()
@@ -295,9 +300,9 @@ def _make_optimizers(model: Any, parameters: dict[str, Any], recipe: Recipe) -> 
     }
     head = model.get_output_embeddings()
     embeddings.update(id(p) for p in (head.parameters() if head is not None else ()))
-    matrices = [p for p in parameters.values() if p.ndim == 2 and id(p) not in embeddings]
+    matrices = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
     chosen = {id(p) for p in matrices}
-    rest = [p for p in parameters.values() if id(p) not in chosen]
+    rest = [p for p in parameters if id(p) not in chosen]
     betas = (0.9, 0.95)
     if recipe.optimizer == "muon+adamw":
         made: list[torch.optim.Optimizer] = []

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
 
-_CHOICES = "all, body, mlp, last, head, or a regular expression of module names"
+_CHOICES = "all, body, mlp, attention, last, head, or a regular expression of module names"
+_EMBEDDINGS = "+embeddings"  # added to a choice
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer (Linear, GPT-2's Conv1D, Conv2d on its unfolded input).
+    """A linear layer (Linear, GPT-2's Conv1D, Conv2d on its unfolded input, an embedding on one-hot tokens).
 
     Attributes
     ----------
@@ -105,9 +106,12 @@ class Capture:
     model : AttributableModel             or a classifier with the same interface
     probe : Batch                any batch: it shows which layers run, and which make the logits
     layers : str
-        "all"; "body", all but the output head; "mlp", those of feed-forward parts; "last", the last one
-        before the head (the final MLP projection of a transformer); "head"; else a regular expression that
-        is searched in module names. An embedding that is tied to the head gets the head's part only.
+        "all"; "body", all but the output head; "mlp", those of feed-forward parts; "attention", those of
+        attention; "last", the last one before the head (the final MLP projection of a transformer); "head";
+        else a regular expression that is searched in module names. "+embeddings" behind any of these adds the
+        embedding of tokens, which takes batch_tokens · vocabulary · 4 bytes. Without it, an embedding that is
+        tied to the head gets the head's part only; with it, the two parts count as two layers, their products
+        with one another left out.
     bias : bool                  whether biases count as parameters
 
     Raises
@@ -305,6 +309,8 @@ def _as_tokens(
 ) -> tuple[Tensor, Tensor]:
     """What a layer read and the gradient of what it wrote, as (b, t, n_in) and (b, t, n_out) float32."""
     module = layer.module
+    if isinstance(module, nn.Embedding):
+        read = functional.one_hot(read, layer.n_in)
     if isinstance(module, nn.Conv2d):
         padding = module.padding
         assert not isinstance(padding, str)
@@ -329,15 +335,18 @@ def _as_tokens(
 
 
 def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Layer]:
-    """Linear layers in the order in which they run on one row of the probe."""
+    """Linear layers, and the embedding of tokens, in the order in which they run on one row of the probe."""
     names = {module: name for name, module in model.model.named_modules()}
+    embedding: object = getattr(model.model, "get_input_embeddings", lambda: None)()
     seen: dict[nn.Module, bool] = {}  # whether as part of the head
     in_head = False
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
         seen.setdefault(module, in_head)
 
-    handles = [module.register_forward_hook(note) for module in names if _sizes(module) is not None]
+    linear = [module for module in names if _sizes(module) is not None]
+    chosen = [module for module in linear if not isinstance(module, nn.Embedding) or module is embedding]
+    handles = [module.register_forward_hook(note) for module in chosen]
     try:
         with torch.no_grad():
             ids = probe.ids[:1].to(model.device)
@@ -359,6 +368,8 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """(in, out) of a layer whose weight gradient is Σ δ ⊗ a; None for any other."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
     if isinstance(module, nn.Conv2d):
         plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
         n_in = module.in_channels * module.kernel_size[0] * module.kernel_size[1]
@@ -369,12 +380,22 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _choose(layers: Sequence[Layer], choice: str) -> list[Layer]:
+def _choose(every: Sequence[Layer], choice: str) -> list[Layer]:
+    added = [layer for layer in every if isinstance(layer.module, nn.Embedding)]
+    layers = [layer for layer in every if layer not in added]
+    if choice.endswith(_EMBEDDINGS):
+        if not added:
+            raise UsageError(
+                f"layers={choice}: the model has no embedding of tokens",
+                fix=f"leave {_EMBEDDINGS} out",
+            )
+        return [*added, *_choose(layers, choice.removesuffix(_EMBEDDINGS))]
     body = [layer for layer in layers if not layer.is_head]
     chosen = {
         "all": list(layers),
         "body": body,
         "mlp": [layer for layer in body if re.search(r"mlp|ffn|feed_?forward|dense_|\bfc\d?\b", layer.name)],
+        "attention": [layer for layer in body if re.search(r"attn|attention", layer.name)],
         "last": body[-1:],
         "head": [layer for layer in layers if layer.is_head],
     }.get(choice)

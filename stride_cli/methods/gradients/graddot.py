@@ -1,12 +1,13 @@
 """GradDot and TracIn: dot products of loss gradients (Pruthi et al. 2020, arXiv:2002.08484).
 
-Written here: kronfluence and bergson take the model's modules over or store gradients on disk, and neither
-reads GPT-2's Conv1D.
+Written here: kronfluence takes the model's modules over, and bergson keeps every gradient, in memory or on
+disk; a test compares bergson's products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,34 +197,59 @@ class QueryBank:
         return result
 
 
+@dataclass(frozen=True)
+class Preconditioned:
+    """What transforms the gradients of one model.
+
+    Attributes
+    ----------
+    passes : Passes          of the model
+    apply : callable         (layer, (Q, n_out, n_in) float32) → the same shape
+    weight : float           of the model's products in the sum over models
+    """
+
+    passes: Passes
+    apply: Callable[[int, Tensor], Tensor]
+    weight: float = 1.0
+
+
 def preconditioned_scores(
-    passes: Passes,
+    models: Sequence[Callable[[], Preconditioned]],
     workspace: Workspace,
     queries: QuerySet,
-    apply: Callable[[int, Tensor], Tensor],
     *,
     query_bytes: int,
     title: str,
 ) -> Iterator[np.ndarray]:
-    """Products of every chunk's gradient with transformed gradients of the queries.
+    """Products of every chunk's gradient with transformed gradients of the queries, summed over models.
 
     Parameters
     ----------
-    apply : callable         (layer, (Q, n_out, n_in) float32) → the same shape
+    models : sequence of callables      open a model each, so that one is held at a time
     query_bytes : int        most memory for the gradients of queries: so many share a pass over the corpus
 
     Yields
     ------
     ndarray (q ≤ QUERY_BLOCK, n) float32
     """
-    at_once = max(1, query_bytes // (4 * passes.capture.n_parameters))
-    for start in range(0, len(queries), at_once):
-        bank = QueryBank(passes, queries, start, min(start + at_once, len(queries)))
-        for layer, matrices in bank.matrices.items():
-            bank.matrices[layer] = apply(layer, matrices)
-        scores = bank.dot_corpus(passes, workspace, title)
+    for start, stop in shared_passes(models[0]().passes, queries, query_bytes):
+        scores = np.zeros((stop - start, workspace.n_chunks), np.float32)
+        for number, open_model in enumerate(models, 1):
+            model = open_model()
+            bank = QueryBank(model.passes, queries, start, stop)
+            for layer, matrices in bank.matrices.items():
+                bank.matrices[layer] = model.apply(layer, matrices)
+            named = title if len(models) == 1 else f"{title} {number}/{len(models)}"
+            scores += np.float32(model.weight) * bank.dot_corpus(model.passes, workspace, named)
         for first in range(0, len(scores), QUERY_BLOCK):
             yield scores[first : first + QUERY_BLOCK]
+
+
+def shared_passes(passes: Passes, queries: QuerySet, query_bytes: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of queries whose gradients, as matrices of all layers, take at most so many bytes."""
+    at_once = max(1, query_bytes // (4 * passes.capture.n_parameters))
+    for start in range(0, len(queries), at_once):
+        yield start, min(start + at_once, len(queries))
 
 
 def _explicit_is_cheaper(layer: Layer, tokens: int, sharing: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stride_cli.errors import ModelError
 from stride_cli.methods.gradients.capture import Capture
-from stride_cli.methods.gradients.graddot import preconditioned_scores
+from stride_cli.methods.gradients.graddot import Preconditioned, preconditioned_scores
 from stride_cli.methods.gradients.passes import REDUCTIONS, Passes, check_choice, check_positive
 from stride_cli.output import progress
 
@@ -88,11 +88,11 @@ class LastLayerInfluence:
         self._curvature.finish(workspace.n_chunks, self.damping)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        whole = Preconditioned(self._passes, lambda _, matrices: self._curvature.solve(matrices))
         yield from preconditioned_scores(
-            self._passes,
+            [lambda: whole],
             self._task,
             queries,
-            lambda _, matrices: self._curvature.solve(matrices),
             query_bytes=self.query_bytes,
             title="last layer: products",
         )

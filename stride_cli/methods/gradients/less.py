@@ -11,45 +11,53 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from stride_cli.errors import UsageError
 from stride_cli.methods.gradients.capture import Capture, Factors
 from stride_cli.methods.gradients.features import corpus_features, products, query_features
 from stride_cli.methods.gradients.passes import Passes, check_choice, check_positive, find_checkpoints
 from stride_cli.methods.gradients.projection import Projector, random_projector
+from stride_cli.methods.gradients.warmup import AdamUpdates, Moments, Warmup, warm_up
+from stride_cli.models.kinds import kind_of_index
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-FORMS = ("sgd", "adam")
+FORMS = ("lora", "sgd", "adam")
 PROJECTIONS = ("auto", "dense", "kronecker")
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+_BETAS = (0.9, 0.999)
 
 
 class LESS:
     """Σ_checkpoints η · cos(P ∇ loss(query), P Γ(chunk)).
 
-    With ``form=sgd`` Γ is the gradient. With ``form=adam`` it is the update that Adam would make for the
-    chunk, (β₁ m + (1 − β₁) g) / (√(β₂ v + (1 − β₂) g²) + ε). Optimizer states are not kept with models, so m
-    and v are then the mean and mean square of the corpus's own gradients at the checkpoint.
+    ``form=lora`` is the publication's: a LoRA adapter is trained on a random part of the corpus, starting
+    from the model that the task's was fine-tuned from (see `warm_up`), and kept after every epoch with Adam's
+    moments. Gradients are those of its matrices, Γ is the update that Adam would make for the chunk, and η is
+    the epoch's mean learning rate.
 
-    The publication takes gradients of LoRA matrices. Those are taken where the model has them as linear
-    layers (peft: ``layers=lora_``); models of `stride model finetune` have them merged, and the gradients are
-    those of the merged weights.
+    The other forms take the weights of the task's model, or of ``checkpoints``. With ``sgd`` Γ is the
+    gradient; with ``adam`` an update whose moments are the mean and mean square of the corpus's own gradients
+    there, as optimizer states are not kept with models.
 
     Parameters
     ----------
     dim : int                numbers a gradient is projected to (app:baseline_details: 8,192)
-    form : "sgd" | "adam"
-    checkpoints, rates : str, optional      as for `find_checkpoints`; default: the task's model
+    form : "lora" | "sgd" | "adam", optional    default "lora" for language, "sgd" for classifiers
+    share : float            lora: of the chunks, for the warm-up
+    epochs : int             lora: of the warm-up, each with a checkpoint
+    rank : int               lora: of the matrices (α = 4 rank)
+    lr : float, optional     lora: peak rate; default: that of `stride model finetune --lora`
+    checkpoints, rates : str, optional      sgd, adam: as for `find_checkpoints`; default: the task's model
     projection : str         "dense", "kronecker" or "auto"; see `random_projector`
-    layers : str, optional   as for `Capture`; default "body" for language, "all" for classifiers
+    layers : str, optional   as for `Capture`; default: lora "attention"; else "body" for language, "all" for
+                             classifiers
     batch_tokens : int       padded tokens of one pass
 
     Raises
     ------
-    UsageError      an option out of range
+    UsageError      an option out of range; lora of a classifier, or with checkpoints
     """
 
     name = "less"
@@ -58,80 +66,114 @@ class LESS:
         self,
         *,
         dim: int = 8192,
-        form: str = "sgd",
+        form: str | None = None,
+        share: float = 0.05,
+        epochs: int = 4,
+        rank: int = 128,
+        lr: float | None = None,
         checkpoints: str | None = None,
         rates: str | None = None,
         projection: str = "auto",
         layers: str | None = None,
         batch_tokens: int = 2048,
     ) -> None:
-        check_positive(self.name, dim=dim, batch_tokens=batch_tokens)
-        self.form = check_choice(self.name, "form", form, FORMS)
+        check_positive(
+            self.name, dim=dim, batch_tokens=batch_tokens, share=share, epochs=epochs, rank=rank, lr=lr or 1.0
+        )
+        if share > 1:
+            raise UsageError(f"{self.name}: share={share} is more than 1", fix="write share=0.05")
+        self.form = None if form is None else check_choice(self.name, "form", form, FORMS)
         self.projection = check_choice(self.name, "projection", projection, PROJECTIONS)
         self.checkpoints = find_checkpoints(checkpoints, rates)
+        self._given = checkpoints is not None
+        self.share, self.epochs, self.rank, self.lr = share, epochs, rank, lr
         self.dim, self.layers, self.batch_tokens = dim, layers, batch_tokens
         self.bytes_per_chunk = 0.0
-        self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
+        self._warm: Warmup | None = None
+        self._opened: tuple[Passes, Projector, Moments | None] | None = (
+            None  # kept where there is one model only
+        )
 
     def fit(self, workspace: Workspace) -> None:
-        self._task, self._opened = workspace, None
+        self._task, self._opened, self._warm = workspace, None, None
+        classifier = kind_of_index(workspace.index) == "classifier"
+        form = self.form or ("sgd" if classifier else "lora")
+        if form == "lora":
+            self._warm = self._warm_up(workspace, classifier=classifier)
+            self._rates = self._warm.rates
+        else:
+            self._rates = [checkpoint.rate for checkpoint in self.checkpoints]
         self._features: list[np.ndarray] = []  # (n, dim) per checkpoint, unit rows
-        for number in range(len(self.checkpoints)):
-            passes, projector = self._open(number)
-            title = f"LESS: gradients {number + 1}/{len(self.checkpoints)}"
-            if self.form == "adam":
-                projector = _AdamUpdates(projector, *_moments(passes, workspace))
+        for number in range(len(self._rates)):
+            passes, projector, moments = self._open(number)
+            title = f"LESS: gradients {number + 1}/{len(self._rates)}"
+            if form == "adam":
+                moments = corpus_moments(passes, workspace)
+            if moments is not None:
+                projector = self._updates(projector, moments)
             features, _ = corpus_features(passes, workspace, projector, title)
             self._features.append(_unit(features))
         self.bytes_per_chunk = float(sum(f.shape[1] * f.itemsize for f in self._features))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         units: list[list[np.ndarray]] = []
-        for number in range(len(self.checkpoints)):
-            passes, projector = self._open(number)
+        for number in range(len(self._rates)):
+            passes, projector, _ = self._open(number)
+            if self._warm is not None:
+                projector = self._warm.projector(projector)
             units.append([_unit(block) for block in query_features(passes, queries, projector)])
         for blocks in zip(*units, strict=True):
             total = np.zeros((len(blocks[0]), self._task.n_chunks), np.float32)
-            for block, features, checkpoint in zip(blocks, self._features, self.checkpoints, strict=True):
-                total += np.float32(checkpoint.rate) * products(block, features)
+            for block, features, rate in zip(blocks, self._features, self._rates, strict=True):
+                total += np.float32(rate) * products(block, features)
             yield total
 
-    def _open(self, number: int) -> tuple[Passes, Projector]:
+    def _warm_up(self, workspace: Workspace, *, classifier: bool) -> Warmup:
+        if classifier:
+            raise UsageError(
+                f"{self.name}: form=lora is of language models, and the index is of a classifier",
+                fix="leave form out, or write form=sgd or form=adam",
+            )
+        if self._given:
+            raise UsageError(
+                f"{self.name}: checkpoints are given, and form=lora makes its own",
+                fix="leave checkpoints out, or write form=sgd or form=adam",
+            )
+        return warm_up(
+            workspace, share=self.share, epochs=self.epochs, rank=self.rank, lr=self.lr, layers=self.layers
+        )
+
+    def _updates(self, projector: Projector, moments: Moments) -> Projector:
+        updates: Projector = AdamUpdates(projector, moments)
+        return updates if self._warm is None else self._warm.projector(updates)
+
+    def _open(self, number: int) -> tuple[Passes, Projector, Moments | None]:
+        """One of the checkpoints: its passes, the projection of its gradients and, of a warm-up's, the
+        moments that Adam had there."""
         if self._opened is not None:
             return self._opened
-        workspace = self._task
-        model = self.checkpoints[number].load(workspace)
-        layers = self.layers or workspace.model.all_layers
-        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=layers)
+        workspace, moments = self._task, None
+        if self._warm is not None:
+            moments = self._warm.at(number)
+            capture, parts = self._warm.capture, self._warm.matrices
+        else:
+            model = self.checkpoints[number].load(workspace)
+            layers = self.layers or workspace.model.all_layers
+            capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=layers)
+            parts = capture.layers
+        device = capture.model.device
         projector = random_projector(
-            capture.layers, self.dim, workspace.seed, "less projection", number, model.device, self.projection
+            parts, self.dim, workspace.seed, "less projection", number, device, self.projection
         )
         # the loss of instruction tuning is the mean over an answer's tokens, and so is the publication's
-        opened = Passes(capture, self.batch_tokens, "mean", workspace.seed), projector
-        if len(self.checkpoints) == 1:
+        opened = Passes(capture, self.batch_tokens, "mean", workspace.seed), projector, moments
+        if len(self._rates) == 1:
             self._opened = opened
         return opened
 
 
-class _AdamUpdates:
-    """A projector of Adam's updates instead of gradients."""
-
-    def __init__(self, inner: Projector, means: list[Tensor], squares: list[Tensor]) -> None:
-        self.inner, self.width, self.spans = inner, inner.width, inner.spans
-        self._means, self._squares = means, squares
-
-    def add(self, found: Factors, target: Tensor) -> None:
-        for block in found.blocks():
-            self.add_matrices(found.layer, block.rows, block.gradients(), target)
-
-    def add_matrices(self, layer: int, rows: slice, matrices: Tensor, target: Tensor) -> None:
-        first = _BETA1 * self._means[layer] + (1 - _BETA1) * matrices
-        second = _BETA2 * self._squares[layer] + (1 - _BETA2) * matrices.square()
-        self.inner.add_matrices(layer, rows, first / (second.sqrt() + _EPSILON), target)
-
-
-def _moments(passes: Passes, workspace: Workspace) -> tuple[list[Tensor], list[Tensor]]:
-    """Mean and mean square of the chunks' gradients, (n_out, n_in) float32 a layer."""
+def corpus_moments(passes: Passes, workspace: Workspace) -> Moments:
+    """Mean and mean square of the chunks' gradients, as if Adam had seen each very often."""
     shapes = [(layer.n_out, layer.n_in) for layer in passes.capture.layers]
     means = [torch.zeros(shape, device=workspace.model.device) for shape in shapes]
     squares = [torch.zeros_like(mean) for mean in means]
@@ -144,7 +186,7 @@ def _moments(passes: Passes, workspace: Workspace) -> tuple[list[Tensor], list[T
 
     for _ in passes.corpus(workspace.chunks, visit, "LESS: moments"):
         pass
-    return means, squares
+    return Moments(means, squares, _BETAS)
 
 
 def _unit(features: np.ndarray) -> np.ndarray:

@@ -51,18 +51,19 @@ def check_positive(method: str, **numbers: float) -> None:
             )
 
 
-def open_capture(workspace: Workspace, layers: str | None) -> Capture:
-    """Hooks on the chosen layers of the task's model.
+def open_capture(workspace: Workspace, layers: str | None, model: AttributableModel | None = None) -> Capture:
+    """Hooks on the chosen layers of the task's model, or of another checkpoint of it.
 
     Without a choice: the feed-forward parts of a language model, as in the paper's runs, or its whole body
     where those are no linear layers (fused experts); all layers of a classifier.
     """
     probe = workspace.chunks.batch(np.arange(1))
+    model = workspace.model if model is None else model
     *preferred, last = [layers] if layers is not None else workspace.model.capture_layers
     for chosen in preferred:
         with contextlib.suppress(UsageError):
-            return Capture(workspace.model, probe, layers=chosen)
-    return Capture(workspace.model, probe, layers=last)
+            return Capture(model, probe, layers=chosen)
+    return Capture(model, probe, layers=last)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """TrackStar: cosines of projected gradients, normalised by second moments (Chang et al. 2024,
 arXiv:2410.17413).
 
-Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands.
+Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands;
+a test compares the scores.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.errors import UsageError
 from stride_cli.methods.gradients.capture import Capture, Factors
 from stride_cli.methods.gradients.features import (
     corpus_features,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 MOMENTS = ("adafactor", "none")
 _MOMENT_CHUNKS = 1024
+_WEIGHED_DOWN = 1000 / 65_536  # of the directions: the publication's
 
 
 class TrackStar:
@@ -44,13 +47,16 @@ class TrackStar:
     V is Adafactor's second moment, a product of row and column means. Optimizer states are not kept with a
     model, so it is estimated at the model, from the squared gradients of at most 1,024 chunks. P is a
     two-sided random projection of each layer, R the second moment of the projected gradients of the corpus,
-    layer by layer (the publication also mixes in those of the queries for tasks with a template; not done
-    here).
+    layer by layer; with ``mix`` it is λ R_queries + (1 − λ) R_corpus, which weighs down what all queries have
+    in common, and a query's scores then depend on which others are asked with it.
 
     Parameters
     ----------
     rank : int               of both sides of a projection; rank² numbers a layer
     moments : "adafactor" | "none"      whether to divide by √V
+    mix : float or "auto"
+        λ, 0 to 1. "auto" is the publication's rule (app. A.1.3): the k-th largest eigenvalues of λ R_queries
+        and (1 − λ) R_corpus are the same, over all layers, k being 1,000 of 65,536 numbers.
     damping : float          added to R, as a multiple of its mean eigenvalue
     normalize : bool         unit length; without, the score is influence with the empirical Fisher matrix
     layers : str, optional   as for `Capture`; default "body" for language, "all" for classifiers
@@ -69,6 +75,7 @@ class TrackStar:
         *,
         rank: int = 16,
         moments: str = "adafactor",
+        mix: float | str = 0.0,
         damping: float = 0.1,
         normalize: bool = True,
         layers: str | None = None,
@@ -80,6 +87,7 @@ class TrackStar:
         self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
         self.rank, self.damping, self.normalize = rank, damping, normalize
         self.layers, self.batch_tokens = layers, batch_tokens
+        self.mix = mix if mix == "auto" else _share(self.name, mix)
         self.bytes_per_chunk = 0.0
 
     def fit(self, workspace: Workspace) -> None:
@@ -92,28 +100,64 @@ class TrackStar:
         scales = adafactor_scales(passes, workspace) if self.moments == "adafactor" else None
         self._projector = TwoSided(sides, scales=scales)
         features, _ = corpus_features(passes, workspace, self._projector, "TrackStar: gradients")
-        self._roots = [
-            damped_power(moment, self.damping, -0.5)
-            for moment in second_moments(features, self._projector.spans)
-        ]
-        # in place, block by block: the corpus is held once
-        for start in range(0, len(features), 4096):
-            features[start : start + 4096] = self._whitened(features[start : start + 4096])
+        self._moments = second_moments(features, self._projector.spans)
         self._features = features
+        if not self.mix:
+            self._roots = self._inverse_roots(self._moments)
+            # in place, block by block: the corpus is held once
+            for start in range(0, len(features), 4096):
+                features[start : start + 4096] = self._whitened(features[start : start + 4096], self._roots)
         self.bytes_per_chunk = float(self._projector.width * features.itemsize)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for block in query_features(self._passes, queries, self._projector):
-            yield products(self._whitened(block), self._features)
+        blocks = query_features(self._passes, queries, self._projector)
+        if not self.mix:
+            for block in blocks:
+                yield products(self._whitened(block, self._roots), self._features)
+            return
+        if not (asked := list(blocks)):
+            return
+        own = second_moments(np.concatenate(asked), self._projector.spans)
+        share = self._found_share(own)
+        mixed = [share * a + (1 - share) * b for a, b in zip(own, self._moments, strict=True)]
+        roots = self._inverse_roots(mixed)
+        units = [self._whitened(block, roots) for block in asked]
+        scores = [np.empty((len(block), len(self._features)), np.float32) for block in units]
+        for start in range(0, len(self._features), 4096):  # the whitened corpus is never whole
+            part = self._whitened(self._features[start : start + 4096], roots)
+            for block, found in zip(units, scores, strict=True):
+                found[:, start : start + 4096] = products(block, part)
+        yield from scores
 
-    def _whitened(self, features: np.ndarray) -> np.ndarray:
+    def _found_share(self, own: list[np.ndarray]) -> float:
+        """λ, from the second moments of the queries."""
+        if self.mix != "auto":
+            return float(self.mix)
+        place = max(0, round(self._projector.width * _WEIGHED_DOWN) - 1)
+        at_queries, at_corpus = (
+            float(np.sort(np.concatenate([np.linalg.eigvalsh(each) for each in moments]))[::-1][place])
+            for moments in (own, self._moments)
+        )
+        both = max(at_queries, 0.0) + max(at_corpus, 0.0)
+        return max(at_corpus, 0.0) / both if both > 0 else 0.0
+
+    def _inverse_roots(self, moments: list[np.ndarray]) -> list[np.ndarray]:
+        return [damped_power(moment, self.damping, -0.5) for moment in moments]
+
+    def _whitened(self, features: np.ndarray, roots: list[np.ndarray]) -> np.ndarray:
         result = np.empty_like(features)
-        for span, root in zip(self._projector.spans, self._roots, strict=True):
+        for span, root in zip(self._projector.spans, roots, strict=True):
             result[:, span] = features[:, span].astype(np.float64) @ root
         if self.normalize:
             norms = np.linalg.norm(result, axis=1, keepdims=True)
             result /= np.where(norms > 0, norms, 1.0)
         return result
+
+
+def _share(method: str, mix: float | str) -> float:
+    if isinstance(mix, str) or not 0 <= mix <= 1:
+        raise UsageError(f"{method}: mix={mix} is no share", fix="write mix=auto, or a number from 0 to 1")
+    return float(mix)
 
 
 def adafactor_scales(passes: Passes, workspace: Workspace) -> list[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ structure, and merging is a sum of weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,10 +20,17 @@ from stride_cli.models.language.structure import block_stack
 _SCALE = 2.0
 
 
-def add_lora(model: Any, *, rank: int, seed: int) -> list[nn.Parameter]:
+def add_lora(
+    model: Any, *, rank: int, seed: int, layers: Iterable[nn.Module] | None = None, scale: float = _SCALE
+) -> list[nn.Parameter]:
     """Freeze a model and give each linear layer of its blocks matrices A (rank, in) and B (out, rank).
 
     A is drawn from U(−1/√in, 1/√in) by `seed`, B is zero, so that the model starts as it was.
+
+    Parameters
+    ----------
+    layers : modules, optional      these instead of all of the blocks
+    scale : float                   α/r
 
     Returns
     -------
@@ -37,7 +45,8 @@ def add_lora(model: Any, *, rank: int, seed: int) -> list[nn.Parameter]:
         parameter.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     added: list[nn.Parameter] = []
-    for layer in block_stack(model).modules():
+    chosen: Iterable[Any] = block_stack(model).modules() if layers is None else layers
+    for layer in chosen:
         sizes = _sizes(layer)
         if sizes is None:
             continue
@@ -47,6 +56,7 @@ def add_lora(model: Any, *, rank: int, seed: int) -> list[nn.Parameter]:
         device = next(layer.parameters()).device
         layer.lora_a = nn.Parameter(start.to(device))
         layer.lora_b = nn.Parameter(torch.zeros((n_out, rank), device=device))
+        layer.lora_scale = scale
         layer.register_forward_hook(_add_low_rank)
         added += [layer.lora_a, layer.lora_b]
     if not added:
@@ -66,7 +76,7 @@ def merged_weights(model: Any) -> dict[str, Tensor] | None:
         name: value for name, value in model.state_dict().items() if not name.endswith((".lora_a", ".lora_b"))
     }
     for name, layer in adapted.items():
-        change = _SCALE * (layer.lora_b @ layer.lora_a)  # (out, in)
+        change = layer.lora_scale * (layer.lora_b @ layer.lora_a)  # (out, in)
         if not isinstance(layer, nn.Linear):
             change = change.T
         weights[f"{name}.weight"] = layer.weight + change.to(layer.weight.dtype)
@@ -75,7 +85,7 @@ def merged_weights(model: Any) -> dict[str, Tensor] | None:
 
 def _add_low_rank(layer: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     low = nn.functional.linear(nn.functional.linear(args[0], layer.lora_a), layer.lora_b)
-    return output + _SCALE * low
+    return output + layer.lora_scale * low
 
 
 def _sizes(layer: nn.Module) -> tuple[int, int] | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -13,6 +15,7 @@ from stride_cli.methods.gradients.graddot import GradDot, TracIn
 from stride_cli.methods.gradients.passes import find_checkpoints
 from stride_cli.methods.protocol import score_all
 from stride_cli.models import loading
+from stride_cli.models.language.causal_lm import CausalLM
 
 
 def _scores(method, task, queries):
@@ -41,6 +44,40 @@ def test_equals_autograd_example_by_example(fixture, reduction, request, queries
     found = _scores(GradDot(reduction=reduction, batch_tokens=50), task, queries)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+def test_embeddings_where_they_are_asked_for(fixture, request, queries, autograd):
+    task = request.getfixturevalue(fixture)
+    embedding = task.model.model.get_input_embeddings()
+    named = [name for name, module in task.model.model.named_modules() if module is embedding]
+    chunks = [task.chunks.chunk(row) for row in range(task.n_chunks)]
+    asked = list(zip(queries.ids, queries.weights, strict=True))
+    alone = [f"{named[0]}.weight"]
+    expected = [
+        autograd(task, asked, names) @ autograd(task, chunks, names).T
+        for names in (alone, alone + _matrices(task))
+    ]
+    for choice, products in zip(("head+embeddings", "all+embeddings"), expected, strict=True):
+        found = _scores(GradDot(layers=choice, reduction="mean", batch_tokens=50), task, queries)
+        if choice.startswith("head"):
+            found = found - _scores(GradDot(layers="head", reduction="mean"), task, queries)
+        np.testing.assert_allclose(found, products, rtol=1e-4, atol=1e-5 * np.abs(products).max())
+
+
+def test_a_tied_embedding_counts_apart_from_the_head(nanochat_task, queries):
+    apart, tied = (copy.deepcopy(nanochat_task.model.model) for _ in range(2))
+    with torch.no_grad():
+        apart.lm_head.weight.copy_(apart.get_input_embeddings().weight)
+    tied.lm_head.weight = tied.get_input_embeddings().weight
+    tasks = [dataclasses.replace(nanochat_task, model=CausalLM(module)) for module in (apart, tied)]
+    found = [_scores(GradDot(layers="all+embeddings"), task, queries) for task in tasks]
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_classifiers_have_no_embedding(softmax):
+    with pytest.raises(UsageError, match="no embedding of tokens"):
+        _scores(GradDot(layers="all+embeddings"), softmax.task, softmax.queries)
 
 
 def test_batches_padding_and_memory_change_nothing(nanochat_task, queries):

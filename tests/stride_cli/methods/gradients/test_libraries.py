@@ -14,6 +14,8 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.methods.gradients.ekfac import EKFAC
+from stride_cli.methods.gradients.graddot import GradDot
+from stride_cli.methods.gradients.trackstar import TrackStar
 from stride_cli.methods.gradients.trak import TRAK
 from stride_cli.methods.protocol import score_all
 
@@ -129,3 +131,67 @@ def test_trak_of_traker(softmax, tmp_path):
     found = score_all(method, softmax.queries)
     for a, b in zip(found, expected, strict=True):
         assert np.corrcoef(a, b)[0, 1] > 0.995  # its inverse is of float32 and needs a ridge
+
+
+def _of_bergson(task, rows, path):
+    """Gradients of the mean loss of each row by bergson, module → (n, parameters), and its processor with
+    their second moments."""
+    from bergson import CollectorComputer, GradientProcessor, IndexConfig, InMemoryCollector
+    from datasets import Dataset
+
+    model = copy.deepcopy(task.model.model).requires_grad_(True)
+    path.mkdir()
+    config = IndexConfig(run_path=str(path), loss_reduction="mean")
+    config.partial_run_path.mkdir(exist_ok=True)
+    processor = GradientProcessor(projection_dim=None)
+    data = Dataset.from_dict({"input_ids": [row.tolist() for row in rows]})
+    linear = {name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
+    collector = InMemoryCollector(
+        model=model.base_model,
+        cfg=config,
+        processor=processor,
+        data=data,
+        target_modules=linear,
+        skip_hessians=False,
+    )
+    CollectorComputer(model, data, collector=collector, cfg=config).run_with_collector_hooks()
+    return collector.gradients, processor
+
+
+def test_graddot_and_trackstar_of_bergson(nanochat_task, tmp_path):
+    """Unit gradients of the whole space, whitened by second moments of the corpus, and of the queries too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("bergson")
+        from bergson.hessians.preconditioner import DensePreconditioner
+        from bergson.utils.math import compute_lambda
+
+        task, queries = _equal_chunks(nanochat_task)
+        chunks = [task.chunks.chunk(row)[0].astype(np.int64) for row in range(20)]
+        corpus, at_corpus = _of_bergson(task, chunks, tmp_path / "corpus")
+        held, at_queries = _of_bergson(task, queries.ids, tmp_path / "queries")
+
+    def scores(precondition=lambda gradients: gradients, *, unit=False):
+        whole = [torch.cat(list(precondition(each).values()), dim=1) for each in (held, corpus)]
+        a, b = (nn.functional.normalize(each, dim=1) if unit else each for each in whole)
+        return (a @ b.T).numpy()
+
+    def close(method, expected):
+        method.fit(task)
+        found = score_all(method, queries)
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+    close(GradDot(layers="body", reduction="mean"), scores())
+    whitened = DensePreconditioner.from_processor(at_corpus, power=-0.5).apply
+    options = {"rank": 64, "moments": "none", "reduction": "mean", "layers": "body"}
+    close(TrackStar(**options), scores(whitened, unit=True))
+    width = sum(each.shape[1] for each in corpus.values())
+    components = round(width * 1000 / 65_536)
+    mix = compute_lambda(at_queries.hessians_eigen, at_corpus.hessians_eigen, components)
+    assert 0.05 < mix < 0.95
+    at_corpus.hessians = {
+        name: mix * at_queries.hessians[name] + (1 - mix) * moment
+        for name, moment in at_corpus.hessians.items()
+    }
+    whitened = DensePreconditioner.from_processor(at_corpus, power=-0.5).apply
+    close(TrackStar(**options, mix="auto"), scores(whitened, unit=True))

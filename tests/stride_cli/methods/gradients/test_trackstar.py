@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from stride_cli.errors import UsageError
 from stride_cli.methods.gradients.trackstar import TrackStar
 from stride_cli.methods.protocol import score_all
 
@@ -12,8 +14,8 @@ def _scores(method, task, queries):
     return score_all(method, queries)
 
 
-def _cosines(held, train, damping=0.1):
-    fisher = train.T @ train / len(train)
+def _cosines(held, train, damping=0.1, mix=0.0):
+    fisher = (1 - mix) * train.T @ train / len(train) + mix * held.T @ held / len(held)
     fisher += damping * np.trace(fisher) / len(fisher) * np.eye(len(fisher))
     values, vectors = np.linalg.eigh(fisher)
     root = (vectors / np.sqrt(values)) @ vectors.T
@@ -55,3 +57,32 @@ def test_batches_and_padding_change_nothing(gpt2_task, queries):
     method = TrackStar(rank=4)
     method.fit(gpt2_task)
     assert method.bytes_per_chunk == 8 * 16 * 4
+
+
+def test_moments_of_queries_are_mixed_in(softmax):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    plain = _cosines(held, train)
+    for mix in (0.3, 1.0):
+        found = _scores(TrackStar(rank=8, moments="none", mix=mix), softmax.task, softmax.queries)
+        expected = _cosines(held, train, mix=mix)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+        assert not np.allclose(found, plain, atol=0.01)
+
+
+def test_auto_mix_makes_the_largest_eigenvalues_meet(softmax):
+    """1,000 of 65,536 numbers are, of 15, the first."""
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    largest = [np.linalg.eigvalsh(each.T @ each / len(each))[-1] for each in (held, train)]
+    mix = largest[1] / sum(largest)
+    assert 0.05 < mix < 0.95
+    found = _scores(TrackStar(rank=8, moments="none", mix="auto"), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, _cosines(held, train, mix=mix), rtol=1e-3, atol=1e-3)
+    nothing = TrackStar(rank=8, mix="auto")
+    nothing.fit(softmax.task)
+    assert list(nothing.score(softmax.queries.take(np.arange(0)))) == []
+
+
+@pytest.mark.parametrize("mix", [-0.1, 1.5, "some"])
+def test_mix_is_a_share(mix):
+    with pytest.raises(UsageError, match="mix"):
+        TrackStar(mix=mix)
