@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from index_format.location import locate
 from stride_cli.attribution.answer import Answer
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import QueryOptions, SharingOptions
 from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
@@ -66,6 +66,7 @@ __all__ = [
     "SelectOptions",
     "Session",
     "SgdOptions",
+    "SharingOptions",
     "TrainOptions",
     "TruthOptions",
     "WorkspacePath",
@@ -611,7 +612,11 @@ def audit(
 
 
 def select(
-    where: str | Path | RemotePath | WorkspacePath, task: str | Path, options: SelectOptions | None = None
+    where: str | Path | RemotePath | WorkspacePath,
+    task: str | Path,
+    options: SelectOptions | None = None,
+    *,
+    sharing: SharingOptions | None = None,
 ) -> Selection:
     """Documents to train on for a task, with equally many by BM25 and at random beside them.
 
@@ -620,6 +625,7 @@ def select(
     where : path of the index, or a `WorkspacePath` that names model, device and dtype too
     task : file of queries
     options : SelectOptions
+    sharing : SharingOptions      who scores; default: this process
 
     Returns
     -------
@@ -632,7 +638,7 @@ def select(
     """
     from stride_cli.selection.select import run_selection
 
-    return run_selection(_place(where), Path(task), options or SelectOptions())[2]
+    return run_selection(_place(where), Path(task), options or SelectOptions(), sharing)[2]
 
 
 def evaluate(
@@ -642,6 +648,7 @@ def evaluate(
     methods: Sequence[str] = ("stride",),
     truth: TruthOptions | None = None,
     draws: int = LdsOptions.draws,
+    sharing: SharingOptions | None = None,
 ) -> list[LdsRecord]:
     """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
 
@@ -652,6 +659,7 @@ def evaluate(
     methods : names, with options as for `stride baseline`
     truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
     draws : bootstrap resamples
+    sharing : SharingOptions      who runs the methods; default: this process
 
     Returns
     -------
@@ -663,6 +671,7 @@ def evaluate(
     """
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
+    from stride_cli.evaluation.shared_scores import SharedRuns
 
     for method in methods:
         check_method(method)
@@ -670,7 +679,8 @@ def evaluate(
     place, path = _place(where), Path(queries)
     build_truth_of(place, path, truth)
     bench = Bench(place, queries=path, alpha=truth.alpha)
-    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
+    run = SharedRuns(bench, methods, sharing) if sharing is not None and sharing.shared else None
+    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws, run=run)]
 
 
 def prepare(
