@@ -137,7 +137,8 @@ class SharedRuns:
     def __init__(self, bench: Bench, specs: Sequence[str], sharing: SharingOptions) -> None:
         alpha = float(bench.truth.alpha[0])
         runner = MethodRunner(bench.where, alpha=alpha, rows=bench.rows, source=bench.source)
-        self._arriving = shared_out(runner, specs, sharing)
+        self._arriving: Any = shared_out(runner, specs, sharing)
+        self._left = len(specs)
         self._broken: StrideError | None = None
 
     def __call__(self, spec: str) -> Run:
@@ -150,6 +151,9 @@ class SharedRuns:
         except StrideError as error:
             self._broken = error
             raise
+        self._left -= 1
+        if not self._left:  # workers end now, and not when this is forgotten
+            self._arriving.close()
         if isinstance(found, StrideError):
             raise found
         run: Run = found

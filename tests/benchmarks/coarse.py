@@ -90,7 +90,7 @@ def shares(places: np.ndarray, key: str = "share") -> dict[str, float]:
     """Of where each query's hundred come in an order (Q, 100), as a share of all chunks: the least share that
     holds .9 of them …"""
     found = np.sort(places.ravel())
-    return {f"{key}_for_{recall:g}": float(found[int(recall * len(found))]) for recall in RECALLS}
+    return {f"{key}_for_{100 * recall:g}": float(found[int(recall * len(found))]) for recall in RECALLS}
 
 
 def ranks(coarse: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -154,7 +154,14 @@ def held(owner: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> np.ndarray
 
 def lists(ground: Ground) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    wanted = highest(ground.products(ground.numbers) * ground.size)
+    products = ground.products(ground.numbers)
+    wanted = highest(products * ground.size)
+    lengths = np.linalg.norm(ground.numbers, axis=1) * ground.signs.shape[1] ** 0.5
+    cosine = np.take_along_axis(products, wanted, 1).min(axis=1) / lengths
+    about = {
+        "cosine_of_the_100th": float(cosine.mean()),
+        "cosine_by_chance": ground.signs.shape[1] ** -0.5,
+    }
     some = np.sort(rng.choice(len(ground.signs), min(len(ground.signs), _LEARNT_FROM), replace=False))
     length = ground.signs.shape[1]
     # ‖√step · signs / √r‖ = √step, and one more number makes all as long as the longest
@@ -189,7 +196,7 @@ def lists(ground: Ground) -> Iterator[dict[str, Any]]:
             for what, by in orders.items():
                 places = held(owner, np.argsort(-by, axis=1), wanted)
                 cost = {"microseconds_a_chunk_to_make": 1e6 * made / len(owner)}
-                yield {"what": what, "lists": count, **shares(places), **cost}
+                yield {"what": what, "lists": count, **shares(places), **about, **cost}
 
 
 def gradient_lists(

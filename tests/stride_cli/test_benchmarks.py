@@ -186,13 +186,13 @@ def test_what_could_be_left_unread(index: Path, tmp_path: Path, monkeypatch: pyt
     found = {(row["part"], row["what"], row.get("bytes_looked_at")): row for row in rows if "what" in row}
     size = rows[0]["bytes"]
     # the more is looked at, the fewer have to be looked at again
-    shares = [found["screens", what, size]["share_for_0.9"] for what in ("two bits", "highest bit")]
+    shares = [found["screens", what, size]["share_for_90"] for what in ("two bits", "highest bit")]
     assert 0 < shares[0] <= shares[1] <= 1
-    largest = [found["screens", "largest numbers", size / part]["share_for_0.9"] for part in (2, 8)]
+    largest = [found["screens", "largest numbers", size / part]["share_for_90"] for part in (2, 8)]
     assert 0 < largest[0] <= largest[1] <= 1
     for what in ("cosine", "bounded", "augmented"):
         held = found["lists", what, None]
-        assert 0 < held["share_for_0.9"] <= held["share_for_0.95"] <= held["share_for_0.99"] <= 1
+        assert 0 < held["share_for_90"] <= held["share_for_95"] <= held["share_for_99"] <= 1
     assert found["gradients", "gradients", None]["sample"] == 100
     (reading,) = (row for row in rows if row["part"] == "reading")
     assert reading["same_chunks"] == 1 and reading["scans"]["scan"] == 1
