@@ -287,6 +287,11 @@ def _standardised(asked: Sequence[AskedProjections], n_chunks: int) -> tuple[lis
     return parts, spread
 
 
+def scans(n_chunks: int) -> float:
+    """How often a query scans the projections of so many chunks: for means and spreads, and for the choice."""
+    return 1.0 + (1.0 if n_chunks <= _SCANNED_TWICE else _SAMPLED / n_chunks)
+
+
 def _stretches(count: int) -> Iterator[tuple[int, int]]:
     """Ranges of the chunks of which means and spreads are taken: of all, or of stretches evenly spaced."""
     if count <= _SCANNED_TWICE:

@@ -279,7 +279,7 @@ def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest
     monkeypatch.setattr(direct_readout, "_STRETCH", 1 << 8)
     scanned.clear()
     direct_readout._standardised(models, n)
-    assert sum(scanned) <= 2 << 13
+    assert sum(scanned) <= 2 << 13 and direct_readout.scans(n) == 1 + (1 << 13) / n
     sampled, chunks, _ = chosen()
     assert sampled.spread == pytest.approx(whole.spread, rel=0.03)
     for part, other in zip(sampled.projected, whole.projected, strict=True):
