@@ -288,7 +288,7 @@ def _standardised(asked: Sequence[AskedProjections], n_chunks: int) -> tuple[lis
 
 
 def scans(n_chunks: int) -> float:
-    """How often a query scans the projections of so many chunks: for means and spreads, and for the choice."""
+    """How often a query scans projections of so many chunks: for means and spreads, and to choose."""
     return 1.0 + (1.0 if n_chunks <= _SCANNED_TWICE else _SAMPLED / n_chunks)
 
 
