@@ -128,7 +128,7 @@ def screens(ground: Ground) -> Iterator[dict[str, Any]]:
         ),
     ):
         places = ranks(ground.products(numbers) * ground.size, wanted)
-        yield {"what": what, "bytes_looked_at": count / 8, **shares(places)}
+        yield {"what": what, "bytes_looked_at": count // 8, **shares(places)}
 
 
 def lloyd(points: torch.Tensor, count: int, rng: np.random.Generator) -> torch.Tensor:
