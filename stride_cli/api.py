@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_format.location import locate
 from stride_cli.attribution.answer import Answer
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.calibrating import calibrate
+from stride_cli.attribution.options import QueryOptions, SharingOptions
+from stride_cli.attribution.prepare import prepare
 from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
-from stride_cli.errors import UsageError
 from stride_cli.evaluation.options import LdsOptions
-from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.operators.options import (
     ClosedOptions,
     FitRunOptions,
     SgdOptions,
     TrainOptions,
-    like_own,
-    resolve_settings,
 )
-from stride_cli.output import progress
 from stride_cli.permissions import Permissions, permitted
-from stride_cli.recorded_paths import find_recorded
 from stride_cli.selection.options import SelectOptions
-from stride_cli.startup import keep_imported, without_collection
+from stride_cli.training.index_build import build_index, build_index_of_run
 from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
-    from index_format.reader import Index
-    from stride_cli.attribution.needs import Needs
-    from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.audit.judge import Finding
     from stride_cli.audit.options import AuditOptions
-    from stride_cli.corpus.readers import ReadOptions
     from stride_cli.data.queries import Query
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.projection_pass import Projecting
-    from stride_cli.operators.projections import Projections
-    from stride_cli.operators.shared_fit import Crew
     from stride_cli.schema.evaluation_records import LdsRecord
-    from stride_cli.schema.train_records import CalibrationRecord, TrainRecord, TrainSeconds
+    from stride_cli.schema.train_records import TrainRecord
     from stride_cli.schema.tuning_records import TrialRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
     from stride_cli.selection.select import Selection
@@ -66,6 +53,7 @@ __all__ = [
     "SelectOptions",
     "Session",
     "SgdOptions",
+    "SharingOptions",
     "TrainOptions",
     "TruthOptions",
     "WorkspacePath",
@@ -88,120 +76,6 @@ __all__ = [
 ]
 
 
-@progress("building the index")
-def build_index(
-    sources: Sequence[str],
-    *,
-    model_path: str,
-    out: str | Path,
-    options: BuildOptions | None = None,
-    reading: ReadOptions | None = None,
-) -> Index:
-    """Index a corpus for a model: chunks, design matrix, fingerprints. For a classifier, its training rows.
-
-    Parameters
-    ----------
-    sources : files, globs or ``-``
-    model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
-        Or a classifier's directory, with one file of examples as the source.
-    options : BuildOptions
-    reading : ReadOptions
-
-    Raises
-    ------
-    CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
-    """
-    from stride_cli.corpus import build
-    from stride_cli.corpus.context import context_length
-    from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.settings import settings_fingerprint
-    from stride_cli.models.language.tokenizer import load_tokenizer
-    from stride_cli.models.loading import model_fingerprint
-
-    options = options or BuildOptions()
-    if kind_of(model_path) == "classifier":
-        from stride_cli.data.examples_index import build_classifier_index
-
-        if len(sources) != 1:
-            raise UsageError(
-                f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
-            )
-        _refuse_options_of_text(options, reading or ReadOptions())
-        return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
-    tokenizer, weights = load_tokenizer(model_path), model_fingerprint(model_path)
-    local = Path(model_path).expanduser()
-    model = build.IndexedModel(
-        tokenizer,
-        tokenizer_fingerprint(tokenizer),
-        weights,
-        # found again from another working directory
-        path=str(local.absolute()) if local.exists() else model_path,
-        context=context_length(model_path),
-        settings_fingerprint=settings_fingerprint(model_path),
-    )
-    if not options.in_ranges:
-        return build.build_index(sources, model, out, options, reading or ReadOptions())
-    from stride_cli.corpus.apart import build_apart
-    from stride_cli.training.engines import open_engine
-
-    engine = open_engine(options.engine)
-    return build_apart(sources, model, out, options, reading or ReadOptions(), engine=engine)
-
-
-def build_index_of_run(
-    run: str | Path,
-    *,
-    out: str | Path,
-    options: BuildOptions | None = None,
-    reading: ReadOptions | None = None,
-) -> Index:
-    """Index what a recorded training was trained on: of `StrideCallback`, or of `stride model train`.
-
-    Parameters
-    ----------
-    run : the directory that it left; its model is the index's
-    options, reading : as for `build_index`; chunks are as long as the training's by default
-
-    Raises
-    ------
-    ModelError      nothing was recorded there, or the corpus is another one by now; and as `build_index`
-    """
-    from stride_cli.models.language.language_recipe import read_recipe
-    from stride_cli.training.language_trainer import check_recipe
-    from stride_cli.training.recorded_corpus import find_run
-
-    found = find_run(run)
-    options = options or BuildOptions()
-    if options.block_size is None:
-        options = replace(options, block_size=found.block_size)
-    built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
-    recipe = read_recipe(found.model)
-    assert recipe is not None
-    check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
-    return built
-
-
-def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:
-    """UsageError where a classifier's index is given what only a corpus of text has."""
-    from stride_cli.corpus.readers import Fields, ReadOptions
-    from stride_cli.options import entries, refuse_foreign
-
-    given = {
-        name: getattr(options, name) for name in ("block_size", "store_text", "range", "workers", "engine")
-    }
-    given |= {name: getattr(reading, name) for name in entries(ReadOptions)}
-    given |= {name: getattr(reading.fields, name) for name in entries(Fields)}
-    refuse_foreign(
-        given,
-        (),
-        (BuildOptions, ReadOptions, Fields),
-        because="of a corpus of text, and this model is a classifier",
-        otherwise="give a language model with --model",
-    )
-
-
-@progress("fitting operators")
 def train(
     index_path: str | Path | RemotePath,
     options: TrainOptions | None = None,
@@ -237,254 +111,18 @@ def train(
     ModelError         a checkpoint cannot be loaded
     IndexExists        operators (and all projections that are asked for) are there, ``overwrite`` is False
     """
-    import hashlib
-    import json
+    from stride_cli.training.index_fit import fit_index
 
-    from index_format.errors import IndexExists
-    from index_format.location import local_directory
-    from index_format.reader import Index
-    from index_format.writer import GroupWriter
-
-    with without_collection():  # most of it is importing
-        from stride_cli.data.batches import ChunkReader
-        from stride_cli.operators.checkpoints import (
-            find_checkpoints,
-            fit_with_checkpoints,
-            recorded_checkpoint,
-        )
-        from stride_cli.operators.fitting import FitRun
-
-        started = time.perf_counter()
-        index = Index.open(local_directory(index_path))
-        keep_imported()
-    options, run = options or ClosedOptions(), run or FitRunOptions()
-    if run.in_ranges and isinstance(options, SgdOptions):
-        raise UsageError(
-            "--workers and --engine divide a pass over the corpus, and --fit sgd steps one after the other",
-            fix="leave them out, or --fit sgd",
-        )
-    if index.has("operators") and not overwrite:
-        if isinstance(options, ClosedOptions) and options.project:
-            own_model = model or open_model(index, model_path, device=device, dtype=dtype)
-            return _project(index_path, index, options, own_model, started, run, model_path)
-        # a kill may have fallen between the fit and its calibration
-        judged = index.has("calibration") or kind_of_index(index) == "classifier"
-        raise IndexExists(
-            f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
-            fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
-        )
-    checkpoints = find_checkpoints(index, options.checkpoints)
-    models = [model or open_model(index, model_path, device=device, dtype=dtype)]
-    options = like_own(options, models[0], index)
-    settings = resolve_settings(options, models[0], index)
-    chunks = ChunkReader(index)
-    if chunks.scored_tokens() == 0:
-        raise UsageError(
-            f"no token of index '{index_path}' is scored, so there is nothing to fit",
-            fix="build the index from documents longer than one token, with non-empty responses",
-        )
-    identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
-    identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
-    if base := getattr(options, "base", None):
-        identity["base"] = base
-    if checkpoints:
-        identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
-    build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    crew = _crew(run, index, models[0], model_path) if run.in_ranges else None
-    loaded = time.perf_counter() - started
-    with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
-        fitted = fit_with_checkpoints(
-            writer,
-            models,
-            chunks,
-            index,
-            lambda model: resolve_settings(options, model, index),
-            checkpoints,
-            FitRun(save_seconds=run.save_seconds, crew=crew, base=base),
-        )
-        publishing = time.perf_counter()
-        own, *others = (entry["attributes"] for entry in fitted)
-        listed = [
-            {**recorded_checkpoint(found, Path(str(index_path))), **entry}
-            for found, entry in zip(checkpoints, others, strict=True)
-        ]
-        attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
-        writer.publish(attributes)
-    reports = [entry["report"] for entry in fitted]
-    seconds: TrainSeconds = {
-        "load": sum(report["load"] for report in reports),
-        "fit": sum(report["fit"] for report in reports),
-        "write": sum(report["write"] for report in reports),
-    }
-    seconds["load"] += loaded
-    seconds["write"] += time.perf_counter() - publishing
-    return _train_record(index_path, index, own, listed, reports, seconds)
-
-
-def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None) -> Crew:
-    """Who fits the operators of an index, where it is not this process alone.
-
-    The workers of this machine share its cores; a task of Ray has one.
-    """
-    from stride_cli.operators.opener import Opener
-    from stride_cli.operators.shared_fit import Crew, ModelPlace
-    from stride_cli.training.engines import available_bytes, available_cores, open_engine
-
-    engine, opener = open_engine(run.engine), Opener.like(model)
-    threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
-    local = Path(model_path).expanduser() if model_path else None
-    found = str(local.absolute()) if local is not None and local.exists() else model_path
-    # on several GPUs each worker sees its own
-    kind = opener.device.partition(":")[0]
-    place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
-    free = available_bytes() if run.engine == "local" and kind == "cpu" else None
-    return Crew(engine, run.workers, threads, place, free)
-
-
-def _project(
-    index_path: str | Path | RemotePath,
-    index: Index,
-    options: ClosedOptions,
-    model: AttributableModel,
-    started: float,
-    run: FitRunOptions,
-    model_path: str | None,
-) -> TrainRecord:
-    """`train` where operators are there and projections are asked for: these alone are added."""
-    import hashlib
-    import json
-
-    from index_format.writer import GroupWriter
-    from stride_cli.data.batches import ChunkReader
-    from stride_cli.operators.projection_pass import check_projectable, project_index
-
-    check_projectable(index, options, model)
-    operators = index.group_attributes("operators")["build_key"]
-    size = options.project or 0
-    identity = [index.digest, operators, size, str(model.dtype)]
-    build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    apart: Projecting | None = None
-    if run.in_ranges:
-        from stride_cli.operators.checkpoints import stored_checkpoints
-        from stride_cli.operators.shared_projections import project_apart
-
-        crew, further = _crew(run, index, model, model_path), stored_checkpoints(index)
-
-        def by_crew(number: int, *rest: Any) -> Projections:
-            of = further[number - 1] if number else None
-            return project_apart(crew.at(of.path, of.design_seed) if of else crew, number, *rest)
-
-        apart = by_crew
-
-    loaded = time.perf_counter() - started
-    with GroupWriter(index_path, "operators", build_key) as writer:
-        own, reports = project_index(
-            writer,
-            index,
-            model,
-            ChunkReader(index),
-            size,
-            save_seconds=run.save_seconds,
-            apart=apart,
-        )
-        publishing = time.perf_counter()
-        writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})
-    seconds: TrainSeconds = {
-        "load": loaded + sum(report["load"] for report in reports),
-        "fit": sum(report["fit"] for report in reports),
-        "write": time.perf_counter() - publishing + sum(report["write"] for report in reports),
-    }
-    return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
-
-
-def _train_record(
-    index_path: str | Path | RemotePath,
-    index: Index,
-    own: dict[str, Any],
-    listed: Sequence[dict[str, Any]],
-    reports: Sequence[dict[str, Any]],
-    seconds: TrainSeconds,
-) -> TrainRecord:
-    """What `train` returns.
-
-    Parameters
-    ----------
-    own : attributes of the group of operators
-    listed : of those of further checkpoints
-    reports : of each model, its loss and seconds (load, fit, write)
-    """
-    return {
-        "schema": "stride.train/1",
-        "index": str(index_path),
-        "fit": own["fit"],
-        "space": own["space"],
-        "layer": own["layer"],
-        "subsets": index.n_subsets,
-        "gate_size": own["gate_size"],
-        "project": own["project"],
-        "projected": own["projected"],
-        "coverage": own["coverage"],
-        "step": own["step"],
-        "step_agreement": own["step_agreement"],
-        "loss": reports[0]["loss"],
-        "checkpoints": [
-            {
-                "path": find_recorded(entry["path"], index.path) or entry["path"],
-                "fingerprint": entry["model_fingerprint"],
-                "space": entry["space"],
-                "layer": entry["layer"],
-                "step_agreement": entry["step_agreement"],
-                "loss": report["loss"],
-                "seconds": report["load"] + report["fit"] + report["write"],
-            }
-            for entry, report in zip(listed, reports[1:], strict=True)
-        ],
-        "seconds": seconds,
-    }
-
-
-@progress("calibrating")
-def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
-    """Ask an index prompts about which no corpus says anything; from then on its answers have verdicts.
-
-    What was there is replaced, but for what influences are in nats, which is measured where options ask for
-    it (`retrain`). The session's answers have verdicts too.
-
-    Raises
-    ------
-    UsageError         the index is of a classifier
-    IndexReadOnly      it is a URL or a zip file
-    """
-    from stride_cli.attribution.calibration import calibrate as ask
-    from stride_cli.attribution.options import CalibrationOptions
-
-    begun = time.perf_counter()
-    options, attributor = options or CalibrationOptions(), session.attributor()
-    scale = session.calibration.scale if session.calibration else None
-    if options.retrain:
-        from index_format.location import local_directory
-        from stride_cli.attribution.scale import measure_scale
-        from stride_cli.models.kinds import refuse_classifier
-
-        refuse_classifier(session.index, "influences in nats", fix="leave out --retrain")
-        local_directory(session.index.path)  # refused before hours of training
-        if session.model.pretrained:
-            raise UsageError(
-                "influences in nats are for fine-tuned models: of what a model learnt from scratch by heart "
-                "they forecast 2.6 times the rise that was measured",
-                fix="leave out --retrain, and test single answers (stride verify-hit)",
-            )
-        scale = measure_scale(attributor, options.retrain)
-    session.calibration = ask(attributor, options.nulls, scale)
-    return {
-        "schema": "stride.calibration/1",
-        "index": str(session.index.path),
-        "nulls": session.calibration.losses.shape[1],
-        "median_loss": session.calibration.median_loss,
-        "scale": None if scale is None else scale.to_record(),
-        "sure": scale is not None and scale.sure,
-        "seconds": time.perf_counter() - begun,
-    }
+    return fit_index(
+        index_path,
+        options,
+        model=model,
+        model_path=model_path,
+        device=device,
+        dtype=dtype,
+        overwrite=overwrite,
+        run=run,
+    )
 
 
 def verify_hit(
@@ -611,7 +249,11 @@ def audit(
 
 
 def select(
-    where: str | Path | RemotePath | WorkspacePath, task: str | Path, options: SelectOptions | None = None
+    where: str | Path | RemotePath | WorkspacePath,
+    task: str | Path,
+    options: SelectOptions | None = None,
+    *,
+    sharing: SharingOptions | None = None,
 ) -> Selection:
     """Documents to train on for a task, with equally many by BM25 and at random beside them.
 
@@ -620,6 +262,7 @@ def select(
     where : path of the index, or a `WorkspacePath` that names model, device and dtype too
     task : file of queries
     options : SelectOptions
+    sharing : SharingOptions      who scores; default: this process
 
     Returns
     -------
@@ -632,7 +275,7 @@ def select(
     """
     from stride_cli.selection.select import run_selection
 
-    return run_selection(_place(where), Path(task), options or SelectOptions())[2]
+    return run_selection(_place(where), Path(task), options or SelectOptions(), sharing)[2]
 
 
 def evaluate(
@@ -642,6 +285,7 @@ def evaluate(
     methods: Sequence[str] = ("stride",),
     truth: TruthOptions | None = None,
     draws: int = LdsOptions.draws,
+    sharing: SharingOptions | None = None,
 ) -> list[LdsRecord]:
     """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
 
@@ -652,6 +296,7 @@ def evaluate(
     methods : names, with options as for `stride baseline`
     truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
     draws : bootstrap resamples
+    sharing : SharingOptions      who runs the methods; default: this process
 
     Returns
     -------
@@ -663,6 +308,7 @@ def evaluate(
     """
     from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.evaluation.compare import lds_record
+    from stride_cli.evaluation.shared_scores import SharedRuns
 
     for method in methods:
         check_method(method)
@@ -670,136 +316,8 @@ def evaluate(
     place, path = _place(where), Path(queries)
     build_truth_of(place, path, truth)
     bench = Bench(place, queries=path, alpha=truth.alpha)
-    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws)]
-
-
-def prepare(
-    sources: Sequence[str],
-    where: WorkspacePath,
-    *,
-    reading: ReadOptions | None = None,
-    training: TrainOptions | None = None,
-    calibration: CalibrationOptions | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    before: Callable[[Needs], None] | None = None,
-) -> Session:
-    """All that a query of a corpus needs: index, operators, calibration. What is there is used again.
-
-    Stopped, the same call goes on where it was. A corpus that has grown since is appended to its index, and
-    the operators are fitted anew.
-
-    Parameters
-    ----------
-    sources : files and globs of one corpus, of text
-    where : WorkspacePath      where its index is, or will be; the model, needed where there is no index
-    reading : ReadOptions
-    training, calibration : see `train` and `calibrate`
-    say : called with a line of text before each stage
-    before : called with what all of it will take, before an index is built; None: it is not measured
-
-    Raises
-    ------
-    UsageError         there is no index and no model is given; the corpus has changed other than by growing;
-                       it has grown, and its index was made in ways of its own; the model is a classifier
-    IndexMismatch      the model is not the index's
-    what `build_index`, `train` and `Session.open` raise
-    """
-    from index_format.location import local_directory
-    from index_format.reader import Index
-    from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.loading import load_model
-
-    reading, index_path = reading or ReadOptions(), local_directory(where.index)
-    model_path, device, dtype = where.model, where.device, where.dtype
-    model: AttributableModel | None = None
-    if not index_path.exists():
-        if model_path is None:
-            raise UsageError(
-                f"there is no index '{index_path}' yet, and no model is given to make it for",
-                fix="name the model that was trained on this corpus (--model), or train one on it",
-            )
-        if kind_of(model_path) == "classifier":
-            raise UsageError(
-                f"model '{model_path}' is a classifier (expected a language model)",
-                fix=f"stride index build FILE --model {model_path}; then stride train, stride query --row",
-            )
-        if before is not None:
-            from stride_cli.attribution.needs import measure_needs
-
-            with progress("opening the model"):
-                model = load_model(model_path, device=device, dtype=dtype)
-            before(measure_needs(model, model_path, sources, reading))
-        say("indexing the corpus")
-        build_index(sources, model_path=model_path, out=index_path, reading=reading)
-    else:
-        _follow(index_path, sources, reading, model_path, say)
-    index = Index.open(index_path)
-    model = model or open_model(index, model_path, device=device, dtype=dtype)
-    index.check_fingerprint("model", model.fingerprint)
-    fitted = index.has("operators")
-    if not fitted or index.shape("operators/seen")[0] < index.n_chunks:
-        say("fitting one steering operator per subset")
-        train(index_path, training, model=model, overwrite=fitted)
-    session = Session.open(index_path, model=model)
-    if session.calibration is None:
-        say("asking unrelated prompts, which verdicts are held against")
-        calibrate(session, calibration)
-    return session
-
-
-def _follow(
-    index_path: Path,
-    sources: Sequence[str],
-    reading: ReadOptions,
-    model_path: str | None,
-    say: Callable[[str], None],
-) -> None:
-    """Bring an index up to its corpus, where that has grown; see `prepare` for what is refused."""
-    import shlex
-
-    from index_format.reader import Index
-    from stride_cli.corpus.build import append_to_index, compare_corpus
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.models.language.language_recipe import read_recipe
-    from stride_cli.models.language.tokenizer import load_tokenizer
-    from stride_cli.models.loading import path_of_model
-    from stride_cli.signing import signed_by
-
-    index = Index.open(index_path)
-    refuse_classifier(index, "stride ask asks of texts", fix="stride query --row 0")
-    what, count = compare_corpus(index, sources, reading)
-    if what == "same":
-        return
-    named, quoted = ", ".join(sources), shlex.quote(str(index_path))
-    if what == "other":
-        raise UsageError(
-            f"index '{index_path}' is of another corpus than {named} is now: expected its "
-            f"{index.n_documents:,} documents unchanged at the beginning, found {count:,} that differ",
-            fix=f"keep both: --index OTHER.stride; or move {quoted} away, and it is built anew",
-        )
-    attributes = index.group_attributes("operators") if index.has("operators") else {"fit": "closed"}
-    own_way = attributes["fit"] != "closed" or bool(attributes.get("checkpoints"))
-    if own_way or signed_by(index_path) is not None:
-        raise UsageError(
-            f"{named} has {count - index.n_documents:,} documents more than index '{index_path}', which is "
-            + ("fitted in a way of its own" if own_way else "signed")
-            + ": it is not extended without being told",
-            fix=f"stride index append NEW.jsonl --index {quoted}, then stride train --overwrite as before",
-        )
-    where = model_path or path_of_model(index)
-    without = "; the model was trained without them" if read_recipe(where) is not None else ""
-    say(f"adding {count - index.n_documents:,} new documents to the index{without}")
-    tokenizer = load_tokenizer(where)
-    del index
-    append_to_index(
-        index_path,
-        sources,
-        tokenizer=tokenizer,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        reading=reading,
-        grown=True,
-    )
+    run = SharedRuns(bench, methods, sharing) if sharing is not None and sharing.shared else None
+    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws, run=run)]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:

@@ -6,8 +6,8 @@ needed; but each chunk costs a forward and a backward pass for every query.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from stride_cli.recovery.refinement import Chosen
 
 _ROWS = 1 << 18  # chunks whose estimates are made together
+# of more chunks than these, means and spreads of estimates are those of so many, in stretches all over the
+# corpus: another pass over all projections would change them by a fifth of a percent
+_SCANNED_TWICE, _SAMPLED, _STRETCH = 1 << 20, 1 << 18, 1 << 12
 _ROUNDING = 1e-7  # a spread that is smaller, beside what it is of, is none
 
 
@@ -63,24 +66,35 @@ class Projected:
     Attributes
     ----------
     asked : AskedProjections
-    means, spreads : (Q,) float64      of estimates / √step over the chunks that are projected
+    means, spreads : (Q,) float64      of estimates / √step over the chunks that are projected, or, where
+        these are many, a sample of them
     """
 
     asked: AskedProjections
     means: np.ndarray
     spreads: np.ndarray
+    # of the query and range that were asked for last: several guides look at one range after the other
+    _last: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.asked.projections)
 
     def standard(self, query: int, rows: slice | np.ndarray) -> np.ndarray:
         """Estimates / √step of one query at mean 0 and variance 1: of a range of projected chunks, or of the
-        given ones; float64."""
-        if isinstance(rows, slice):
-            found = self.asked.estimates(rows.start, rows.stop, slice(query, query + 1))[0]
-        else:
-            found = self.asked.of(query, rows)
-        return (_evened(found, self.asked.projections.step[rows]) - self.means[query]) / self.spreads[query]
+        given ones; float64, not to be written to."""
+        if not isinstance(rows, slice):
+            return self._of(query, self.asked.of(query, rows), rows)
+        key = query, int(rows.start), int(rows.stop)
+        if key not in self._last:
+            found = self._of(query, self.asked.estimates(*key[1:], slice(query, query + 1))[0], rows)
+            self._last.clear()
+            self._last[key] = found
+        return self._last[key]
+
+    def _of(self, query: int, estimates: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+        step = self.asked.projections.step[rows]
+        standard: np.ndarray = (_evened(estimates, step) - self.means[query]) / self.spreads[query]
+        return standard
 
 
 def _evened(estimates: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -235,22 +249,25 @@ def projected_influences(
 
 def _standardised(asked: Sequence[AskedProjections], n_chunks: int) -> tuple[list[Projected], np.ndarray]:
     """Models' projections with the means and spreads of their estimates / √step, and the spread of their sum
-    over all n chunks, by one pass over them."""
+    over all n chunks, by one pass over them, or, where they are many, over a sample."""
     count, models = len(asked[0].units), len(asked)
     sums = np.zeros((models, models, count))  # of the first's, over the chunks that both have
     products = np.zeros((models, models, count))
     sizes = np.array([len(each.projections) for each in asked])
-    for start in range(0, int(sizes.max()), _ROWS):
+    most = int(sizes.max())
+    seen = np.zeros(models)  # chunks of each
+    for start, end in _stretches(most):
         found = []
         for each, size in zip(asked, sizes.tolist(), strict=True):
-            stop = max(start, min(start + _ROWS, size))
+            stop = max(start, min(end, size))
             found.append(_evened(each.estimates(start, stop), each.projections.step[start:stop]))
+        seen += [part.shape[1] for part in found]
         for first, second in product(range(models), repeat=2):
             shared = min(found[first].shape[1], found[second].shape[1])
             mine, others = found[first][:, :shared], found[second][:, :shared]
             sums[first, second] += mine.sum(axis=1)
             products[first, second] += np.einsum("qn,qn->q", mine, others)
-    both = np.maximum(1, np.minimum(sizes[:, None], sizes))[:, :, None]  # chunks of a pair of models
+    both = np.maximum(1, np.minimum(seen[:, None], seen))[:, :, None]  # chunks of a pair of models
     own = np.arange(models)
     means = sums[own, own] / both[own, own]
     spreads = np.sqrt(np.maximum(0.0, products[own, own] / both[own, own] - np.square(means)))
@@ -262,10 +279,27 @@ def _standardised(asked: Sequence[AskedProjections], n_chunks: int) -> tuple[lis
         - means[None] * sums
         + both * means[:, None] * means[None]
     ) / (spreads[:, None] * spreads[None])
-    spread = np.sqrt(np.maximum(0.0, shared_products.sum(axis=(0, 1)) / max(1, n_chunks)))
+    # of all n chunks as many as of those that are projected
+    looked_at = n_chunks * seen.max() / max(1, most)
+    spread = np.sqrt(np.maximum(0.0, shared_products.sum(axis=(0, 1)) / max(1, looked_at)))
     spread[spread <= _ROUNDING] = 0.0
     parts = [Projected(each, *found) for each, *found in zip(asked, means, spreads, strict=True)]
     return parts, spread
+
+
+def scans(n_chunks: int) -> float:
+    """How often a query scans projections of so many chunks: for means and spreads, and to choose."""
+    return 1.0 + (1.0 if n_chunks <= _SCANNED_TWICE else _SAMPLED / n_chunks)
+
+
+def _stretches(count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of the chunks of which means and spreads are taken: of all, or of stretches evenly spaced."""
+    if count <= _SCANNED_TWICE:
+        for start in range(0, count, _ROWS):
+            yield start, min(start + _ROWS, count)
+        return
+    for start in np.linspace(0, count - _STRETCH, _SAMPLED // _STRETCH).astype(int).tolist():
+        yield start, start + _STRETCH
 
 
 def second_estimates(

@@ -330,6 +330,7 @@ class Session:
 
     def _answer(self, asking: Asking, outcome: Found) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
+        from stride_cli.attribution.hit_passages import row_labels
         from stride_cli.recovery.ranking import rank_documents, told_apart
 
         attributor, options, clock = asking.attributor, asking.options, asking.clock
@@ -354,7 +355,7 @@ class Session:
         judged = clock()
         shown = [*supporters, *opposers]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
-        labels = self._labels([hit.chunk for hit in shown]) if self.model.classes else {}
+        labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         carrying = bool(attributor.reads) and not labels
         if not labels and options.passages != "none":
@@ -511,58 +512,18 @@ class Session:
         similarity = np.average(self.priors[name].similarity(asked), axis=0, weights=shares)[None]
         return attributor.with_prior([found], similarity, name)[1][0]
 
-    def _labels(self, chunks: Sequence[int]) -> dict[int, str]:
-        """Labels of a classifier's rows."""
-        names = self.model.classes
-        return {chunk: names[int(self.index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
-
     def _carrying(
         self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
     ) -> dict[int, str]:
-        """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them.
+        from stride_cli.attribution.hit_passages import carrying_passages
 
-        Parameters
-        ----------
-        responses : (C K,) float64     as measured
-        batch : Batch, optional        the query's; where it remembers its gradient, that is not taken again
-        """
-        import numpy as np
-
-        from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
-        from stride_cli.data.batches import consecutive_groups
-
-        steered, reader = self.steered[0], self.workspace.chunks
-        own = responses[: self.operators.n_subsets]  # of several models the index's own
-        direction = direction_of(steered, query, own, batch)
-        # long chunks with long ones: little of a batch is padding
-        chunk_tokens = {hit.chunk: self.index.chunk_tokens(hit.chunk) for hit in hits}
-        hits = sorted(hits, key=lambda hit: len(chunk_tokens[hit.chunk]))
-        lengths, found = [len(chunk_tokens[hit.chunk]) for hit in hits], {}
-        for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
-            some = [hits[place] for place in group]
-            chunks = reader.batch(np.array([hit.chunk for hit in some]))
-            for hit, values in zip(some, token_influence(steered, direction, chunks), strict=True):
-                tokens, supports = chunk_tokens[hit.chunk], hit.sign == "supports"
-                carried = carried_by(self.model.tokenizer, tokens, values, supports=supports)
-                if carried.passage:
-                    found[hit.chunk] = carried.passage
-        return found
+        return carrying_passages(self.steered[0], self.workspace, query, responses, hits, batch)
 
     def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
         """Of each chunk, but for those `known`, the sentence most like the query."""
-        from stride_cli.recovery.passages import best_passage, rarity
+        from stride_cli.attribution.hit_passages import likest_passages
 
-        if all(chunk in known for chunk in chunks):
-            return {}
-        texts = {
-            chunk: str(self.model.tokenizer.decode(self.index.chunk_tokens(chunk), skip_special_tokens=True))
-            for chunk in dict.fromkeys(chunks)
-        }
-        weights = rarity(texts.values())
-        wanted = f"{query.prompt} {query.response}"
-        return {
-            chunk: best_passage(text, wanted, weights) for chunk, text in texts.items() if chunk not in known
-        }
+        return likest_passages(self.workspace, query, chunks, known)
 
 
 def _together(attributor: Attributor, most: int | None = None) -> int:

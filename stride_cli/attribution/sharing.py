@@ -1,7 +1,7 @@
-"""Prompts, or whatever else is asked of a session, shared out to processes of this machine or tasks of Ray.
+"""Prompts, or whatever else an index is asked, shared out to processes of this machine or tasks of Ray.
 
 Each opens the index and its model for itself (workers that are forked share what was opened before), and does
-what one session would do with its share; answers come in the order of what was asked. Who shares out and
+what one process would do with its share; answers come in the order of what was asked. Who shares out and
 replaces workers that die is `training.engines`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -37,19 +37,17 @@ _last: dict[str, Any] = {}  # what this process opened last
 
 
 @dataclass
-class SessionWorker:
-    """Does shares of work with a session of its own, in whatever process it is sent to.
+class PlaceWorker:
+    """Does shares of work with what it opens at a place, in whatever process it is sent to.
 
     Attributes
     ----------
     place : WorkspacePath
-    task : Task            of module level, or a `functools.partial` of such
     peak_bytes : about what a worker takes in memory; 0: not known
     """
 
     place: WorkspacePath
-    task: Task
-    peak_bytes: int = 0
+    peak_bytes: int = field(default=0, kw_only=True)
 
     doing = "answering"
 
@@ -62,36 +60,63 @@ class SessionWorker:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def prepare(self) -> None:
-        """Open the session, which forked workers then share; on a GPU each opens its own."""
+        """Open what forked workers then share; on a GPU each opens its own."""
         if self.device.partition(":")[0] == "cpu":
             with contextlib.suppress(Exception):  # `run` raises it where it can be told
-                self._open()
+                self._opened()
 
     def run(self, jobs: Sequence[Any]) -> list[Any]:
-        """What the task makes of each."""
-        session = self._open()
-        return [self.task(session, job) for job in jobs]
+        """What is made of each."""
+        opened = self._opened()
+        return [self.do(opened, job) for job in jobs]
 
-    def _open(self) -> Session:
+    def open(self) -> Any:
+        """What `do` works with; here the workspace."""
+        return self.place.open()
+
+    def do(self, opened: Any, job: Any) -> Any:
+        """One job."""
+        raise NotImplementedError
+
+    def what(self) -> Hashable:
+        """What is opened: the same is not opened again."""
+        return type(self), self.place
+
+    def _opened(self) -> Any:
         # once a process: one of Ray gets the worker anew with every task
-        if _last.get("place") != self.place:
+        if _last.get("what") != self.what():
             _last.clear()
-            place = self.place
-            session = Session.open(
-                place.index, model_path=place.model, device=place.device, dtype=place.dtype
-            )
-            _last.update(place=place, session=session)
-        opened: Session = _last["session"]
-        return opened
+            opened = self.open()
+            _last.update(what=self.what(), opened=opened)
+        return _last["opened"]
 
 
-def shared_out(worker: SessionWorker, jobs: Iterable[Any], sharing: SharingOptions) -> Iterator[Any]:
-    """What the worker's task makes of each job, in order, as they are done; jobs are taken as they are
+@dataclass
+class SessionWorker(PlaceWorker):
+    """Does shares of work with a session of its own; beside what every `PlaceWorker` has:
+
+    Attributes
+    ----------
+    task : Task            of module level, or a `functools.partial` of such
+    """
+
+    task: Task
+
+    def open(self) -> Session:
+        place = self.place
+        return Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
+
+    def do(self, opened: Session, job: Any) -> Any:
+        return self.task(opened, job)
+
+
+def shared_out(worker: PlaceWorker, jobs: Iterable[Any], sharing: SharingOptions) -> Iterator[Any]:
+    """What the worker makes of each job, in order, as they are done; jobs are taken as they are
     needed.
 
     Raises
     ------
-    StrideError      what a task raised, or a job over which workers died again and again
+    StrideError      what it raised, or a job over which workers died again and again
     """
     from stride_cli.training.engines import open_engine
 

@@ -195,6 +195,8 @@ def fit_seconds(work: Work, rates: Rates) -> dict[str, float]:
 
 def calibration_seconds(work: Work, rates: Rates, solve: float) -> float:
     """Seconds of asking null prompts, without starting; `solve` is of one query's recovery."""
+    from stride_cli.attribution.direct_readout import scans
+
     written = max(_NULL_GROUPS * _NULL_TOKENS * rates.token, _NULL_PROMPTS * _NULL_TOKENS * rates.asked / 60)
     each = rates.asked + rates.narrow + work.subsets * rates.gates + solve
     found = written + _NULL_RESPONSES * each
@@ -205,7 +207,7 @@ def calibration_seconds(work: Work, rates: Rates, solve: float) -> float:
         queries = min(left, work.together)
         chunks = _read_together(work, queries)
         found += chunks * (rates.gradients + queries * rates.products)
-        found += queries * 3 * work.chunks * rates.estimates
+        found += queries * scans(work.chunks) * work.chunks * rates.estimates
         left -= queries
     return found
 
@@ -220,8 +222,10 @@ def _read_together(work: Work, queries: int) -> float:
 
 def query_seconds(work: Work, rates: Rates, solve: float) -> dict[str, float]:
     """Seconds of one query in a program that is running, and of them what reading chunks takes."""
+    from stride_cli.attribution.direct_readout import scans
+
     reading = min(work.reads, work.chunks) * (rates.gradients + rates.products)
-    reading += 3 * work.chunks * rates.estimates
+    reading += scans(work.chunks) * work.chunks * rates.estimates
     shown = min(work.chunks, 2 * _SHOWN) * rates.gradients
     asked = _QUERY_TOKENS * rates.token + rates.asked + rates.narrow + work.subsets * rates.gates
     return {"reading": reading, "query": asked + solve * (1 + _HALVES) + reading + shown}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stride_cli.attribution.options import SharingOptions
 from stride_cli.commands import evaluate_causes, evaluate_retraining, evaluate_selection, evaluate_truth
-from stride_cli.commands.evaluate_options import Compared, Measured, open_bench
+from stride_cli.commands.evaluate_options import Compared, Measured, SharedMethods, open_bench
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
 from stride_cli.commands.panels import CommandLine
 from stride_cli.errors import EXIT_USAGE
@@ -17,6 +19,7 @@ from stride_cli.evaluation.options import BenchOptions, LdsOptions
 
 if TYPE_CHECKING:
     from stride_cli.evaluation.compare import Entry, Ground
+    from stride_cli.evaluation.scoring import Run
 
 app = CommandLine(help="How good an attribution is, measured on retrained models.")
 
@@ -46,6 +49,7 @@ def lds(
     *,
     measured: Measured,
     compared: Compared,
+    shared: SharedMethods,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -57,13 +61,16 @@ def lds(
     from stride_cli.commands.tables import print_table, seconds, with_error
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.compare import lds_record
+    from stride_cli.evaluation.shared_scores import SharedRuns
     from stride_cli.output import emit, wants_json
 
     options, judged = BenchOptions(**measured), LdsOptions(**compared)
     specs = split_methods(options.methods)
     bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
     rows, failed = [], 0
-    for entry, ground in bench.lds(specs, response=judged.response, draws=judged.draws):
+    sharing = SharingOptions(**shared)
+    run = SharedRuns(bench, specs, sharing) if sharing.shared else None
+    for entry, ground in bench.lds(specs, response=judged.response, draws=judged.draws, run=run):
         failed += _report_failure(entry)
         record = lds_record(entry, ground)
         if wants_json(json):
@@ -127,6 +134,7 @@ def compare(
     *,
     measured: Annotated[dict[str, Any], Flags(BenchOptions, methods={"default": "stride,tfidf,chance"})],
     compared: Compared,
+    shared: SharedMethods,
     given: Annotated[
         str | None,
         typer.Option(
@@ -143,18 +151,20 @@ def compare(
 ) -> None:
     """Methods side by side on the same truth: LDS, difference to the first, time, memory, disk.
 
-    Every method runs in a process of its own, one after the other, so that its memory is its own. One that
-    fails is reported in its record, and the others go on.
+    Every method runs in a process of its own, one after the other (--workers: several at a time), so that its
+    memory is its own. One that fails is reported in its record, and the others go on.
     """
     from stride_cli.commands.tables import number, print_table, seconds, size, with_error
     from stride_cli.errors import UsageError
     from stride_cli.evaluation.apart import run_apart
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.compare import compare_methods, comparison_record
+    from stride_cli.evaluation.shared_scores import SharedRuns
     from stride_cli.output import emit, note, progress, wants_json
     from stride_cli.report.comparison_page import write_page
 
     options, judged = BenchOptions(**measured), LdsOptions(**compared)
+    sharing = SharingOptions(**shared)
     specs = split_methods(options.methods)
     if given is not None and given not in specs:
         raise UsageError(f"--given {given} is not among the methods", fix="name it in --methods too")
@@ -170,11 +180,16 @@ def compare(
     order = specs[:1] + sorted(specs[1:], key=lambda spec: spec != given)
     names = [bench.truth.queries.names[row] for row in rows]
     waiting: list[Entry] = []
+    run: Callable[[str], Run] = partial(
+        run_apart, bench.where, alpha=ground.alpha, rows=rows, source=bench.source
+    )
+    if sharing.shared:
+        run = SharedRuns(bench, order, sharing)
     with progress("comparing", len(specs), unit="methods") as bar:
         for entry in compare_methods(
             order,
             ground,
-            lambda spec: run_apart(bench.where, spec, alpha=ground.alpha, rows=rows, source=bench.source),
+            run,
             draws=judged.draws,
             seed=bench.index.seed,
         ):
@@ -190,7 +205,7 @@ def compare(
                 record = comparison_record(ready, ground, specs[0], names=names, given=taken_out)
                 if wants_json(json):
                     emit(record)
-                run = ready.run
+                own = ready.run
                 table.append(
                     [
                         ready.method,
@@ -199,8 +214,8 @@ def compare(
                         *([] if given is None else [number(record["partial"]["mean"], "+.3f")]),
                         seconds(record["seconds"]["fit"]),
                         seconds(record["seconds"]["query"]),
-                        size(run.memory_bytes if run else None),
-                        size(run.bytes_per_chunk if run else None),
+                        size(own.memory_bytes if own else None),
+                        size(own.bytes_per_chunk if own else None),
                     ]
                 )
             waiting.clear()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stride_cli.attribution.options import SharingOptions
+from stride_cli.commands.evaluate_options import SharedMethods
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -23,7 +25,7 @@ from stride_cli.errors import EXIT_USAGE, UsageError
 from stride_cli.evaluation.options import CausesOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
@@ -87,6 +89,7 @@ def causes(
         ),
     ] = None,
     given: Annotated[dict[str, Any], Flags(CausesOptions)],
+    shared: SharedMethods,
     html: Annotated[
         Path | None, typer.Option("--html", help="Also write a page with the plots (self-contained).")
     ] = None,
@@ -113,13 +116,14 @@ def causes(
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.drawing import check_place
 
-    options = CausesOptions(**given)
+    options, sharing = CausesOptions(**given), SharingOptions(**shared)
     chosen = None if options.methods is None else split_methods(options.methods)
     wanted = None if options.at is None else _numbers(options.at)
     if html is not None:
         check_place(html)
     source = _source(queries, train, date_lm, index)
-    workspace = _workspace(source.index, model, source.train, device, dtype)
+    where = _where(source.index, model, source.train, device, dtype)
+    workspace = where.open()
     refuse_classifier(workspace.index, "causes are documents")
     asked = source.read(workspace.index)
     n_asked, n_rows = len(asked), source.n_rows or len(asked)
@@ -133,7 +137,16 @@ def causes(
     read = [bench.take(path, found) for path, found in foreign]
     del foreign
     entries: list[CauseEntry] = []
-    runs = map(bench.run, chosen or default_methods(workspace.index))
+    specs = chosen or default_methods(workspace.index)
+    runs: Iterable[CauseEntry] = map(bench.run, specs)
+    if sharing.shared:
+        from stride_cli.evaluation.shared_scores import CauseScorer, shared_causes
+
+        with_scores = write_scores is not None
+        scorer = CauseScorer(
+            where, asked=asked, queries=built, ks=ks, with_scores=with_scores, fresh=options.fresh
+        )
+        runs = shared_causes(scorer, specs, sharing)
     for number, entry in enumerate(chain(read, runs)):
         if entry.error is not None:
             note(f"{entry.method} failed: {entry.error}" + (f"\n  fix: {entry.fix}" if entry.fix else ""))
@@ -204,21 +217,22 @@ def _source(queries: Path | None, train: str | None, date_lm: Path | None, index
     return _Source(found.queries, str(found.train), str(place), found.n_ref, found.one_list)
 
 
-def _workspace(
+def _where(
     index: str | None, model: str | None, train: str | None, device: str | None, dtype: str | None
-) -> Workspace:
-    """The index with its model; built and fitted first where it is missing and `train` says of what."""
+) -> WorkspacePath:
+    """Where the index and its model are; it is built and fitted first where it is missing and `train` says of
+    what."""
     from stride_cli.commands.ask import beside
     from stride_cli.config import resolve
     from stride_cli.data.workspace import WorkspacePath
 
     general = resolve("general", {"model": model})
     if train is None:
-        return WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto").open()
+        return WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
     place = Path(index) if index is not None else beside(train, ".stride")
     where = WorkspacePath(place, general.model, device or "auto", dtype or "auto")
     _prepare(train, where)
-    return where.open()
+    return where
 
 
 def _prepare(train: str, where: WorkspacePath) -> None:

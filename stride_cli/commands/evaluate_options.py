@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from stride_cli.attribution.options import SharingOptions
 from stride_cli.commands.options import Flags, find_index
 from stride_cli.evaluation.options import BenchOptions, LdsOptions
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 Measured = Annotated[dict[str, Any], Flags(BenchOptions)]
 Compared = Annotated[dict[str, Any], Flags(LdsOptions)]
+SharedMethods = Annotated[
+    dict[str, Any],
+    Flags(
+        SharingOptions,
+        workers={"help": "Run so many methods at a time, each in processes of its own; default: one."},
+    ),
+]
 
 
 def open_bench(

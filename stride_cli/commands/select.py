@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stride_cli.attribution.options import SharingOptions
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -23,6 +24,7 @@ from stride_cli.selection.options import SelectOptions
 if TYPE_CHECKING:
     from stride_cli.schema.selection_records import SelectionRecord
 
+SHARED_QUERIES = "Share the queries out to N processes; default: this one scores all."
 EXAMPLE = """\b
 Examples:
   stride select task.jsonl --index run.stride --size 1000 --out selection
@@ -41,6 +43,7 @@ def select(
     ],
     *,
     given: Annotated[dict[str, Any], Flags(SelectOptions, out={"default": Path("selection")})],
+    shared: Annotated[dict[str, Any], Flags(SharingOptions, workers={"help": SHARED_QUERIES})],
     index: IndexPath = None,
     model: ModelPath = None,
     device: Device = None,
@@ -61,7 +64,7 @@ def select(
     path = find_index(index)
     general = resolve("general", {"model": model})
     where = WorkspacePath(path, general.model, device or "auto", dtype or "auto")
-    opened, queries, found = run_selection(where, task, options)
+    opened, queries, found = run_selection(where, task, options, SharingOptions(**shared))
     lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
     if lots:
         note(
@@ -69,7 +72,7 @@ def select(
             "lot: more queries, or a smaller --size, would do without"
         )
     theirs = {choice.document for choice in found.bm25}
-    shared = sum(choice.document in theirs for choice in found.chosen) / size
+    in_both = sum(choice.document in theirs for choice in found.chosen) / size
     record: SelectionRecord = {
         "schema": "stride.selection/1",
         "out": str(options.out),
@@ -79,7 +82,7 @@ def select(
         "method": options.method,
         "by": options.by,
         "lots": lots,
-        "shared_with_bm25": shared,
+        "shared_with_bm25": in_both,
         "seconds": time.perf_counter() - started,
     }
     if wants_json(json):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.evaluation.compare import Entry
+    from stride_cli.evaluation.scoring import Run
     from stride_cli.training.options import TruthOptions
     from stride_cli.training.truth import Truth
 
@@ -152,24 +153,33 @@ class Bench:
         return ground
 
     def lds(
-        self, specs: Sequence[str], *, response: str = "loss", draws: int = 1000
+        self,
+        specs: Sequence[str],
+        *,
+        response: str = "loss",
+        draws: int = 1000,
+        run: Callable[[str], Run] | None = None,
     ) -> Iterator[tuple[Entry, Ground]]:
-        """Methods compared with the truth, in this process, one after the other; see `compare_methods`."""
-        from stride_cli.evaluation.compare import compare_methods
-        from stride_cli.evaluation.scoring import run_method
+        """Methods compared with the truth, in order; see `compare_methods`.
 
-        truth, ground = self.truth, self.ground(response)
-        chosen = truth.queries.take(self.rows)
+        Parameters
+        ----------
+        run : spec → Run; default: in this process
+        """
+        from stride_cli.evaluation.compare import compare_methods
+
+        ground = self.ground(response)
         for entry in compare_methods(
-            list(specs),
-            ground,
-            lambda spec: run_method(
-                self.workspace, spec, chosen, masks=truth.masks, truth_rows=self.truth_rows
-            ),
-            draws=draws,
-            seed=self.index.seed,
+            list(specs), ground, run or self._run, draws=draws, seed=self.index.seed
         ):
             yield entry, ground
+
+    def _run(self, spec: str) -> Run:
+        from stride_cli.evaluation.scoring import run_method
+
+        truth = self.truth
+        chosen = truth.queries.take(self.rows)
+        return run_method(self.workspace, spec, chosen, masks=truth.masks, truth_rows=self.truth_rows)
 
 
 def build_truth_of(

@@ -21,6 +21,9 @@ class Method(Protocol):
     bytes_per_chunk : float
         What `fit` left for later queries (on disk, or where it would be), in bytes per chunk; 0 where a query
         needs only the corpus itself.
+
+    A class may say ``shares_a_pass = True``: all queries of a call of `score` share passes over the corpus,
+    which are most of what it takes.
     """
 
     name: str

@@ -240,6 +240,8 @@ class DirectReadout:
     shrink : bool                    as for `StrideMethod`
     """
 
+    shares_a_pass = True
+
     @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project", "base"))
     def __init__(self, *, checkpoints: str | None = None, shrink: bool = True, **given: Any) -> None:
         self.name = "direct"

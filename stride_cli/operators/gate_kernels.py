@@ -212,12 +212,14 @@ def sign_products(words, step, planes, units, out):
         # a chunk's signs stay in the cache while all queries' planes pass
         for q in range(len(planes)):
             first, second, third = planes[q, 0], planes[q, 1], planes[q, 2]
-            a, b, c = np.int64(0), np.int64(0), np.int64(0)
+            differ = np.int64(0)
+            # one sum of all planes: words are counted side by side, and adding these up is most of the work
             for j in range(length):
-                a += _ones(row[j] ^ first[j])
-                b += _ones(row[j] ^ second[j])
-                c += _ones(row[j] ^ third[j])
-            differ = a + 2 * b + 4 * c
+                differ += (
+                    _ones(row[j] ^ first[j])
+                    + (_ones(row[j] ^ second[j]) << 1)
+                    + (_ones(row[j] ^ third[j]) << 2)
+                )
             out[q, i] = step[i] * units[q] * np.float32(most - 2 * differ)
 
 

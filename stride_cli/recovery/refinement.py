@@ -182,7 +182,7 @@ def _parts_of(n_chunks: int) -> Iterator[tuple[int, int]]:
 
 
 def _strength(guide: np.ndarray) -> np.ndarray:
-    return np.where(guide > 0.0, guide, -_OPPOSING * guide)
+    return np.maximum(guide, -_OPPOSING * guide)
 
 
 @dataclass

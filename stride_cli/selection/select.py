@@ -22,8 +22,11 @@ from stride_cli.selection.stored import require_stored_text, stored_documents
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.attribution.options import SharingOptions
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace, WorkspacePath
+
+    Shared = tuple[WorkspacePath, SharingOptions]
 
 SETS = ("chosen", "random", "bm25")
 
@@ -44,9 +47,13 @@ class Selection:
 
 
 def run_selection(
-    where: WorkspacePath, task: Path, options: SelectOptions
+    where: WorkspacePath, task: Path, options: SelectOptions, sharing: SharingOptions | None = None
 ) -> tuple[Workspace, QuerySet, Selection]:
     """What `stride select` does: refuse what cannot work, read the queries, select, write if asked to.
+
+    Parameters
+    ----------
+    sharing : who scores; default: this process
 
     Raises
     ------
@@ -66,7 +73,8 @@ def run_selection(
     opened = where.open()
     queries = read_queries(opened, task)
     tasks = read_tasks(task) if options.by == "quota" else None
-    found = select(opened, queries, options, tasks=tasks)
+    shared = (where, sharing) if sharing is not None and sharing.shared else None
+    found = select(opened, queries, options, tasks=tasks, shared=shared)
     if options.out is not None:
         write_selection(options.out, opened, found, queries, options)
     return opened, queries, found
@@ -90,7 +98,12 @@ def method_spec(method: str) -> str:
 
 
 def select(
-    task: Workspace, queries: QuerySet, options: SelectOptions, *, tasks: Sequence[str] | None = None
+    task: Workspace,
+    queries: QuerySet,
+    options: SelectOptions,
+    *,
+    tasks: Sequence[str] | None = None,
+    shared: Shared | None = None,
 ) -> Selection:
     """Choose documents by a method's scores, by BM25 in the same way, and at random.
 
@@ -102,29 +115,30 @@ def select(
     queries : QuerySet          what should become better
     options : SelectOptions     its `method` is a spec of `stride_cli.methods.registry`
     tasks : Q names, for quota
+    shared : who scores, and where they open the index; None: this process
 
     Raises
     ------
     UsageError      as `check_selection`, or an unknown method
     StageMissing    the method is stride, and the index has no operators
     """
-    from stride_cli.evaluation.ranking import document_scores
-    from stride_cli.evaluation.scoring import score_blocks
-    from stride_cli.methods.registry import open_method
     from stride_cli.output import progress
 
-    index = task.index
+    index, spec = task.index, method_spec(options.method)
     check_selection(index, options.size)
-    opened = open_method(method_spec(options.method))
     owner = np.asarray(index.array("corpus/chunk_document"))
-    opened.fit(task)
+    if shared is not None:
+        from stride_cli.evaluation.shared_scores import shared_document_scores
+
+        scored = shared_document_scores(shared[0], spec, queries, shared[1])
+    else:
+        scored = _document_scores(task, spec, queries, owner)
 
     def rows() -> Iterator[np.ndarray]:
         with progress("scoring", len(queries), unit="queries") as bar:
-            for block in score_blocks(opened, queries, task.n_chunks):
-                for scores in document_scores(block, owner, index.n_documents):
-                    yield scores
-                    bar.advance()
+            for scores in scored:
+                yield scores
+                bar.advance()
 
     size, by = options.size, options.by
     grouping = tasks if by == "quota" else None
@@ -132,6 +146,20 @@ def select(
     lexical = collect(_bm25_rows(index, owner, queries, size), index.n_documents, grouping)
     random = stream(task.seed, "random selection").permutation(index.n_documents)[:size]
     return Selection(chosen, choose(lexical, size, by, seed=task.seed), random.astype(np.int64))
+
+
+def _document_scores(
+    task: Workspace, spec: str, queries: QuerySet, owner: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Of a method, (D,) float64 for each query, by this process."""
+    from stride_cli.evaluation.ranking import document_scores
+    from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.methods.registry import open_method
+
+    opened = open_method(spec)
+    opened.fit(task)
+    for block in score_blocks(opened, queries, task.n_chunks):
+        yield from document_scores(block, owner, task.index.n_documents)
 
 
 def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:

@@ -374,18 +374,34 @@ def run_ray(
     nodes need stride-attribution, and the base model of a fine-tuning under the same path. A task whose
     worker or node dies is run again elsewhere; finished ones are not. Groups may grow, as `run_local`'s.
     """
+    tasks = _on_ray(trainer, groups, workers)
+    try:
+        while True:
+            # what Ray says of its nodes it prints, and stdout is for the data of who takes the outcomes
+            with contextlib.redirect_stdout(sys.stderr):
+                found = next(tasks, None)
+            if found is None:
+                return
+            yield found
+    finally:
+        with contextlib.redirect_stdout(sys.stderr):
+            tasks.close()
+
+
+def _on_ray(
+    trainer: Trainer, groups: Groups, workers: int | None
+) -> Generator[tuple[int, list[Outcome]], None, None]:
+    """`run_ray`, with what it says."""
     import ray
 
     started = not ray.is_initialized()
-    # what Ray says of its nodes it prints, and stdout is for data
-    with contextlib.redirect_stdout(sys.stderr):
+    if started:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    try:
+        yield from _ray_tasks(trainer, groups, workers)
+    finally:
         if started:
-            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        try:
-            yield from _ray_tasks(trainer, groups, workers)
-        finally:
-            if started:
-                ray.shutdown()
+            ray.shutdown()
 
 
 def _ray_tasks(

@@ -13,10 +13,6 @@ Parts, each of every size in a process of its own:
   default λ, in bare passes over the columns (the solver's own scan with a floor that none reaches); then
   `rank_documents`. Planted chunks have to come out on top, the certificate has to hold by a brute force over
   all n scores.
-- `lists` (with `--index`, of real text and with projections): whether lists of like projections (an inverted
-  file: centroids by Lloyd's algorithm on signs, every chunk with the nearest) would hold what the exhaustive
-  scan ranks highest, where only the lists nearest to a query are looked at. Queries are projections of 64
-  chunks, each without itself. No command has such lists: this says what they would find.
 - `bare` (with `--index`): forward and backward passes of its model over its chunks, by which a fit is judged.
 - `query`: whole queries, `Session.query`, warm: reading chunks, as by default, and without.
 """
@@ -41,7 +37,6 @@ CHUNK_TOKENS, CHUNKS_OF_DOCUMENT = 4, 8
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 PARTS = ("build", "open", "recover", "query")
 PROJECTED = 64  # bytes of a chunk's projection
-LISTS, LOOKED_AT, LIST_QUERIES = (256, 1024), (0.01, 0.02, 0.05, 0.1, 0.2), 64
 BARE_BATCHES, BARE_TOKENS = 200, 512  # as many chunks at once as a fit holds
 PLANTED, GATED = 30, 300  # chunks with influence: on responses, and in the gates
 NOISES = {0.03: 3, 0.3: 1}  # of every subset's sum, where a chunk's weight is 1 to 3; how often it is timed
@@ -335,80 +330,6 @@ def querying(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def lists(index: Path) -> Iterator[dict[str, Any]]:
-    """Records of how many of the 100 highest estimates are in the lists that are looked at, by how much of
-    the corpus these hold."""
-    import torch
-
-    from index_format.reader import Index
-    from stride_cli.operators.store import Operators
-
-    kept = Operators.from_index(Index.open(index)).projections
-    assert kept is not None
-    codes, size = np.asarray(kept.codes), np.sqrt(np.asarray(kept.step))
-    rng = np.random.default_rng(0)
-    known = np.flatnonzero(size > 0)
-    queries = rng.choice(known, LIST_QUERIES, replace=False)
-
-    def signs(rows: Any) -> torch.Tensor:
-        return torch.from_numpy(2 * np.unpackbits(codes[rows], axis=1).astype(np.float32) - 1)
-
-    asked, n, block = signs(queries), len(codes), 1 << 15
-    began = time.process_time()
-    estimates = np.concatenate(
-        [
-            (asked @ signs(slice(start, start + block)).T).numpy() * size[start : start + block]
-            for start in range(0, n, block)
-        ],
-        axis=1,
-    )
-    scanned = time.process_time() - began
-    estimates[np.arange(len(queries)), queries] = -np.inf
-    top = np.argsort(-estimates, axis=1)[:, :100]
-    cosines = np.take_along_axis(estimates, top, axis=1) / (size[top] * codes.shape[1] * 8)
-    for count in LISTS:
-        began = time.process_time()
-        sample = signs(rng.choice(known, min(len(known), 40_000), replace=False))
-        centroids = sample[rng.choice(len(sample), count, replace=False)]
-        for _ in range(8):
-            owner = (sample @ torch.nn.functional.normalize(centroids, dim=1).T).argmax(dim=1)
-            sums = torch.zeros_like(centroids).index_add_(0, owner, sample)
-            empty = sums.abs().sum(dim=1) == 0
-            sums[empty] = sample[rng.choice(len(sample), int(empty.sum()))]
-            centroids = sums
-        centroids = torch.nn.functional.normalize(centroids, dim=1)
-        owner = np.concatenate(
-            [
-                (signs(slice(start, start + block)) @ centroids.T).argmax(dim=1).numpy()
-                for start in range(0, n, block)
-            ]
-        )
-        made = time.process_time() - began
-        sizes = np.bincount(owner, minlength=count)
-        order = (asked @ centroids.T).argsort(dim=1, descending=True).numpy()
-        place = np.argsort(order, axis=1)  # how near each list is to each query
-        held = np.cumsum(sizes[order], axis=1) / n
-        for share in LOOKED_AT:
-            probes = 1 + np.array([int(np.searchsorted(row, share)) for row in held])
-            inside = np.take_along_axis(place, owner[top], axis=1) < probes[:, None]
-            yield {
-                "index_chunks": n,
-                "bytes": codes.shape[1],
-                "lists": count,
-                "looked_at": share,
-                "share_of_chunks": float(
-                    np.mean(held[np.arange(len(queries)), np.minimum(probes, count) - 1])
-                ),
-                "recall": float(inside.mean()),
-                "recall_of_ten": float(inside[:, :10].mean()),
-                "cosine_of_the_10th": float(np.median(cosines[:, 9])),
-                "cosine_of_the_100th": float(np.median(cosines[:, 99])),
-                "cosine_by_chance": float((codes.shape[1] * 8) ** -0.5),
-                "microseconds_a_chunk_to_make": 1e6 * made / n,
-                "scan_seconds": scanned,
-            }
-
-
 def bare(index: Path) -> Iterator[dict[str, Any]]:
     """One record: forward and backward passes alone, of the index's model over some of its chunks."""
     import torch
@@ -445,9 +366,8 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     if given.index:
         command = f"python -m tests.benchmarks scale --index {given.index.name}"
-        for part, records in (("lists", lists(given.index)), ("bare", bare(given.index))):
-            for record in records:
-                yield {"benchmark": "scale", "part": part, **record, "command": command} | about
+        for record in bare(given.index):
+            yield {"benchmark": "scale", "part": "bare", **record, "command": command} | about
         return
     if given.one:
         part, chunks = given.one[0], int(given.one[1])
@@ -470,9 +390,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("scale"), help="where indexes are made, and stay")
     parser.add_argument("--chunks", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument(
-        "--index", type=Path, help="of real text: run `lists` and `bare` on it, and nothing else"
-    )
+    parser.add_argument("--index", type=Path, help="of real text: run `bare` on it, and nothing else")
     parser.add_argument("--one", nargs=2, metavar=("PART", "CHUNKS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     for record in run(given):

@@ -15,7 +15,17 @@ import pytest
 
 from stride_cli.training.truth import Truth
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import build, checks, fitting, load, measurement, preconditioning, projections, soak
+from tests.benchmarks import (
+    build,
+    checks,
+    coarse,
+    fitting,
+    load,
+    measurement,
+    preconditioning,
+    projections,
+    soak,
+)
 from tests.benchmarks._machine import interleave, watched_memory
 from tests.prepared import Prepared
 
@@ -163,6 +173,37 @@ def test_projections_find_more_with_more_bytes(
         assert row["queries"] == 8 and 0 <= row["recall10"] <= 1 and -1 <= row["kept"] <= 1
     (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1))
     assert fast["ratio"] == pytest.approx(3 * fast["ratio_per_query"])
+
+
+def test_what_could_be_left_unread(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = tmp_path / "queries.jsonl"
+    asked = [{"id": str(n), "text": f"{word} {WORDS[n - 1]}"} for n, word in enumerate(WORDS)]
+    queries.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    monkeypatch.setattr(coarse, "TOP", 5)
+    monkeypatch.setattr(coarse, "LISTS", (8,))
+    given = Namespace(index=index, queries=queries, sample=100, times=2, parts=None)
+    rows = list(coarse.run(given))
+    found = {(row["part"], row["what"], row.get("bytes_looked_at")): row for row in rows if "what" in row}
+    size = rows[0]["bytes"]
+    # the more is looked at, the fewer have to be looked at again
+    shares = [found["screens", what, size]["share_for_90"] for what in ("two bits", "highest bit")]
+    assert 0 < shares[0] <= shares[1] <= 1
+    largest = [found["screens", "largest numbers", size / part]["share_for_90"] for part in (2, 8)]
+    assert 0 < largest[0] <= largest[1] <= 1
+    for what in ("cosine", "bounded", "augmented"):
+        held = found["lists", what, None]
+        assert 0 < held["share_for_90"] <= held["share_for_95"] <= held["share_for_99"] <= 1
+    assert found["gradients", "gradients", None]["sample"] == 100
+    (reading,) = (row for row in rows if row["part"] == "reading")
+    assert reading["same_chunks"] == 1 and reading["scans"]["scan"] == 1
+
+
+def test_where_wanted_chunks_are() -> None:
+    """Places by other numbers, and in lists that are looked at one after the other."""
+    wanted = np.array([[0, 3]])
+    np.testing.assert_allclose(coarse.ranks(np.array([[4.0, 9.0, 1.0, 7.0]]), wanted), [[0.75, 0.5]])
+    owner = np.array([1, 0, 0, 2, 1])  # lists of two, two and one
+    np.testing.assert_allclose(coarse.held(owner, np.array([[2, 0, 1]]), wanted), [[1.0, 0.2]])
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ class EKFAC:
 
     name = "ekfac"
     bytes_per_chunk = 0.0
+    shares_a_pass = True
 
     def __init__(
         self,

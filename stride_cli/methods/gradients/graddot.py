@@ -54,6 +54,7 @@ class TracIn:
 
     name = "tracin"
     bytes_per_chunk = 0.0
+    shares_a_pass = True
     _by_default_all = True
 
     def __init__(

@@ -53,6 +53,7 @@ class LastLayerInfluence:
 
     name = "lastlayer"
     bytes_per_chunk = 0.0
+    shares_a_pass = True
 
     def __init__(
         self,

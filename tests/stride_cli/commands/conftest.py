@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -88,3 +92,21 @@ def few_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_by_default(few_read: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file of `few_read`: as many are read as by default, here all."""
     monkeypatch.delenv("STRIDE_QUERY_READ")
+
+
+@contextlib.contextmanager
+def one_is_killed(workers: Callable[[], list[int]]) -> Iterator[None]:
+    """The first worker that there is, as soon as there is one."""
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        while not (found := workers()):
+            time.sleep(0.002)
+        os.kill(found[0], signal.SIGKILL)
+        killed.append(found[0])
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    yield
+    killer.join(10)
+    assert killed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from stride_cli.schema import json_schema
 from tests.prepared import Prepared
-from tests.stride_cli.commands.conftest import Outcome
+from tests.stride_cli.commands.conftest import Outcome, one_is_killed
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 N, QUERIES, SUBSETS = 40, 4, 6
@@ -189,6 +190,57 @@ def test_every_method_is_told_net_of_the_given_one(run, prepared: Prepared, meas
     assert steep["partial"]["mean"] != steep["spearman"]["mean"]
     unknown = run(f"{line} --methods graddot,chance")
     assert unknown.code == 2 and "not among the methods" in unknown.err
+
+
+def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what differs each time: seconds and memory."""
+    return [
+        {key: value for key, value in each.items() if key not in ("seconds", "peak_memory")}
+        for each in records
+    ]
+
+
+def test_methods_that_run_at_the_same_time_are_compared_as_one_after_the_other(
+    run, prepared: Prepared, measured: Path, tmp_path: Path, forked_spawners: Callable[[], list[int]]
+) -> None:
+    """Also where the process that runs them is killed, and where one fails."""
+    methods = f"graddot,tfidf,airrep:model={tmp_path}/no,chance"
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --methods {methods}"
+    alone = prepared_run(prepared, line)
+    with one_is_killed(forked_spawners):
+        two = run(f"{line} --workers 2")
+    assert alone.code == two.code == 0, two.err
+    assert "a worker died (status -9)" in two.err and forked_spawners() == []
+    close(numbers(two.records), numbers(alone.records))
+    assert all(each["peak_memory"] > 0 for each in two.records if "error" not in each)
+    lds = f"evaluate lds --index {measured}/run.stride --draws 100 --alpha 0.5 --methods {methods}"
+    one, shared = run(lds), run(f"{lds} --workers 2")
+    assert one.code == shared.code == 0, shared.err
+    close(numbers(shared.records), numbers(one.records))
+
+
+def test_tasks_of_ray_compare_as_one_process_does(run, prepared: Prepared, measured: Path) -> None:
+    pytest.importorskip("ray")
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --methods tfidf,chance"
+    alone, shared = prepared_run(prepared, line), run(f"{line} --engine ray --workers 2")
+    assert alone.code == shared.code == 0, shared.err
+    close(numbers(shared.records), numbers(alone.records))
+
+
+def close(found: Any, expected: Any) -> None:
+    """Numbers to 1e-6, all else exactly."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            close(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for each, value in zip(found, expected, strict=True):
+            close(each, value)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    else:
+        assert found == expected
 
 
 def test_all_failing_is_an_error(run, measured: Path, tmp_path: Path) -> None:

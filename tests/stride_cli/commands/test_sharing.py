@@ -1,16 +1,14 @@
-"""`stride query --file` and `stride audit` by several processes: the same answers, in order, whoever dies."""
+"""`stride query --file`, `audit`, `select` and `evaluate causes` by several processes: the same answers, in
+order, whoever dies. `evaluate lds` and `compare`, which need retrained models, are in test_evaluate.py."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +17,7 @@ from stride_cli.attribution import sharing
 from stride_cli.attribution.options import SharingOptions
 from stride_cli.attribution.sharing import in_parts, shared_out
 from stride_cli.training import engines
+from tests.stride_cli.commands.conftest import one_is_killed
 
 SUBJECTS = ("war", "treaty", "king", "city", "revolution", "empire", "wall", "battle")
 
@@ -189,19 +188,9 @@ def test_a_worker_that_is_killed_costs_its_share_alone(
     run: Callable[..., Any], line: str, forked_spawners: Callable[[], list[int]]
 ) -> None:
     alone = run(line)
-    killed: list[int] = []
-
-    def kill_one() -> None:
-        while not (found := forked_spawners()):
-            time.sleep(0.002)
-        os.kill(found[0], signal.SIGKILL)
-        killed.append(found[0])
-
-    killer = threading.Thread(target=kill_one, daemon=True)
-    killer.start()
-    shared = run(f"{line} --workers 2")
-    killer.join(10)
-    assert killed and shared.code == 0 and "a worker died (status -9)" in shared.err
+    with one_is_killed(forked_spawners):
+        shared = run(f"{line} --workers 2")
+    assert shared.code == 0 and "a worker died (status -9)" in shared.err
     same(shared.records, alone.records)
     assert forked_spawners() == []
 
@@ -212,3 +201,102 @@ def test_tasks_of_ray_answer_as_one_process_does(run: Callable[..., Any], line: 
     alone, shared = run(line), run(f"{line} --engine ray --workers 2")
     assert shared.code == 0, shared.err
     same(shared.records, alone.records)
+
+
+@pytest.fixture
+def task(workspace: Path, tmp_path: Path) -> Path:
+    """Queries that are beginnings of documents, which are their causes."""
+    rows = []
+    for number, line in enumerate((workspace / "corpus.jsonl").read_text().splitlines()[:7]):
+        document = json.loads(line)
+        words = document["text"].split()
+        rows.append({"id": f"q{number}", "prompt": " ".join(words[:6]), "response": " ".join(words[6:12])})
+        rows[-1] |= {"causes": [document["id"]], "task": f"t{number % 2}"}
+    path = tmp_path / "task.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def selected(run: Callable[..., Any], line: str, out: Path) -> tuple[Any, dict[str, list[dict[str, Any]]]]:
+    """The command's outcome, and the lines of the files that it wrote."""
+    outcome = run(f"{line} --out {out}")
+    assert outcome.code == 0, outcome.err
+    files = {path.stem: path.read_text().splitlines() for path in sorted(out.glob("*.jsonl"))}
+    return outcome, {name: [json.loads(each) for each in found] for name, found in files.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["stride", "graddot", "bm25"])
+def test_workers_select_as_one_process_does(
+    run: Callable[..., Any],
+    workspace: Path,
+    task: Path,
+    tmp_path: Path,
+    forked_spawners: Callable[[], list[int]],
+    method: str,
+) -> None:
+    line = f"select {task} --index {workspace}/run.stride --size 8 --by quota --method {method}"
+    _, alone = selected(run, line, tmp_path / "alone")
+    _, two = selected(run, f"{line} --workers 2", tmp_path / "two")
+    with one_is_killed(forked_spawners):
+        outcome, killed = selected(run, f"{line} --workers 3", tmp_path / "three")
+    assert "a worker died (status -9)" in outcome.err
+    assert sorted(alone) == ["bm25", "chosen", "random"]
+    for found in (two, killed):
+        for name, documents in alone.items():
+            _close(found[name], documents, 1e-6)
+    assert forked_spawners() == []
+
+
+def test_what_a_method_cannot_is_told_by_select(
+    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "open_engine", lambda name: here)
+    line = f"select {task} --index {workspace}/run.stride --size 8 --out {tmp_path}/out --workers 2"
+    refused = run(f"{line} --method rds:layer=99")
+    assert refused.code == 2 and not (tmp_path / "out").exists(), refused.err
+
+
+@pytest.mark.slow
+def test_tasks_of_ray_select_and_rank_causes_as_one_process_does(
+    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    line = f"select {task} --index {workspace}/run.stride --size 8"
+    _, alone = selected(run, line, tmp_path / "alone")
+    _, shared = selected(run, f"{line} --engine ray --workers 2", tmp_path / "shared")
+    for name, documents in alone.items():
+        _close(shared[name], documents, 1e-6)
+    causes = f"evaluate causes --index {workspace}/run.stride --queries {task} --methods bm25,chance --fresh"
+    one, ray = run(causes), run(f"{causes} --engine ray --workers 2")
+    assert one.code == ray.code == 0 and "failed" not in ray.err, ray.err
+    _close(exact(ray.records), exact(one.records), 1e-9)
+
+
+@pytest.mark.slow
+def test_workers_rank_causes_as_one_process_does(
+    run: Callable[..., Any],
+    workspace: Path,
+    task: Path,
+    tmp_path: Path,
+    forked_spawners: Callable[[], list[int]],
+) -> None:
+    """And write the same scores; a method that fails is told in its place."""
+    methods = "tfidf,stride:stored=true,embeddings:model=gone,graddot,chance"
+    line = f"evaluate causes --index {workspace}/run.stride --queries {task} --methods {methods} --fresh"
+    alone = run(f"{line} --write-scores {tmp_path}/alone")
+    with one_is_killed(forked_spawners):
+        two = run(f"{line} --write-scores {tmp_path}/two --workers 2")
+    assert alone.code == two.code == 0, two.err
+    assert "a worker died (status -9)" in two.err and "embeddings:model=gone failed" in two.err
+    _close(exact(two.records), exact(alone.records), 1e-6)
+    written = sorted(path.name for path in (tmp_path / "alone").iterdir())
+    assert len(written) == 4 and written == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in written:
+        found, expected = (json.loads((tmp_path / place / name).read_text()) for place in ("two", "alone"))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    assert forked_spawners() == []
+    # what workers have found is kept, too
+    kept = run(f"{line.removesuffix(' --fresh')} --workers 2")
+    fits = [record["seconds"]["fit"] for record in kept.records if record["schema"] == "stride.causes/1"]
+    assert fits[:2] == [None, None]

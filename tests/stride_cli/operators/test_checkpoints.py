@@ -32,6 +32,7 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import FitRunOptions, resolve_settings, train_options
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
+from stride_cli.training import index_fit
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 from tests.tiny_models import tiny_nanochat
@@ -320,7 +321,7 @@ def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.M
         alive.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(api, "open_model", opened)
+    monkeypatch.setattr(index_fit, "open_model", opened)
     monkeypatch.setattr(Opener, "load", loaded)
     gc.disable()
     try:

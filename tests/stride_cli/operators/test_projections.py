@@ -32,10 +32,19 @@ from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projection_pass import fit_projections
-from stride_cli.operators.projections import Folding, Projections, Projector, bit_planes, encode, scan
+from stride_cli.operators.projections import (
+    AskedProjections,
+    Folding,
+    Projections,
+    Projector,
+    bit_planes,
+    encode,
+    scan,
+)
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.recovery.refinement import Chosen
+from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.refinement import Chosen, candidates
 
 K, DEGREE, BYTES = 24, 3, 128
 
@@ -231,6 +240,52 @@ def test_second_estimates_are_the_same_part_by_part(rows: int, model, chunks, fi
         some = np.array([0, 5, 32, 33, 39])
         np.testing.assert_allclose(guide[some], whole[query, some], atol=1e-6)
         np.testing.assert_allclose(alone[some], total[query, some], atol=1e-5)
+
+
+def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models, of which one lacks the last chunks; chosen to be read are those that all numbers choose."""
+    random, n = np.random.default_rng(0), 50_000
+    asked = [torch.from_numpy(random.normal(size=(1, 700)).astype(np.float32))]
+    models = []
+    for size in (n, n - 9_000):
+        codes, step = encode(random.normal(size=(size, 64)).astype(np.float32))
+        models.append(Projections(codes, step, 1).asked(asked))
+    columns = random.integers(0, 100, (n, 5)).astype(np.uint16)
+    certificate = {"duality_gap": 0.0, "relative_gap": 0.0, "n_passes": 1, "n_epochs": 1, "r_squared": 0.5}
+    penalty = {"intercept": 0.0, "lambda_": 1.0, "lambda_max": 2.0, "lambda_ratio": 0.5}
+    solution = Solution(
+        np.array([7]), np.ones(1), **penalty, **certificate, residual=random.normal(size=100), n_chunks=n
+    )
+    scanned: list[int] = []
+    estimates = AskedProjections.estimates
+
+    def counted(self: AskedProjections, start: int, stop: int, queries: slice = slice(None)) -> np.ndarray:
+        scanned.append(stop - start)
+        return estimates(self, start, stop, queries)
+
+    monkeypatch.setattr(AskedProjections, "estimates", counted)
+
+    def chosen() -> tuple[SecondEstimates, np.ndarray, int]:
+        parts, spread = direct_readout._standardised(models, n)
+        seconds = SecondEstimates(n, None, parts, spread, np.ones(1), np.ones(1, bool))
+        scanned.clear()
+        found = candidates([columns], solution, 200, seconds.guide(0), seconds.alone(0))
+        return seconds, found.chunks, sum(scanned)
+
+    whole, all_chunks, once = chosen()
+    assert once == sum(len(each.projections) for each in models)
+    monkeypatch.setattr(direct_readout, "_SCANNED_TWICE", 20_000)
+    monkeypatch.setattr(direct_readout, "_SAMPLED", 1 << 13)
+    monkeypatch.setattr(direct_readout, "_STRETCH", 1 << 8)
+    scanned.clear()
+    direct_readout._standardised(models, n)
+    assert sum(scanned) <= 2 << 13 and direct_readout.scans(n) == 1 + (1 << 13) / n
+    sampled, chunks, _ = chosen()
+    assert sampled.spread == pytest.approx(whole.spread, rel=0.03)
+    for part, other in zip(sampled.projected, whole.projected, strict=True):
+        assert part.spreads == pytest.approx(other.spreads, rel=0.03)
+        assert part.means == pytest.approx(other.means, abs=0.05 * float(other.spreads[0]))
+    assert np.isin(chunks, all_chunks).mean() > 0.97
 
 
 def test_shared_pairs_say_what_to_read_and_projections_too(model, chunks, fitted, asked) -> None:

@@ -1,0 +1,153 @@
+"""All that a query of a corpus needs, made where it is missing; brought up to date where the corpus has
+grown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stride_cli.attribution.calibrating import calibrate
+from stride_cli.attribution.session import Session
+from stride_cli.data.workspace import WorkspacePath, open_model
+from stride_cli.errors import UsageError
+from stride_cli.models.kinds import kind_of
+from stride_cli.output import progress
+from stride_cli.training.index_build import build_index
+from stride_cli.training.index_fit import fit_index
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.needs import Needs
+    from stride_cli.attribution.options import CalibrationOptions
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.options import TrainOptions
+
+
+def prepare(
+    sources: Sequence[str],
+    where: WorkspacePath,
+    *,
+    reading: ReadOptions | None = None,
+    training: TrainOptions | None = None,
+    calibration: CalibrationOptions | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    before: Callable[[Needs], None] | None = None,
+) -> Session:
+    """All that a query of a corpus needs: index, operators, calibration. What is there is used again.
+
+    Stopped, the same call goes on where it was. A corpus that has grown since is appended to its index, and
+    the operators are fitted anew.
+
+    Parameters
+    ----------
+    sources : files and globs of one corpus, of text
+    where : WorkspacePath      where its index is, or will be; the model, needed where there is no index
+    reading : ReadOptions
+    training, calibration : see `stride_cli.api.train` and `calibrate`
+    say : called with a line of text before each stage
+    before : called with what all of it will take, before an index is built; None: it is not measured
+
+    Raises
+    ------
+    UsageError         there is no index and no model is given; the corpus has changed other than by growing;
+                       it has grown, and its index was made in ways of its own; the model is a classifier
+    IndexMismatch      the model is not the index's
+    what `build_index`, `stride_cli.api.train` and `Session.open` raise
+    """
+    from index_format.location import local_directory
+    from index_format.reader import Index
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.loading import load_model
+
+    reading, index_path = reading or ReadOptions(), local_directory(where.index)
+    model_path, device, dtype = where.model, where.device, where.dtype
+    model: AttributableModel | None = None
+    if not index_path.exists():
+        if model_path is None:
+            raise UsageError(
+                f"there is no index '{index_path}' yet, and no model is given to make it for",
+                fix="name the model that was trained on this corpus (--model), or train one on it",
+            )
+        if kind_of(model_path) == "classifier":
+            raise UsageError(
+                f"model '{model_path}' is a classifier (expected a language model)",
+                fix=f"stride index build FILE --model {model_path}; then stride train, stride query --row",
+            )
+        if before is not None:
+            from stride_cli.attribution.needs import measure_needs
+
+            with progress("opening the model"):
+                model = load_model(model_path, device=device, dtype=dtype)
+            before(measure_needs(model, model_path, sources, reading))
+        say("indexing the corpus")
+        build_index(sources, model_path=model_path, out=index_path, reading=reading)
+    else:
+        _follow(index_path, sources, reading, model_path, say)
+    index = Index.open(index_path)
+    model = model or open_model(index, model_path, device=device, dtype=dtype)
+    index.check_fingerprint("model", model.fingerprint)
+    fitted = index.has("operators")
+    if not fitted or index.shape("operators/seen")[0] < index.n_chunks:
+        say("fitting one steering operator per subset")
+        fit_index(index_path, training, model=model, overwrite=fitted)
+    session = Session.open(index_path, model=model)
+    if session.calibration is None:
+        say("asking unrelated prompts, which verdicts are held against")
+        calibrate(session, calibration)
+    return session
+
+
+def _follow(
+    index_path: Path,
+    sources: Sequence[str],
+    reading: ReadOptions,
+    model_path: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Bring an index up to its corpus, where that has grown; see `prepare` for what is refused."""
+    import shlex
+
+    from index_format.reader import Index
+    from stride_cli.corpus.build import append_to_index, compare_corpus
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.kinds import refuse_classifier
+    from stride_cli.models.language.language_recipe import read_recipe
+    from stride_cli.models.language.tokenizer import load_tokenizer
+    from stride_cli.models.loading import path_of_model
+    from stride_cli.signing import signed_by
+
+    index = Index.open(index_path)
+    refuse_classifier(index, "stride ask asks of texts", fix="stride query --row 0")
+    what, count = compare_corpus(index, sources, reading)
+    if what == "same":
+        return
+    named, quoted = ", ".join(sources), shlex.quote(str(index_path))
+    if what == "other":
+        raise UsageError(
+            f"index '{index_path}' is of another corpus than {named} is now: expected its "
+            f"{index.n_documents:,} documents unchanged at the beginning, found {count:,} that differ",
+            fix=f"keep both: --index OTHER.stride; or move {quoted} away, and it is built anew",
+        )
+    attributes = index.group_attributes("operators") if index.has("operators") else {"fit": "closed"}
+    own_way = attributes["fit"] != "closed" or bool(attributes.get("checkpoints"))
+    if own_way or signed_by(index_path) is not None:
+        raise UsageError(
+            f"{named} has {count - index.n_documents:,} documents more than index '{index_path}', which is "
+            + ("fitted in a way of its own" if own_way else "signed")
+            + ": it is not extended without being told",
+            fix=f"stride index append NEW.jsonl --index {quoted}, then stride train --overwrite as before",
+        )
+    where = model_path or path_of_model(index)
+    without = "; the model was trained without them" if read_recipe(where) is not None else ""
+    say(f"adding {count - index.n_documents:,} new documents to the index{without}")
+    tokenizer = load_tokenizer(where)
+    del index
+    append_to_index(
+        index_path,
+        sources,
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        reading=reading,
+        grown=True,
+    )

@@ -1,0 +1,130 @@
+"""An index built for a model: of a corpus, of a classifier's examples, or of what a training has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stride_cli.corpus.options import BuildOptions
+from stride_cli.errors import UsageError
+from stride_cli.models.kinds import kind_of
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.corpus.readers import ReadOptions
+
+
+@progress("building the index")
+def build_index(
+    sources: Sequence[str],
+    *,
+    model_path: str,
+    out: str | Path,
+    options: BuildOptions | None = None,
+    reading: ReadOptions | None = None,
+) -> Index:
+    """Index a corpus for a model: chunks, design matrix, fingerprints. For a classifier, its training rows.
+
+    Parameters
+    ----------
+    sources : files, globs or ``-``
+    model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
+        Or a classifier's directory, with one file of examples as the source.
+    options : BuildOptions
+    reading : ReadOptions
+
+    Raises
+    ------
+    CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
+    """
+    from stride_cli.corpus import build
+    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.language.settings import settings_fingerprint
+    from stride_cli.models.language.tokenizer import load_tokenizer
+    from stride_cli.models.loading import model_fingerprint
+
+    options = options or BuildOptions()
+    if kind_of(model_path) == "classifier":
+        from stride_cli.data.examples_index import build_classifier_index
+
+        if len(sources) != 1:
+            raise UsageError(
+                f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
+            )
+        _refuse_options_of_text(options, reading or ReadOptions())
+        return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
+    tokenizer, weights = load_tokenizer(model_path), model_fingerprint(model_path)
+    local = Path(model_path).expanduser()
+    model = build.IndexedModel(
+        tokenizer,
+        tokenizer_fingerprint(tokenizer),
+        weights,
+        # found again from another working directory
+        path=str(local.absolute()) if local.exists() else model_path,
+        context=context_length(model_path),
+        settings_fingerprint=settings_fingerprint(model_path),
+    )
+    if not options.in_ranges:
+        return build.build_index(sources, model, out, options, reading or ReadOptions())
+    from stride_cli.corpus.apart import build_apart
+    from stride_cli.training.engines import open_engine
+
+    engine = open_engine(options.engine)
+    return build_apart(sources, model, out, options, reading or ReadOptions(), engine=engine)
+
+
+def build_index_of_run(
+    run: str | Path,
+    *,
+    out: str | Path,
+    options: BuildOptions | None = None,
+    reading: ReadOptions | None = None,
+) -> Index:
+    """Index what a recorded training was trained on: of `StrideCallback`, or of `stride model train`.
+
+    Parameters
+    ----------
+    run : the directory that it left; its model is the index's
+    options, reading : as for `build_index`; chunks are as long as the training's by default
+
+    Raises
+    ------
+    ModelError      nothing was recorded there, or the corpus is another one by now; and as `build_index`
+    """
+    from stride_cli.models.language.language_recipe import read_recipe
+    from stride_cli.training.language_trainer import check_recipe
+    from stride_cli.training.recorded_corpus import find_run
+
+    found = find_run(run)
+    options = options or BuildOptions()
+    if options.block_size is None:
+        options = replace(options, block_size=found.block_size)
+    built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
+    recipe = read_recipe(found.model)
+    assert recipe is not None
+    check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
+    return built
+
+
+def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:
+    """UsageError where a classifier's index is given what only a corpus of text has."""
+    from stride_cli.corpus.readers import Fields, ReadOptions
+    from stride_cli.options import entries, refuse_foreign
+
+    given = {
+        name: getattr(options, name) for name in ("block_size", "store_text", "range", "workers", "engine")
+    }
+    given |= {name: getattr(reading, name) for name in entries(ReadOptions)}
+    given |= {name: getattr(reading.fields, name) for name in entries(Fields)}
+    refuse_foreign(
+        given,
+        (),
+        (BuildOptions, ReadOptions, Fields),
+        because="of a corpus of text, and this model is a classifier",
+        otherwise="give a language model with --model",
+    )

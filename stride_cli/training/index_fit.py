@@ -1,0 +1,248 @@
+"""The operators of an index, fitted and published in it, or projections added to those that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stride_cli.data.workspace import open_model
+from stride_cli.errors import UsageError
+from stride_cli.models.kinds import kind_of_index
+from stride_cli.operators.options import (
+    ClosedOptions,
+    FitRunOptions,
+    SgdOptions,
+    TrainOptions,
+    like_own,
+    resolve_settings,
+)
+from stride_cli.output import progress
+from stride_cli.recorded_paths import find_recorded
+from stride_cli.startup import keep_imported, without_collection
+
+if TYPE_CHECKING:
+    from index_format.location import RemotePath
+    from index_format.reader import Index
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.projection_pass import Projecting
+    from stride_cli.operators.projections import Projections
+    from stride_cli.operators.shared_fit import Crew
+    from stride_cli.schema.train_records import TrainRecord, TrainSeconds
+
+
+@progress("fitting operators")
+def fit_index(
+    index_path: str | Path | RemotePath,
+    options: TrainOptions | None = None,
+    *,
+    model: AttributableModel | None = None,
+    model_path: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    overwrite: bool = False,
+    run: FitRunOptions | None = None,
+) -> TrainRecord:
+    """See `stride_cli.api.train`."""
+    from index_format.errors import IndexExists
+    from index_format.location import local_directory
+    from index_format.reader import Index
+    from index_format.writer import GroupWriter
+
+    with without_collection():  # most of it is importing
+        from stride_cli.data.batches import ChunkReader
+        from stride_cli.operators.checkpoints import (
+            find_checkpoints,
+            fit_with_checkpoints,
+            recorded_checkpoint,
+        )
+        from stride_cli.operators.fitting import FitRun
+
+        started = time.perf_counter()
+        index = Index.open(local_directory(index_path))
+        keep_imported()
+    options, run = options or ClosedOptions(), run or FitRunOptions()
+    if run.in_ranges and isinstance(options, SgdOptions):
+        raise UsageError(
+            "--workers and --engine divide a pass over the corpus, and --fit sgd steps one after the other",
+            fix="leave them out, or --fit sgd",
+        )
+    if index.has("operators") and not overwrite:
+        if isinstance(options, ClosedOptions) and options.project:
+            own_model = model or open_model(index, model_path, device=device, dtype=dtype)
+            return _project(index_path, index, options, own_model, started, run, model_path)
+        # a kill may have fallen between the fit and its calibration
+        judged = index.has("calibration") or kind_of_index(index) == "classifier"
+        raise IndexExists(
+            f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
+            fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
+        )
+    checkpoints = find_checkpoints(index, options.checkpoints)
+    models = [model or open_model(index, model_path, device=device, dtype=dtype)]
+    options = like_own(options, models[0], index)
+    settings = resolve_settings(options, models[0], index)
+    chunks = ChunkReader(index)
+    if chunks.scored_tokens() == 0:
+        raise UsageError(
+            f"no token of index '{index_path}' is scored, so there is nothing to fit",
+            fix="build the index from documents longer than one token, with non-empty responses",
+        )
+    identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
+    identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
+    if base := getattr(options, "base", None):
+        identity["base"] = base
+    if checkpoints:
+        identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
+    build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    crew = _crew(run, index, models[0], model_path) if run.in_ranges else None
+    loaded = time.perf_counter() - started
+    with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
+        fitted = fit_with_checkpoints(
+            writer,
+            models,
+            chunks,
+            index,
+            lambda model: resolve_settings(options, model, index),
+            checkpoints,
+            FitRun(save_seconds=run.save_seconds, crew=crew, base=base),
+        )
+        publishing = time.perf_counter()
+        own, *others = (entry["attributes"] for entry in fitted)
+        listed = [
+            {**recorded_checkpoint(found, Path(str(index_path))), **entry}
+            for found, entry in zip(checkpoints, others, strict=True)
+        ]
+        attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
+        writer.publish(attributes)
+    reports = [entry["report"] for entry in fitted]
+    seconds: TrainSeconds = {
+        "load": sum(report["load"] for report in reports),
+        "fit": sum(report["fit"] for report in reports),
+        "write": sum(report["write"] for report in reports),
+    }
+    seconds["load"] += loaded
+    seconds["write"] += time.perf_counter() - publishing
+    return _train_record(index_path, index, own, listed, reports, seconds)
+
+
+def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None) -> Crew:
+    """Who fits the operators of an index, where it is not this process alone.
+
+    The workers of this machine share its cores; a task of Ray has one.
+    """
+    from stride_cli.operators.opener import Opener
+    from stride_cli.operators.shared_fit import Crew, ModelPlace
+    from stride_cli.training.engines import available_bytes, available_cores, open_engine
+
+    engine, opener = open_engine(run.engine), Opener.like(model)
+    threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
+    local = Path(model_path).expanduser() if model_path else None
+    found = str(local.absolute()) if local is not None and local.exists() else model_path
+    # on several GPUs each worker sees its own
+    kind = opener.device.partition(":")[0]
+    place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
+    free = available_bytes() if run.engine == "local" and kind == "cpu" else None
+    return Crew(engine, run.workers, threads, place, free)
+
+
+def _project(
+    index_path: str | Path | RemotePath,
+    index: Index,
+    options: ClosedOptions,
+    model: AttributableModel,
+    started: float,
+    run: FitRunOptions,
+    model_path: str | None,
+) -> TrainRecord:
+    """`fit_index` where operators are there and projections are asked for: these alone are added."""
+    from index_format.writer import GroupWriter
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.operators.projection_pass import check_projectable, project_index
+
+    check_projectable(index, options, model)
+    operators = index.group_attributes("operators")["build_key"]
+    size = options.project or 0
+    identity = [index.digest, operators, size, str(model.dtype)]
+    build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    apart: Projecting | None = None
+    if run.in_ranges:
+        from stride_cli.operators.checkpoints import stored_checkpoints
+        from stride_cli.operators.shared_projections import project_apart
+
+        crew, further = _crew(run, index, model, model_path), stored_checkpoints(index)
+
+        def by_crew(number: int, *rest: Any) -> Projections:
+            of = further[number - 1] if number else None
+            return project_apart(crew.at(of.path, of.design_seed) if of else crew, number, *rest)
+
+        apart = by_crew
+
+    loaded = time.perf_counter() - started
+    with GroupWriter(index_path, "operators", build_key) as writer:
+        own, reports = project_index(
+            writer,
+            index,
+            model,
+            ChunkReader(index),
+            size,
+            save_seconds=run.save_seconds,
+            apart=apart,
+        )
+        publishing = time.perf_counter()
+        writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})
+    seconds: TrainSeconds = {
+        "load": loaded + sum(report["load"] for report in reports),
+        "fit": sum(report["fit"] for report in reports),
+        "write": time.perf_counter() - publishing + sum(report["write"] for report in reports),
+    }
+    return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
+
+
+def _train_record(
+    index_path: str | Path | RemotePath,
+    index: Index,
+    own: dict[str, Any],
+    listed: Sequence[dict[str, Any]],
+    reports: Sequence[dict[str, Any]],
+    seconds: TrainSeconds,
+) -> TrainRecord:
+    """What `fit_index` returns.
+
+    Parameters
+    ----------
+    own : attributes of the group of operators
+    listed : of those of further checkpoints
+    reports : of each model, its loss and seconds (load, fit, write)
+    """
+    return {
+        "schema": "stride.train/1",
+        "index": str(index_path),
+        "fit": own["fit"],
+        "space": own["space"],
+        "layer": own["layer"],
+        "subsets": index.n_subsets,
+        "gate_size": own["gate_size"],
+        "project": own["project"],
+        "projected": own["projected"],
+        "coverage": own["coverage"],
+        "step": own["step"],
+        "step_agreement": own["step_agreement"],
+        "loss": reports[0]["loss"],
+        "checkpoints": [
+            {
+                "path": find_recorded(entry["path"], index.path) or entry["path"],
+                "fingerprint": entry["model_fingerprint"],
+                "space": entry["space"],
+                "layer": entry["layer"],
+                "step_agreement": entry["step_agreement"],
+                "loss": report["loss"],
+                "seconds": report["load"] + report["fit"] + report["write"],
+            }
+            for entry, report in zip(listed, reports[1:], strict=True)
+        ],
+        "seconds": seconds,
+    }
