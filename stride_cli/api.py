@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -489,12 +489,13 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
 
 def verify_hit(
     where: str | Path | RemotePath | WorkspacePath,
-    prompt: str | Query,
+    prompt: str | Query | Sequence[Mapping[str, Any]],
     options: QueryOptions | None = None,
     check: HitOptions | None = None,
     *,
     response: str | None = None,
     span: str | None = None,
+    instead: str | None = None,
     documents: Sequence[str] | None = None,
     model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
@@ -505,7 +506,9 @@ def verify_hit(
     Parameters
     ----------
     where : path of the index, or a `WorkspacePath` that names model, device and dtype too
-    prompt, response, span : see `Session.query`
+    prompt, response, span, instead : see `Session.query`; with ``instead``, what is tested is the log-odds of
+        the token in which the two responses part. Or several prompts, as of `Session.query_pooled`: the mean
+        of their losses, or log-odds; or the `Answer.query` of an answer
     options : QueryOptions       its `top` says how many documents
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
@@ -517,13 +520,14 @@ def verify_hit(
 
     Raises
     ------
-    UsageError      fewer documents than asked for, an unknown id
+    UsageError      fewer documents than asked for, an unknown id; a response beside several prompts
+    QueryError      a prompt that cannot be asked, or none
     ModelError      the model has no recipe, and no command is given
     """
     from stride_cli.evaluation.hit_record import verify_hit as verify
     from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    question = HitQuestion(prompt, response, span, documents)
+    question = HitQuestion(prompt, response, span, documents, instead)
     return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
