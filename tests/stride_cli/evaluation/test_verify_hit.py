@@ -206,8 +206,9 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
 
     documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
     index = tmp_path / "run.stride"
-    index.symlink_to(trained / "run.stride")
+    shutil.copytree(trained / "run.stride", index)
     place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    api.train(index, model_path=place.model, device="cpu", dtype="fp32")
     asked = [
         {"prompt": document["text"][:40], "response": document["text"][40:90], "instead": " zebra"}
         for document in documents[:2]
