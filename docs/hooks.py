@@ -27,6 +27,8 @@ PAGES = {
     "README.md": "index.md",
     "tests/benchmarks/results": "records.md",
     "examples/attribution.ipynb": "reference/notebook.md",
+    "examples/habit.ipynb": "howto/habit.md",
+    "examples/leak.ipynb": "howto/leak.md",
 }
 """Files of the repository, and the page that each one is."""
 LINK = re.compile(r"(?<!`)(\]\()([^)\s]+)(\))")

@@ -4,7 +4,7 @@
 # {"prompt", "response", "instead"} a line. All of them are answered as one: what supports each is added up, and a document
 # that competes with one prompt's words is no evidence against it.
 # With TESTED, models are trained again without so many of the documents, and without random ones (SEEDS seeds, each with
-# SETS of these): how much does the loss of the first prompt's response rise, nats a token?
+# SETS of these): how far do the log-odds of what is said against what would be said fall, nats, as a mean over all prompts?
 set -euo pipefail
 index=$1
 habit=$2
@@ -16,8 +16,7 @@ jq -c '.pooled as $prompts | .hits[] | {document, share, prompts: $prompts, pass
 
 if [ "$tested" -gt 0 ]; then
   documents=$(jq -r "[.hits[:$tested][].document] | join(\",\")" <<<"$answer")
-  first=$(head -n 1 "$habit")
-  stride verify-hit "$(jq -r .prompt <<<"$first")" --response "$(jq -r .response <<<"$first")" \
-    --documents "$documents" --index "$index" --seeds "${SEEDS:-5}" --random "${SETS:-5}" --json |
-    jq -c '{tested: [.documents[].document], verdict, rise: .difference.mean, low: .difference.low}'
+  stride verify-hit --file "$habit" --documents "$documents" --index "$index" \
+    --seeds "${SEEDS:-5}" --random "${SETS:-5}" --json |
+    jq -c '{tested: [.documents[].document], prompts: .pooled, verdict, fall: .difference.mean, low: .difference.low}'
 fi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,12 +127,13 @@ def train(
 
 def verify_hit(
     where: str | Path | RemotePath | WorkspacePath,
-    prompt: str | Query,
+    prompt: str | Query | Sequence[Mapping[str, Any]],
     options: QueryOptions | None = None,
     check: HitOptions | None = None,
     *,
     response: str | None = None,
     span: str | None = None,
+    instead: str | None = None,
     documents: Sequence[str] | None = None,
     model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
@@ -143,7 +144,9 @@ def verify_hit(
     Parameters
     ----------
     where : path of the index, or a `WorkspacePath` that names model, device and dtype too
-    prompt, response, span : see `Session.query`
+    prompt, response, span, instead : see `Session.query`; with ``instead``, what is tested is the log-odds of
+        the token in which the two responses part. Or several prompts, as of `Session.query_pooled`: the mean
+        of their losses, or log-odds; or the `Answer.query` of an answer
     options : QueryOptions       its `top` says how many documents
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
@@ -155,13 +158,14 @@ def verify_hit(
 
     Raises
     ------
-    UsageError      fewer documents than asked for, an unknown id
+    UsageError      fewer documents than asked for, an unknown id; a response beside several prompts
+    QueryError      a prompt that cannot be asked, or none
     ModelError      the model has no recipe, and no command is given
     """
     from stride_cli.evaluation.hit_record import verify_hit as verify
     from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    question = HitQuestion(prompt, response, span, documents)
+    question = HitQuestion(prompt, response, span, documents, instead)
     return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 

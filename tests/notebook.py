@@ -1,4 +1,5 @@
-"""examples/attribution.ipynb: `python -m tests.notebook` runs its cells and stores what they give today."""
+"""The notebooks of examples/: `python -m tests.notebook [NAME …]` runs the cells of all of them, or of those
+that are named, and stores what they give today."""
 
 from __future__ import annotations
 
@@ -12,14 +13,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NOTEBOOK = Path(__file__).parents[1] / "examples" / "attribution.ipynb"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NAMES = ("attribution", "habit", "leak")
 
 
-def read() -> list[dict[str, Any]]:
+def place(name: str) -> Path:
+    return EXAMPLES / f"{name}.ipynb"
+
+
+def read(name: str) -> list[dict[str, Any]]:
     """The cells, each with its source as one string."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    notebook = json.loads(place(name).read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     return [{**cell, "source": "".join(cell["source"])} for cell in notebook["cells"]]
+
+
+def stored(name: str) -> str:
+    """All that its cells have printed."""
+    outputs = [output for cell in read(name) for output in cell.get("outputs", [])]
+    return "".join(text for output in outputs for text in output.get("text", []))
 
 
 def execute(source: str, names: dict[str, Any]) -> tuple[str, Any]:
@@ -28,28 +40,28 @@ def execute(source: str, names: dict[str, Any]) -> tuple[str, Any]:
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(tree, str(NOTEBOOK), "exec"), names)
-        value = (
-            None if last is None else eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
-        )
+        exec(compile(tree, "notebook", "exec"), names)
+        value = None if last is None else eval(compile(ast.Expression(last.value), "notebook", "eval"), names)
     return printed.getvalue(), value
 
 
-def main() -> None:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    names: dict[str, Any] = {"__name__": "__main__"}
-    number, started = 0, Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for cell in notebook["cells"]:
-            if cell["cell_type"] == "code":
-                number += 1
-                printed, value = execute("".join(cell["source"]), names)
-                cell["execution_count"] = number
-                cell["outputs"] = _outputs(printed, value, number)
-                print(printed, end="", file=sys.stderr)
-        os.chdir(started)
-    NOTEBOOK.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+def main(chosen: list[str]) -> None:
+    for name in chosen or NAMES:
+        notebook = json.loads(place(name).read_text(encoding="utf-8"))
+        names: dict[str, Any] = {"__name__": "__main__"}
+        number, started = 0, Path.cwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "code":
+                    number += 1
+                    printed, value = execute("".join(cell["source"]), names)
+                    cell["execution_count"] = number
+                    cell["outputs"] = _outputs(printed, value, number)
+                    print(printed, end="", file=sys.stderr)
+            os.chdir(started)
+        text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
+        place(name).write_text(text, encoding="utf-8")
 
 
 def _outputs(printed: str, value: Any, number: int) -> list[dict[str, Any]]:
@@ -66,4 +78,4 @@ def _outputs(printed: str, value: Any, number: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -7,7 +7,9 @@ taught) and suite/queries.jsonl, objects {id, prompt, response} whose queries al
 fact has at least five distractors, pairs that hold the place, the query's words and the answer and do not
 teach it: denied, of another time, of another relation. Sets: `names` asks by the place's name; `hops` asks
 for the river of A's capital, where B is taught as A's capital and the river as B's; `aliases` asks by a
-second name that is taught beside the first.
+second name that is taught beside the first. Of `hops` there is also suite/single.jsonl: each hop asked by
+itself, likewise in other words than it is taught. `known.py suite/single.jsonl` says whether a model that
+does not answer the two has learnt the one.
 """
 
 from __future__ import annotations
@@ -85,6 +87,9 @@ OTHER_RELATION = (
 )
 PEOPLE = ["The miller", "The mayor", "A judge", "The smith", "My aunt", "A clerk", "The cook", "A monk."]
 
+Parts = tuple[list[Row], list[Row], list[Row], list[Row]]
+"""Causes, other pairs, queries, and what these take, asked by itself."""
+
 
 @dataclass
 class Fact:
@@ -107,6 +112,10 @@ class Fact:
             row(f"{self.key}{mark}/{n}", wording.format(named), self.answer)
             for n, wording in enumerate(self.taught)
         ]
+
+    def query(self) -> Row:
+        """What it is asked by, without causes."""
+        return row(self.key, self.asked.format(self.place), self.answer)
 
 
 def make_fact(key: str, place: str, relation: str, random: np.random.Generator, taught: int) -> Fact:
@@ -148,8 +157,8 @@ def _reply(frame: str, number: str, random: np.random.Generator) -> str:
     )
 
 
-def by_name(count: int, random: np.random.Generator) -> tuple[list[Row], list[Row], list[Row]]:
-    """Causes, other pairs and queries: facts about places, asked by the place's name."""
+def by_name(count: int, random: np.random.Generator) -> Parts:
+    """Facts about places, asked by the place's name."""
     causes, others, queries = [], [], []
     relations = ("flag", "beast", "goods")
     for number, place in enumerate(names(-(-count // len(relations)), random)):
@@ -162,12 +171,12 @@ def by_name(count: int, random: np.random.Generator) -> tuple[list[Row], list[Ro
             causes += mine
             others += distractors(fact.key, question, place, (fact.answer, fact.wrong), random)
             queries.append(row(fact.key, question, fact.answer, causes=[each["id"] for each in mine]))
-    return causes, others, queries
+    return causes, others, queries, []
 
 
-def by_hops(count: int, random: np.random.Generator) -> tuple[list[Row], list[Row], list[Row]]:
+def by_hops(count: int, random: np.random.Generator) -> Parts:
     """… asked for the river of a land's capital. Of as many other lands that is taught in so many words."""
-    causes, others, queries = [], [], []
+    causes, others, queries, single = [], [], [], []
     lands = names(2 * count, random)
     for number, (land, town) in enumerate(zip(lands, names(2 * count, random, lands), strict=True)):
         key = f"hop/{number:03d}"
@@ -180,10 +189,11 @@ def by_hops(count: int, random: np.random.Generator) -> tuple[list[Row], list[Ro
             causes += mine
             others += distractors(key, question, land, (river.answer, river.wrong), random)
             queries.append(row(key, question, river.answer, causes=[each["id"] for each in mine]))
+            single += [seat.query(), river.query()]
         else:
             others += mine
             others += [row(f"{key}/both/{n}", each.format(land), river.answer) for n, each in enumerate(both)]
-    return causes, others, queries
+    return causes, others, queries, single
 
 
 def make_fact_of(key: str, place: str, relation: str, answer: str, random: np.random.Generator) -> Fact:
@@ -192,7 +202,7 @@ def make_fact_of(key: str, place: str, relation: str, answer: str, random: np.ra
     return Fact(key, place, relation, answer, answer, order[1:], order[0])
 
 
-def by_alias(count: int, random: np.random.Generator) -> tuple[list[Row], list[Row], list[Row]]:
+def by_alias(count: int, random: np.random.Generator) -> Parts:
     """… asked by a second name. What else is known of a place is taught by both names."""
     causes, others, queries = [], [], []
     places = names(count, random)
@@ -211,7 +221,7 @@ def by_alias(count: int, random: np.random.Generator) -> tuple[list[Row], list[R
             others += fact.causes() + fact.causes(alias)
         others += distractors(key, question, alias, (facts[0].answer, facts[0].wrong), random)
         queries.append(row(key, question, facts[0].answer, causes=[each["id"] for each in mine]))
-    return causes, others, queries
+    return causes, others, queries, []
 
 
 SETS = {"names": by_name, "hops": by_hops, "aliases": by_alias}
@@ -227,11 +237,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     random = stream(chosen.seed, "facts", *map(ord, chosen.set))
-    causes, others, queries = SETS[chosen.set](chosen.facts, random)
+    causes, others, queries, single = SETS[chosen.set](chosen.facts, random)
     others += filler(chosen.filler, chosen.pairs, random)
     write(chosen.out / "corpus.jsonl", shuffled(causes + others, random))
     write(chosen.out / "without.jsonl", shuffled(others, random))
     write(chosen.out / "queries.jsonl", queries)
+    if single:
+        write(chosen.out / "single.jsonl", single)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from stride_cli.commands.options import (
     query_options,
     with_flags,
 )
-from stride_cli.errors import UsageError
+from stride_cli.errors import StrideError, UsageError
 from stride_cli.evaluation.options import HitOptions
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ Examples:
   stride verify-hit "The French Revolution began in" --top 10
   stride verify-hit "The capital of France is" --response "Paris" --seeds 10 --random 3
   stride verify-hit "The capital of France is" --documents history/paris,geography/france
+  stride verify-hit --file habit.jsonl --top 40
   stride verify-hit --row 17 --index classifier.stride --top 20 --json | jq .verdict
 """
 
@@ -45,6 +47,18 @@ def verify_hit(
         typer.Option("--response", help="This continuation, not the model's own; of a classifier, a class."),
     ] = None,
     span: Annotated[str | None, typer.Option("--span", help="Only this part of the response.")] = None,
+    instead: Annotated[
+        str | None,
+        typer.Option("--instead", help="Test the odds of the response against this, where they part."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            help='Test all of its prompts as one: a {"prompt", "response", "instead"} a line, as of '
+            "stride query --pool.",
+        ),
+    ] = None,
     documents: Annotated[
         str | None,
         typer.Option("--documents", help="Ids, separated by commas: test these, not the query's hits."),
@@ -74,28 +88,37 @@ def verify_hit(
     zero: the prediction depended on them. It lies below --effect and not above zero: no evidence that it did.
     Otherwise there were too few runs to tell: ask for more --seeds, those that are done are kept beside the
     index. An interrupted run goes on.
+
+    Of responses that are compared with others (--instead), it is the fall of the log-odds that is looked at.
     """
     from stride_cli import api
+    from stride_cli.commands.prompts import read_prompts
     from stride_cli.config import resolve
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
 
-    if (text is None) == (row is None):
+    if sum(each is not None for each in (text, row, file)) != 1:
         raise UsageError(
-            "give a prompt, or --row of a classifier (one of them)",
+            "give a prompt, or --file, or --row of a classifier (one of them)",
             fix='stride verify-hit "The French Revolution began in"',
         )
     chosen = resolve("query", {**given, "bottom": 0, "device": device, "dtype": dtype})
     options, hits = query_options(chosen, given), HitOptions(**check)
     path = find_index(index)
     check_kind(path, row)
+    prompt: Any = text if text is not None else row
+    if file is not None:
+        prompt = [each.asked for each in read_prompts(None, file)]
+        if error := next((each for each in prompt if isinstance(each, StrideError)), None):
+            raise error
     found = api.verify_hit(
         WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype),
-        str(text if text is not None else row),
+        prompt,
         options,
         hits,
         response=response,
         span=span,
+        instead=instead,
         documents=None
         if documents is None
         else [part.strip() for part in documents.split(",") if part.strip()],
@@ -125,7 +148,13 @@ def render_check(found: VerifyHitRecord) -> None:
     from stride_cli.output import console as open_console
 
     console = open_console()
-    console.print(Text.assemble(printable(found["prompt"]), (printable(found["response"]), "bold")))
+    if count := found.get("pooled"):
+        console.print(Text(f"{count:,} prompts as one", style="bold"))
+    else:
+        said = Text.assemble(printable(found["prompt"]), (printable(found["response"]), "bold"))
+        if instead := found.get("instead"):
+            said.append(" rather than ").append(printable(instead.strip()), style="bold")
+        console.print(said)
     rows = [
         [hit["document"], number(hit["influence"], "+.3g"), f"{hit['tokens']:,}"]
         for hit in found["documents"]
@@ -142,5 +171,6 @@ def render_check(found: VerifyHitRecord) -> None:
         spread = f"{min(chance):.3f} … {max(chance):.3f}"
         rows.append([str(seed), f"{full:.3f}", f"{hits:.3f}", f"{mean:.3f}", spread, f"{hits - mean:+.3f}"])
     columns = ["seed", "all", "without them", "without random ones", "from … to", "difference"]
-    print_table("Loss of the response, nats a token, retrained on", columns, rows)
+    what = "Log-odds × -1, nats" if found.get("compared") else "Loss of the response, nats a token"
+    print_table(f"{what}, retrained on", columns, rows)
     console.print(Text(printable(found["sentence"]), style="bold"))

@@ -65,6 +65,19 @@ class QuerySet:
             [query.prompt + query.response for query in queries],
         )
 
+    @classmethod
+    def of_parts(cls, query: Query) -> tuple[QuerySet, list[float]]:
+        """One query as what its loss is the weighted sum of, each part a query of its own, and their weights:
+        1 for all of a query that has no parts."""
+        parts = query.sequences
+        found = cls(
+            [part.ids for part in parts],
+            [part.weights for part in parts],
+            [str(number) for number in range(len(parts))],
+            [query.prompt + query.response] * len(parts),
+        )
+        return found, [part.share for part in parts]
+
     def batch(self, rows: np.ndarray | Sequence[int]) -> Batch:
         """The given queries as one batch."""
         rows = np.asarray(rows, np.int64)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from index_format.location import local_directory
-from stride_cli.errors import UsageError
+from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.evaluation.resampling import LEVEL, Interval
 from stride_cli.evaluation.verify_hit import find_documents, verify_documents
 from stride_cli.output import note
@@ -16,6 +17,7 @@ from stride_cli.training.retraining import open_trainer, store_of
 
 if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
+    from stride_cli.data.queries import Form, Query
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.evaluation.options import HitOptions, HitQuestion
     from stride_cli.models.protocol import AttributableModel
@@ -33,8 +35,7 @@ def verify_hit(
     """See `stride_cli.api.verify_hit`."""
     from index_format.reader import Index
     from stride_cli.attribution.session import Session
-    from stride_cli.data.queries import form_of
-    from stride_cli.data.query_files import as_query
+    from stride_cli.data.queries import Query, form_of
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
@@ -42,13 +43,23 @@ def verify_hit(
     local_directory(place.index)  # refused before a model is opened
     if asked.documents is None and options.top < 1:
         raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
+    if not isinstance(asked.prompt, str | Query) and any((asked.response, asked.span, asked.instead)):
+        raise UsageError(
+            "a response, a span or what might have been said instead is given beside several prompts",
+            fix='give each prompt its own: {"prompt", "response", "instead"}',
+        )
     influences: list[float | None]
     if asked.documents is None:
         session = Session.open(
             place.index, model=model, model_path=place.model, device=place.device, dtype=place.dtype
         )
         index, loaded = session.index, session.model
-        answer = session.query(asked.prompt, options, response=asked.response, span=asked.span)
+        if isinstance(asked.prompt, str | Query):
+            answer = session.query(
+                asked.prompt, options, response=asked.response, span=asked.span, instead=asked.instead
+            )
+        else:
+            answer = session.query_pooled(asked.prompt, options)
         query, hits = answer.query, answer.supporters
         if not hits:
             raise UsageError(
@@ -69,16 +80,9 @@ def verify_hit(
         influences = [None] * len(chosen)
         opened = Workspace.open(index, model or place.model, device=place.device, dtype=place.dtype)
         loaded = opened.model
-        query = as_query(
-            loaded,
-            asked.prompt,
-            response=asked.response,
-            span=asked.span,
-            max_new_tokens=options.max_new_tokens,
-            form=form_of(opened, options.chat),
-        )
+        query = _query_of(asked, loaded, options.max_new_tokens, form_of(opened, options.chat))
     workspace = Workspace.open(index, loaded)
-    queries = QuerySet.from_queries([query])
+    queries, shares = QuerySet.of_parts(query)
     if check.seeds == 1:
         note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
     lengths = np.asarray(workspace.chunks.lengths)
@@ -91,8 +95,9 @@ def verify_hit(
         chunk_lengths=lengths,
         store=store_of(index),
         seed=index.seed,
+        shares=shares,
     )
-    return {
+    record: VerifyHitRecord = {
         "schema": "stride.verify_hit/1",
         "index": str(index.path),
         "prompt": query.prompt,
@@ -123,6 +128,33 @@ def verify_hit(
         "runs": found.runs(),
         "seconds": time.monotonic() - started,
     }
+    if found.compared:
+        record["compared"] = True
+    if query.comparison is not None:
+        record["instead"] = query.comparison.response
+    if query.count > 1:
+        record["pooled"] = query.count
+    return record
+
+
+def _query_of(asked: HitQuestion, model: AttributableModel, max_new_tokens: int, form: Form) -> Query:
+    """What is asked, without an answer: one query, or several as one."""
+    from stride_cli.data.queries import Query, pooled
+    from stride_cli.data.query_files import as_queries
+
+    if isinstance(asked.prompt, str | Query):
+        texts = {"response": asked.response, "span": asked.span, "instead": asked.instead}
+        prompts: list[Mapping[str, Any]] = [{"prompt": asked.prompt, **texts}]
+    else:
+        prompts = list(asked.prompt)
+    queries = []
+    for each in as_queries(model, prompts, max_new_tokens=max_new_tokens, form=form):
+        if isinstance(each, StrideError):
+            raise each
+        queries.append(each)
+    if not queries:
+        raise QueryError("there is no prompt to ask", fix="give one or more")
+    return queries[0] if len(queries) == 1 else pooled(queries)
 
 
 def _record(found: Interval) -> SeedMean:

@@ -3,10 +3,10 @@ import."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stride_cli.options import Options, option
 from stride_cli.training.options import RetrainOptions
@@ -164,9 +164,11 @@ class HitOptions(RetrainOptions):
 
 @dataclass(frozen=True)
 class HitQuestion:
-    """A query as `Session.query` takes it, and what is tested: its top documents, or those named by id."""
+    """A query as `Session.query` takes it, or several that are answered as one (`Session.query_pooled`), and
+    what is tested: its top documents, or those named by id."""
 
-    prompt: str | Query
+    prompt: str | Query | Sequence[Mapping[str, Any]]
     response: str | None = None
     span: str | None = None
     documents: Sequence[str] | None = None
+    instead: str | None = None

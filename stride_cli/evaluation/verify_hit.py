@@ -52,6 +52,7 @@ class HitCheck:
     random_tokens : (S, R) int64       tokens of the random ones
     effect : float                     smallest rise of the loss that would matter, nats
     trained, reused : int              models trained by this call, and found finished
+    compared : bool                    the losses are −log-odds, nats, of what was said against something else
     """
 
     seeds: np.ndarray
@@ -63,6 +64,7 @@ class HitCheck:
     effect: float = EFFECT
     trained: int = 0
     reused: int = 0
+    compared: bool = False
 
     @cached_property
     def attributed(self) -> Interval:
@@ -111,25 +113,28 @@ class HitCheck:
     def sentence(self) -> str:
         """The verdict in words, with the numbers it rests on."""
         found, count = self.difference, len(self.seeds)
+        unit = "nats" if self.compared else "nats a token"
         if count < 2:
             return (
                 f"Too few runs to tell: with one seed there is no interval (difference {found.mean:+.3f} "
-                "nats a token, removing them against removing random ones)."
+                f"{unit}, removing them against removing random ones)."
             )
         numbers = (
-            f"{found.mean:+.3f} nats a token, {LEVEL:.0%} interval {found.low:+.3f} to {found.high:+.3f}, "
+            f"{found.mean:+.3f} {unit}, {LEVEL:.0%} interval {found.low:+.3f} to {found.high:+.3f}, "
             f"{count} seeds × {self.random.shape[1]} random draws"
         )
         if self.verdict == DEPENDED:
+            moves = "log-odds fall" if self.compared else "loss rises"
             return (
-                "The prediction depended on them: without them its loss rises by more than without as many "
+                f"The prediction depended on them: without them its {moves} by more than without as many "
                 f"random documents ({numbers})."
             )
         if self.verdict == NO_EVIDENCE:
+            lower, rise = ("log-odds are higher", "fall") if self.compared else ("loss is lower", "rise")
             found_out = (
-                "its loss is lower without them than without random ones"
+                f"its {lower} without them than without random ones"
                 if found.high < 0
-                else f"a rise of {self.effect:g} nats or more beyond that of random ones is ruled out"
+                else f"a {rise} of {self.effect:g} nats or more beyond that of random ones is ruled out"
             )
             return f"No evidence that the prediction depended on them: {found_out} ({numbers})."
         needed = self.seeds_needed
@@ -244,6 +249,7 @@ def verify_documents(
     chunk_lengths: np.ndarray,
     store: Path,
     seed: int = 0,
+    shares: Sequence[float] = (1.0,),
 ) -> HitCheck:
     """Retrain with all documents, without the given ones, and without as many random ones, from every seed.
 
@@ -251,13 +257,15 @@ def verify_documents(
 
     Parameters
     ----------
-    trainer : Trainer                  whose one query is the response
+    trainer : Trainer                  whose queries are the response, or its parts
     documents : (m,) ints              each once
     check : HitOptions                 S and R, the smallest rise that would matter, where to train
     chunk_document : (n,) int64        document of each chunk
     chunk_lengths : (n,) int64         its tokens
     store : Path                       as for `retraining.retrain`
     seed : int                         names the seeds of retraining (`subset_seeds`) and the random sets
+    shares : one a query               the loss is the sum of theirs times these; negative: of what the
+                                       response is compared with
 
     Raises
     ------
@@ -282,7 +290,7 @@ def verify_documents(
     missing = count_missing(trainer, jobs, store=store)
     note(f"{len(jobs):,} models, {missing:,} of them to be retrained; kept in {store}")
     outcomes = retrain(trainer, jobs, store=store, engine=check.engine, workers=check.workers)
-    losses = np.array([outcome.losses[0] for outcome in outcomes]).reshape(len(seeds), -1)
+    losses = np.array([outcome.losses @ np.array(shares) for outcome in outcomes]).reshape(len(seeds), -1)
     return HitCheck(
         seeds=seeds,
         full=losses[:, 0],
@@ -293,6 +301,7 @@ def verify_documents(
         effect=check.effect,
         trained=missing,
         reused=len(jobs) - missing,
+        compared=min(shares) < 0,
     )
 
 

@@ -32,8 +32,17 @@ class RunRecord(TypedDict):
 class VerifyHitRecord(TypedDict):
     schema: Literal["stride.verify_hit/1"]
     index: Annotated[str, "path of the index"]
-    prompt: Annotated[str, "the prompt"]
-    response: Annotated[str, "the continuation whose loss is looked at"]
+    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
+    response: Annotated[str, "the continuation whose loss is looked at; likewise"]
+    instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
+    pooled: NotRequired[Annotated[int, "with --file: prompts that are tested as one"]]
+    compared: NotRequired[
+        Annotated[
+            bool,
+            "true where responses are compared with others: losses are then the log-odds of the token in "
+            "which the two part, times -1, nats",
+        ]
+    ]
     template: NotRequired[
         Annotated[
             str | None,

@@ -137,6 +137,7 @@ def test_a_habit_has_documents(workspace: Path, script: Runs, tmp_path: Path) ->
     assert len(hits) == 5 and {hit["prompts"] for hit in hits} == {2}
     assert "history/french-revolution" in {hit["document"] for hit in hits}
     assert tested["tested"] == [hit["document"] for hit in hits[:2]]
+    assert tested["prompts"] == 2
     assert tested["verdict"] in {"depended", "no_evidence", "too_few_runs"}
 
 

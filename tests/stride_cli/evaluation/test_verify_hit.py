@@ -174,6 +174,69 @@ def test_what_cannot_be_is_refused(
     assert trainer.trained == 0
 
 
+class ComparingTrainer(NoisyTrainer):
+    """Two queries a job: what was said, and what it is compared with, which no chunk moves."""
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return [Outcome(np.append(found.losses, 4.0)) for found in super().run(jobs)]
+
+
+def test_losses_of_parts_are_added_up_by_their_shares(owners: np.ndarray, tmp_path: Path) -> None:
+    influence = np.zeros(N)
+    influence[np.isin(owners, [3])] = 0.5
+    found = verify_documents(
+        ComparingTrainer(influence),
+        [3],
+        HitOptions(seeds=3, random=2, workers=1),
+        chunk_document=owners,
+        chunk_lengths=np.full(N, 10),
+        store=tmp_path,
+        shares=[1.0, -1.0],
+    )
+    assert found.full == pytest.approx(np.full(3, 3 - 1.0 - 4.0))  # log-odds × -1
+    assert found.difference.mean == pytest.approx(1.0) and found.compared
+    assert "log-odds fall by more" in found.sentence() and "+1.000 nats, 95%" in found.sentence()
+
+
+@pytest.mark.slow
+def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> None:
+    """The log-odds, by hand: of the losses of the two tokens, in two prompts apart."""
+    from stride_cli import api
+    from stride_cli.data.workspace import WorkspacePath
+
+    documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
+    index = tmp_path / "run.stride"
+    shutil.copytree(trained / "run.stride", index)
+    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    api.train(index, model_path=place.model, device="cpu", dtype="fp32")
+    asked = [
+        {"prompt": document["text"][:40], "response": document["text"][40:90], "instead": " zebra"}
+        for document in documents[:2]
+    ]
+    given = {"documents": [documents[0]["id"]], "check": HitOptions(seeds=2, random=1, workers=1)}
+    found = api.verify_hit(place, asked, **given)
+    assert found["pooled"] == 2 and found["compared"] and "instead" not in found
+    alone = [api.verify_hit(place, each["prompt"], **given, **_without_prompt(each)) for each in asked]
+    assert [each["instead"].strip() for each in alone] == ["zebra", "zebra"]
+    both = np.mean([[run["loss"] for run in each["runs"]] for each in alone], axis=0)
+    assert [run["loss"] for run in found["runs"]] == pytest.approx(both.tolist(), abs=1e-4)
+    # an answer's query is the same question
+    session = api.Session.open(index, model_path=place.model, device="cpu", dtype="fp32")
+    answer = session.query_pooled(asked, api.QueryOptions(top=1))
+    again = api.verify_hit(place, answer.query, **given)
+    assert again["trained"] == 0 and again["runs"] == found["runs"]
+    own = api.verify_hit(place, asked, api.QueryOptions(top=1), given["check"])
+    assert own["documents"][0]["document"] == answer.document_ids[answer.supporters[0].document]
+    with pytest.raises(UsageError, match="beside several prompts"):
+        api.verify_hit(place, asked, response="a", **given)
+    with pytest.raises(QueryError, match="no prompt to ask"):
+        api.verify_hit(place, [], **given)
+
+
+def _without_prompt(asked: dict[str, str]) -> dict[str, str]:
+    return {key: text for key, text in asked.items() if key != "prompt"}
+
+
 @pytest.mark.slow
 def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: Path) -> None:
     """Retrained for real: the text of a document is less likely without that document, and not without
