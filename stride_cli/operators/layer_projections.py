@@ -1,0 +1,281 @@
+"""Random projections of linear layers' gradients from both sides: what is kept of a training's examples.
+
+The gradient of a loss in the weights of a linear layer is ``G = Σ_t δ_t a_tᵀ``, with a_t what the layer reads
+at token t and δ_t the gradient in what it gives. Kept is ``Qᵀ G P = Σ_t (Qᵀ δ_t) (Pᵀ a_t)ᵀ``, with P and Q of
+k random orthonormal columns each, times √(width / k): k² numbers, whose inner products are those of the G up
+to noise (as LoGRA projects; Choe et al. 2024, arXiv:2405.13954). Layers that read the same (queries, keys and
+values of one block) have one P, and their k² numbers are added up, each seen through a Q of its own.
+
+P and Q are drawn before anything is known of the model, and whiten nothing. A query does it for both: with
+U_j and V_j the operators' bases of layer j, and M_j the query's gate gradient there,
+
+    g_i · g_q  =  Σ_j ⟨U_jᵀ G_ij V_jᵀ, M_j⟩  =  Σ_j ⟨G_ij, U_j M_j V_j⟩  ≈  Σ_j ⟨Qᵀ G_ij P, Qᵀ U_j M_j V_j P⟩
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from index_format.durable import replacing
+from stride_cli.corpus.gate_budget import MOST_PROJECTED
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.operators.projections import AskedProjections, Folding, Projections, bit_planes, encode
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.operators.steered_model import SteeredModel
+
+
+@dataclass(frozen=True)
+class ProjectedLayers:
+    """Which layers are projected, and how.
+
+    Attributes
+    ----------
+    groups : of each group the names of its layers, which read the same
+    widths : of each group, how many numbers its layers read, and how many each of them gives
+    rank : k
+    seed : int      names the random columns
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    widths: tuple[tuple[int, tuple[int, ...]], ...]
+    rank: int
+    seed: int
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """Of each group the columns of P and of Q: k, or what there are."""
+        return [(min(self.rank, read), min(self.rank, sum(given))) for read, given in self.widths]
+
+    @property
+    def size(self) -> int:
+        """Numbers of one example."""
+        return sum(r * s for r, s in self.ranks)
+
+    @property
+    def spans(self) -> list[slice]:
+        """Where each group's are among them: (columns of Q, columns of P), row by row."""
+        ends = np.cumsum([0, *(r * s for r, s in self.ranks)]).tolist()
+        return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+    def sides(self, group: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """P (in, k) of a group, and Q (out, k) of each of its layers; float32."""
+        read, given = self.widths[group]
+        r, s = self.ranks[group]
+        P = _columns(read, r, stream(self.seed, "layer projections", group, 0))
+        Q = _columns(sum(given), s, stream(self.seed, "layer projections", group, 1))
+        return P, list(Q.split(list(given)))
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values, for `read`."""
+        return {
+            "groups": [list(names) for names in self.groups],
+            "widths": [[read, list(given)] for read, given in self.widths],
+            "rank": self.rank,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> ProjectedLayers:
+        """The inverse of `record`; KeyError, TypeError or ValueError where it is none."""
+        groups = tuple(tuple(str(name) for name in names) for names in record["groups"])
+        widths = tuple((int(read), tuple(int(each) for each in given)) for read, given in record["widths"])
+        if [len(names) for names in groups] != [len(given) for _, given in widths]:
+            raise ValueError("layers and widths are not of the same number")
+        return cls(groups, widths, int(record["rank"]), int(record["seed"]))
+
+
+def _columns(size: int, count: int, random: np.random.Generator) -> torch.Tensor:
+    columns, _ = np.linalg.qr(random.standard_normal((size, count), dtype=np.float32))
+    return torch.from_numpy(np.ascontiguousarray(columns) * np.float32((size / count) ** 0.5))
+
+
+GATHERED = "projections.safetensors"  # in a run's directory
+
+
+GROUP = "run"  # in an index
+_RANKS = 4, 64
+_ROWS = 4096  # examples that are folded together
+
+
+def check_bytes(size: int) -> None:
+    """UsageError for bytes an example that projections cannot have."""
+    if not 0 <= size <= MOST_PROJECTED or size % 8:
+        raise UsageError(
+            f"projections is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})",
+            fix="try projections=2048",
+        )
+
+
+def rank_for(size: int, widths: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+    """k with which layers of these widths give as many numbers as there are signs in `size` bytes, about: at
+    least 4, at most 64."""
+    return int(np.clip(round((8 * size / max(1, len(widths))) ** 0.5), _RANKS[0], _RANKS[1]))
+
+
+@dataclass(frozen=True)
+class GatheredProjections(Projections):
+    """Signs of what a training did to its examples' layers, in the place of signs of gate gradients.
+
+    Estimates are of Σ_steps lr g_i · g_q, as far as the operators' own layers are among those that were
+    projected. Their errors are not those of folding alone, so that nothing is said of them.
+
+    Attributes
+    ----------
+    layers : ProjectedLayers
+    scale : (groups,) float32       root mean square of each group's numbers, by which they are divided before
+                                    they are folded, and those of a query multiplied
+    """
+
+    layers: ProjectedLayers
+    scale: np.ndarray
+    errors_known: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, layers: ProjectedLayers, sums: np.ndarray, size: int, seed: int) -> GatheredProjections:
+        """Of sums (n, numbers) float32 of Σ_steps lr Qᵀ G P, signs in `size` bytes each."""
+        spans = layers.spans
+        scale = np.array([_root_mean_square(sums[:, span]) for span in spans], np.float32)
+        folding = Folding(layers.size, 8 * size, seed)
+        codes, step = np.zeros((len(sums), size), np.uint8), np.zeros(len(sums), np.float32)
+        factors = _each(1.0 / scale, spans)
+        for start in range(0, len(sums), _ROWS):
+            part = torch.from_numpy(sums[start : start + _ROWS] * factors)
+            codes[start : start + _ROWS], step[start : start + _ROWS] = encode(folding([part]))
+        return cls(codes, step, seed, layers, scale)
+
+    def asked(
+        self, gradients: Sequence[torch.Tensor], steered: SteeredModel | None = None
+    ) -> AskedProjections:
+        assert steered is not None
+        numbers = layer_numbers(self.layers, gradients, steered) * _each(self.scale, self.layers.spans)
+        folding = Folding(self.layers.size, 8 * self.size, self.seed)
+        return AskedProjections(self, *bit_planes(folding([torch.from_numpy(numbers)])))
+
+    def arrays(self) -> dict[str, Any]:
+        return {**super().arrays(), "projection_scale": self.scale}
+
+    def record(self) -> dict[str, Any]:
+        """What `read` needs beside the arrays."""
+        return {"project": self.size, "project_seed": self.seed, "layers": self.layers.record()}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> Self:
+        """The inverse of `arrays` and `record`; KeyError, TypeError or ValueError where they are none."""
+        codes, step, scale = (arrays[f"projection_{name}"] for name in ("codes", "step", "scale"))
+        layers, size = ProjectedLayers.read(record["layers"]), int(record["project"])
+        wanted = [((len(step), size), np.uint8), ((len(step),), np.float32)]
+        wanted.append(((len(layers.groups),), np.float32))
+        if [(each.shape, each.dtype) for each in (codes, step, scale)] != wanted or size % 8 or not size:
+            raise ValueError("projections of other shapes than they say")
+        scale = np.asarray(scale)
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise ValueError("a scale is not above 0")
+        return cls(codes, step, int(record["project_seed"]), layers, scale)
+
+    def save(self, file: Path, **told: Any) -> None:
+        """Write them into a run, whole or not at all, with what else is to be told."""
+        from safetensors.numpy import save_file
+
+        with replacing(file) as fresh:
+            save_file(self.arrays(), fresh, metadata={"stride": json.dumps({**self.record(), **told})})
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Of a run; ModelError where the file is none."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                record = json.loads((opened.metadata() or {})["stride"])
+                names = list(opened.keys())
+                return cls.read({name: opened.get_tensor(name) for name in names}, record)
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"{file} holds no projections that StrideCallback wrote: {error}",
+                fix="remove it: stride train makes projections of the model",
+            ) from error
+
+    @classmethod
+    def from_index(cls, index: Index) -> Self | None:
+        """Those that a training gathered, where the index is of such a one."""
+        if not index.has(GROUP):
+            return None
+        names = index.names(GROUP)
+        arrays = {name.partition("/")[2]: index.array(name) for name in names}
+        with index.understanding(GROUP):
+            found = cls.read(arrays, index.group_attributes(GROUP))
+            if len(found) > index.n_chunks:
+                raise ValueError(f"there are {len(found):,} projections of {index.n_chunks:,} chunks")
+        return found
+
+
+def take_in(index: Index, run: Path) -> None:
+    """Give the index of a run the projections that its training gathered: each chunk its document's.
+
+    Raises
+    ------
+    ModelError      they are not of as many examples as the index has documents
+    """
+    from index_format.writer import GroupWriter
+
+    file = run / GATHERED
+    if not file.is_file():
+        return
+    found = GatheredProjections.load(file)
+    if len(found) != index.n_documents:
+        raise ModelError(
+            f"{file} has projections of {len(found):,} examples (expected {index.n_documents:,}, the "
+            "documents of the index)",
+            fix="build the index of the run's own corpus, or remove the file",
+        )
+    document = np.asarray(index.array("corpus/chunk_document"))
+    key = hashlib.sha256(file.read_bytes()).hexdigest()
+    with GroupWriter(index.path, "run", key, overwrite=True) as writer:
+        for name, values in found.arrays().items():
+            of_chunks = values if name == "projection_scale" else values[document]
+            writer.append(f"{GROUP}/{name}", of_chunks)
+        writer.publish(found.record())
+
+
+def _each(values: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
+    """A number of each group at every number of its own."""
+    return np.repeat(values, [span.stop - span.start for span in spans]).astype(np.float32)
+
+
+def _root_mean_square(values: np.ndarray) -> float:
+    """Above 0: that of nothing is 1."""
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0
+
+
+def layer_numbers(
+    layers: ProjectedLayers, gradients: Sequence[torch.Tensor], steered: SteeredModel
+) -> np.ndarray:
+    """Qᵀ (U_j M_j V_j) P of queries' gate gradients M_j, one (Q, p) a space: (Q, numbers) float32."""
+    space, model = steered.layer_space, steered.model
+    assert space is not None
+    own = gradients[list(steered.spaces).index(space)].cpu()
+    names = {module: name for name, module in model.model.named_modules()}
+    numbers = {names[layer]: number for number, layer in enumerate(model.linear_layers(space.which))}
+    found = np.zeros((len(own), layers.size), np.float32)
+    parts = space.parts()
+    for group, (members, span) in enumerate(zip(layers.groups, layers.spans, strict=True)):
+        P, Qs = layers.sides(group)
+        for name, Q in zip(members, Qs, strict=True):
+            if name in numbers:
+                number = numbers[name]
+                V, U = (basis.detach().cpu() for basis in space.bases(number))
+                gates = own[:, parts[number]].unflatten(1, (U.shape[1], V.shape[0]))
+                found[:, span] += ((Q.T @ U) @ gates @ (V @ P)).flatten(1).numpy()
+    return found
