@@ -49,9 +49,9 @@ class Gathering:
         names = tuple(tuple(group.names) for group in groups)
         rank = rank_for(size, widths)
         self._seed = int(args.data_seed if args.data_seed is not None else args.seed)
-        self._layers = ProjectedLayers(names, widths, rank, self._seed)
-        _refuse_large(len(self._examples), self._layers.size)
-        self.gatherer = Gatherer(model, groups, self._layers, len(self._examples), self._rows)
+        self.layers = ProjectedLayers(names, widths, rank, self._seed)
+        _refuse_large(len(self._examples), self.layers.size)
+        self.gatherer = Gatherer(model, groups, self.layers, len(self._examples), self._rows)
         self._resumed = self._first = state.global_step
         if state.global_step:
             self._resume(state.global_step)
@@ -95,7 +95,7 @@ class Gathering:
         self.gatherer.remove()
         if self.gatherer.lost:
             note(f"{self.gatherer.lost:,} batches whose gradients were not finite are not in the projections")
-        made = GatheredProjections.of(self._layers, self.gatherer.sums, self._size, self._seed)
+        made = GatheredProjections.of(self.layers, self.gatherer.sums, self._size, self._seed)
         made.save(self._run.model / GATHERED, after_step=self._first)
 
     def _place(self, step: int) -> Path:

@@ -193,7 +193,8 @@ class Gatherer:
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         if ids is None or labels is None:
             raise UsageError(
-                "the trainer calls the model without input_ids and labels, by which gradients are told apart",
+                "the trainer calls the model without input_ids and labels (compute_loss_func, or a loss of its "
+                "own), by which gradients are told apart",
                 fix=_OFF,
             )
         items = kwargs.get("num_items_in_batch")
