@@ -204,7 +204,7 @@ _SPECS = (
         "row i: signs of a random projection of what the training did with chunk i's document",
     ),
     ArraySpec("run/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
-    ArraySpec("run/projection_scale", ("float32",), ("...",), False, "of each group of layers' numbers"),
+    ArraySpec("run/projection_scale", ("float32",), ("...",), False, "of each layer's numbers"),
 )
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 

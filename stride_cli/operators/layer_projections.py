@@ -3,8 +3,7 @@
 The gradient of a loss in the weights of a linear layer is ``G = Σ_t δ_t a_tᵀ``, with a_t what the layer reads
 at token t and δ_t the gradient in what it gives. Kept is ``Qᵀ G P = Σ_t (Qᵀ δ_t) (Pᵀ a_t)ᵀ``, with P and Q of
 k random orthonormal columns each, times √(width / k): k² numbers, whose inner products are those of the G up
-to noise (as LoGRA projects; Choe et al. 2024, arXiv:2405.13954). Layers that read the same (queries, keys and
-values of one block) have one P, and their k² numbers are added up, each seen through a Q of its own.
+to noise (as LoGRA projects; Choe et al. 2024, arXiv:2405.13954).
 
 P and Q are drawn before anything is known of the model, and whiten nothing. A query does it for both: with
 U_j and V_j the operators' bases of layer j, and M_j the query's gate gradient there,
@@ -42,21 +41,21 @@ class ProjectedLayers:
 
     Attributes
     ----------
-    groups : of each group the names of its layers, which read the same
-    widths : of each group, how many numbers its layers read, and how many each of them gives
+    names : of the layers, as modules of the model
+    widths : of each, how many numbers it reads, and gives
     rank : k
     seed : int      names the random columns
     """
 
-    groups: tuple[tuple[str, ...], ...]
-    widths: tuple[tuple[int, tuple[int, ...]], ...]
+    names: tuple[str, ...]
+    widths: tuple[tuple[int, int], ...]
     rank: int
     seed: int
 
     @property
     def ranks(self) -> list[tuple[int, int]]:
-        """Of each group the columns of P and of Q: k, or what there are."""
-        return [(min(self.rank, read), min(self.rank, sum(given))) for read, given in self.widths]
+        """Of each layer the columns of P and of Q: k, or what there are."""
+        return [(min(self.rank, read), min(self.rank, given)) for read, given in self.widths]
 
     @property
     def size(self) -> int:
@@ -65,23 +64,23 @@ class ProjectedLayers:
 
     @property
     def spans(self) -> list[slice]:
-        """Where each group's are among them: (columns of Q, columns of P), row by row."""
+        """Where each layer's are among them: (columns of Q, columns of P), row by row."""
         ends = np.cumsum([0, *(r * s for r, s in self.ranks)]).tolist()
         return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
-    def sides(self, group: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """P (in, k) of a group, and Q (out, k) of each of its layers; float32."""
-        read, given = self.widths[group]
-        r, s = self.ranks[group]
-        P = _columns(read, r, stream(self.seed, "layer projections", group, 0))
-        Q = _columns(sum(given), s, stream(self.seed, "layer projections", group, 1))
-        return P, list(Q.split(list(given)))
+    def sides(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """P (in, k) and Q (out, k) of a layer; float32."""
+        P, Q = (
+            _columns(width, count, stream(self.seed, "layer projections", layer, side))
+            for side, (width, count) in enumerate(zip(self.widths[layer], self.ranks[layer], strict=True))
+        )
+        return P, Q
 
     def record(self) -> dict[str, Any]:
         """As JSON values, for `read`."""
         return {
-            "groups": [list(names) for names in self.groups],
-            "widths": [[read, list(given)] for read, given in self.widths],
+            "names": list(self.names),
+            "widths": [list(pair) for pair in self.widths],
             "rank": self.rank,
             "seed": self.seed,
         }
@@ -89,11 +88,11 @@ class ProjectedLayers:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> ProjectedLayers:
         """The inverse of `record`; KeyError, TypeError or ValueError where it is none."""
-        groups = tuple(tuple(str(name) for name in names) for names in record["groups"])
-        widths = tuple((int(read), tuple(int(each) for each in given)) for read, given in record["widths"])
-        if [len(names) for names in groups] != [len(given) for _, given in widths]:
+        names = tuple(str(name) for name in record["names"])
+        widths = tuple((int(read), int(given)) for read, given in record["widths"])
+        if len(names) != len(widths):
             raise ValueError("layers and widths are not of the same number")
-        return cls(groups, widths, int(record["rank"]), int(record["seed"]))
+        return cls(names, widths, int(record["rank"]), int(record["seed"]))
 
 
 def _columns(size: int, count: int, random: np.random.Generator) -> torch.Tensor:
@@ -118,10 +117,10 @@ def check_bytes(size: int) -> None:
         )
 
 
-def rank_for(size: int, widths: Sequence[tuple[int, tuple[int, ...]]]) -> int:
-    """k with which layers of these widths give as many numbers as there are signs in `size` bytes, about: at
+def rank_for(size: int, layers: int) -> int:
+    """k with which so many layers give as many numbers as there are signs in `size` bytes, about: at
     least 4, at most 64."""
-    return int(np.clip(round((8 * size / max(1, len(widths))) ** 0.5), _RANKS[0], _RANKS[1]))
+    return int(np.clip(round((8 * size / max(1, layers)) ** 0.5), _RANKS[0], _RANKS[1]))
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class GatheredProjections(Projections):
     Attributes
     ----------
     layers : ProjectedLayers
-    scale : (groups,) float32       root mean square of each group's numbers, by which they are divided before
+    scale : (layers,) float32       root mean square of each layer's numbers, by which they are divided before
                                     they are folded, and those of a query multiplied
     """
 
@@ -176,7 +175,7 @@ class GatheredProjections(Projections):
         codes, step, scale = (arrays[f"projection_{name}"] for name in ("codes", "step", "scale"))
         layers, size = ProjectedLayers.read(record["layers"]), int(record["project"])
         wanted = [((len(step), size), np.uint8), ((len(step),), np.float32)]
-        wanted.append(((len(layers.groups),), np.float32))
+        wanted.append(((len(layers.names),), np.float32))
         if [(each.shape, each.dtype) for each in (codes, step, scale)] != wanted or size % 8 or not size:
             raise ValueError("projections of other shapes than they say")
         scale = np.asarray(scale)
@@ -250,7 +249,7 @@ def take_in(index: Index, run: Path) -> None:
 
 
 def _each(values: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
-    """A number of each group at every number of its own."""
+    """A number of each layer at every number of its own."""
     return np.repeat(values, [span.stop - span.start for span in spans]).astype(np.float32)
 
 
@@ -270,12 +269,10 @@ def layer_numbers(
     numbers = {names[layer]: number for number, layer in enumerate(model.linear_layers(space.which))}
     found = np.zeros((len(own), layers.size), np.float32)
     parts = space.parts()
-    for group, (members, span) in enumerate(zip(layers.groups, layers.spans, strict=True)):
-        P, Qs = layers.sides(group)
-        for name, Q in zip(members, Qs, strict=True):
-            if name in numbers:
-                number = numbers[name]
-                V, U = (basis.detach().cpu() for basis in space.bases(number))
-                gates = own[:, parts[number]].unflatten(1, (U.shape[1], V.shape[0]))
-                found[:, span] += ((Q.T @ U) @ gates @ (V @ P)).flatten(1).numpy()
+    for layer, (name, span) in enumerate(zip(layers.names, layers.spans, strict=True)):
+        if name in numbers:
+            (P, Q), number = layers.sides(layer), numbers[name]
+            V, U = (basis.detach().cpu() for basis in space.bases(number))
+            gates = own[:, parts[number]].unflatten(1, (U.shape[1], V.shape[0]))
+            found[:, span] = ((Q.T @ U) @ gates @ (V @ P)).flatten(1).numpy()
     return found

@@ -44,14 +44,14 @@ class Gathering:
         self._size, self._run, self._order = size, run, order
         self._examples, self._batches = loader.dataset, len(loader)
         self._rate, self._compared = 0.0, False
-        groups = trained_layers(model)
-        widths = tuple((group.widths[0][0], tuple(given for _, given in group.widths)) for group in groups)
-        names = tuple(tuple(group.names) for group in groups)
-        rank = rank_for(size, widths)
+        trained = trained_layers(model)
+        rank = rank_for(size, len(trained))
         self._seed = int(args.data_seed if args.data_seed is not None else args.seed)
-        self.layers = ProjectedLayers(names, widths, rank, self._seed)
+        self.layers = ProjectedLayers(
+            tuple(layer.name for layer in trained), tuple(layer.widths for layer in trained), rank, self._seed
+        )
         _refuse_large(len(self._examples), self.layers.size)
-        self.gatherer = Gatherer(model, groups, self.layers, len(self._examples), self._rows)
+        self.gatherer = Gatherer(model, trained, self.layers, len(self._examples), self._rows)
         self._resumed = self._first = state.global_step
         if state.global_step:
             self._resume(state.global_step)

@@ -8,7 +8,6 @@ is divided by, and what mixed precision and accumulation multiply it with, is ta
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,23 +26,23 @@ _OFF = "leave projections out: StrideCallback(out)"
 
 
 @dataclass(frozen=True)
-class LayerGroup:
-    """Linear layers that read the same.
+class TrainedLayer:
+    """A linear layer that training moves.
 
     Attributes
     ----------
-    names : of the layers, as the model has them that is saved
-    modules : that give what these layers give; of a layer with low-rank parts, the two together
-    widths : of each layer, (numbers that it reads, that it gives)
+    name : as the model has it that is saved
+    module : gives what the layer gives; of one with low-rank parts, the two together
+    widths : numbers that it reads, and gives
     """
 
-    names: list[str]
-    modules: list[nn.Module]
-    widths: list[tuple[int, int]]
+    name: str
+    module: nn.Module
+    widths: tuple[int, int]
 
 
 @torch.no_grad()
-def trained_layers(model: Any) -> list[LayerGroup]:
+def trained_layers(model: Any) -> list[TrainedLayer]:
     """The linear layers inside the blocks that training moves, in the order in which they run.
 
     Raises
@@ -54,43 +53,29 @@ def trained_layers(model: Any) -> list[LayerGroup]:
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     device = next(base.parameters()).device
     modes = {module: module.training for module in model.modules()}
-    chosen: list[tuple[str, nn.Module, nn.Module]] = []
-    read: dict[nn.Module, Any] = {}
 
     def run() -> None:
         base(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device), use_cache=False)
 
-    def seen(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        read[module] = args[0]
-
     try:
         model.eval()  # without dropout no random number is drawn
         structure = find_structure(base, device)
-        names = {module: name for name, module in base.named_modules()}
-        for layer in find_linear_layers(structure.blocks, structure.d_model, run).all:
-            name = names[layer]
-            if name.endswith(".base_layer"):  # of PEFT: low-rank parts train in its place
-                name = name.removesuffix(".base_layer")
-                chosen.append((name, base.get_submodule(name), layer))
-            elif ".lora_" not in name and layer.weight.requires_grad:
-                chosen.append((name, layer, layer))
-        handles = [module.register_forward_hook(seen) for _, module, _ in chosen]
-        try:
-            run()
-        finally:
-            for handle in handles:
-                handle.remove()
+        layers = find_linear_layers(structure.blocks, structure.d_model, run).all
     finally:
         for module, mode in modes.items():
             module.training = mode
-    if not chosen:
+    found: list[TrainedLayer] = []
+    names = {module: name for name, module in base.named_modules()}
+    for layer in layers:
+        name = names[layer]
+        if name.endswith(".base_layer"):  # of PEFT: low-rank parts train in its place
+            name = name.removesuffix(".base_layer")
+            found.append(TrainedLayer(name, base.get_submodule(name), layer_widths(layer)))
+        elif ".lora_" not in name and layer.get_parameter("weight").requires_grad:
+            found.append(TrainedLayer(name, layer, layer_widths(layer)))
+    if not found:
         raise UsageError("training moves no linear layer of the model's blocks, to project", fix=_OFF)
-    groups: list[LayerGroup] = []
-    for _, same in itertools.groupby(chosen, key=lambda each: id(read[each[1]])):
-        own = list(same)
-        widths = [layer_widths(layer) for _, _, layer in own]
-        groups.append(LayerGroup([name for name, _, _ in own], [module for _, module, _ in own], widths))
-    return groups
+    return found
 
 
 class Gatherer:
@@ -105,8 +90,8 @@ class Gatherer:
     Parameters
     ----------
     model : PreTrainedModel or PeftModel
-    groups : of `trained_layers`
-    layers : ProjectedLayers            of the same groups
+    trained : of `trained_layers`
+    layers : ProjectedLayers            the same
     rows : callable                     (rows of the batch, how it was called) → their examples' numbers
 
     Attributes
@@ -118,7 +103,7 @@ class Gatherer:
     def __init__(
         self,
         model: Any,
-        groups: Sequence[LayerGroup],
+        trained: Sequence[TrainedLayer],
         layers: ProjectedLayers,
         n_examples: int,
         rows: Callable[[int, Mapping[str, Any]], np.ndarray],
@@ -129,20 +114,14 @@ class Gatherer:
         self._batch: _Batch | None = None
         self._waiting = self._twice = False
         self._size = layers.size
-        self._sites: list[_Site] = []
         device = next(model.parameters()).device
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end),
         ]
-        starts = itertools.accumulate((r * s for r, s in layers.ranks), initial=0)
-        spans = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-        for number, (group, span) in enumerate(zip(groups, spans, strict=True)):
-            P, Qs = layers.sides(number)
-            site = _Site(number, span, P.to(device), len(group.modules))
-            self._sites.append(site)
-            for place, (module, Q) in enumerate(zip(group.modules, Qs, strict=True)):
-                self._handles.append(module.register_forward_hook(self._watch(site, place, Q.to(device))))
+        for number, (layer, span) in enumerate(zip(trained, layers.spans, strict=True)):
+            P, Q = (side.to(device) for side in layers.sides(number))
+            self._handles.append(layer.module.register_forward_hook(self._watch(span, P, Q)))
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -174,9 +153,6 @@ class Gatherer:
                 "not known",
                 fix=_OFF,
             )
-        for site in self._sites:
-            if site.number in batch.pulled:  # a layer of its group had no part in the loss
-                batch.multiply(site)
         values = (batch.found * (rate * batch.tokens / batch.factor)).cpu().numpy()
         if not np.isfinite(values).all():  # 16-bit floats overflowed: the step is not taken either
             self.lost += 1
@@ -193,8 +169,8 @@ class Gatherer:
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         if ids is None or labels is None:
             raise UsageError(
-                "the trainer calls the model without input_ids and labels (compute_loss_func, or a loss of its "
-                "own), by which gradients are told apart",
+                "the trainer calls the model without input_ids and labels (compute_loss_func), by "
+                "which gradients are told apart",
                 fix=_OFF,
             )
         items = kwargs.get("num_items_in_batch")
@@ -217,38 +193,29 @@ class Gatherer:
 
         loss.register_hook(arrived)
 
-    def _watch(self, site: _Site, place: int, Q: Tensor) -> Callable[[nn.Module, Any, Any], None]:
+    def _watch(self, span: slice, P: Tensor, Q: Tensor) -> Callable[[nn.Module, Any, Any], None]:
         def ran(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            batch, key = self._batch, (site.number, place)
+            batch = self._batch
             # the first of two passes of reentrant checkpointing has no gradient, the second of others is
             # for what was forgotten alone
-            if batch is None or key in batch.seen or not (torch.is_grad_enabled() and output.requires_grad):
+            if (
+                batch is None
+                or module in batch.seen
+                or not (torch.is_grad_enabled() and output.requires_grad)
+            ):
                 return
-            batch.seen.add(key)
-            if site.number not in batch.read:
-                batch.read[site.number] = _product(args[0].detach(), site.P)
+            batch.seen.add(module)
+            read = _product(args[0].detach(), P)  # (B·T, k)
 
             def pulled(gradient: Tensor) -> None:
-                low = _product(gradient, Q)
-                known = batch.pulled.get(site.number)
-                batch.pulled[site.number] = low if known is None else known.add_(low)
-                batch.arrived[site.number] = batch.arrived.get(site.number, 0) + 1
-                if batch.arrived[site.number] == site.count:
-                    batch.multiply(site)
+                outer, inner = (
+                    each.unflatten(0, (len(batch.rows), -1)) for each in (_product(gradient, Q), read)
+                )
+                batch.found[:, span] = torch.bmm(outer.transpose(1, 2), inner).flatten(1)
 
             output.register_hook(pulled)
 
         return ran
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A group: its number, its place among an example's numbers, P (in, k), and how many layers it has."""
-
-    number: int
-    span: slice
-    P: Tensor
-    count: int
 
 
 class _Batch:
@@ -259,22 +226,14 @@ class _Batch:
     rows : (B,) int64                   the examples' numbers
     tokens, factor : what the sum of the tokens' losses was divided by, and then multiplied with
     found : (B, numbers) float32        Qᵀ (∂loss/∂W) P
-    read, pulled : of groups, (B·T, k) float32      Pᵀ a and Σ Qᵀ δ
+    seen : layers that have run
     """
 
     def __init__(self, rows: np.ndarray, tokens: Tensor, found: Tensor) -> None:
         self.rows, self.tokens, self.found = rows, tokens, found
         self.factor: Tensor | None = None
         self.watched = False
-        self.seen: set[tuple[int, int]] = set()
-        self.read: dict[int, Tensor] = {}
-        self.pulled: dict[int, Tensor] = {}
-        self.arrived: dict[int, int] = {}
-
-    def multiply(self, site: _Site) -> None:
-        outer = self.pulled.pop(site.number).unflatten(0, (len(self.rows), -1))
-        inner = self.read.pop(site.number).unflatten(0, (len(self.rows), -1))
-        self.found[:, site.span] = torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+        self.seen: set[nn.Module] = set()
 
 
 def _product(rows: Tensor, columns: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _alternating(given: argparse.Namespace) -> int:
             "parameters": trainer.model.num_parameters(),
             "width": given.width,
             "bytes": given.projections,
-            "groups": len(layers.groups),
+            "layers": len(layers.names),
             "rank": layers.rank,
             "steps": len(seconds),
             "processor_seconds": {"without": float(np.median(without)), "with": float(np.median(gathering))},
