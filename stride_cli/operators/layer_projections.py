@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import torch
 
-from index_format.durable import replacing
+from index_format.durable import make_directory, replacing
 from stride_cli.corpus.gate_budget import MOST_PROJECTED
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.operators.projections import AskedProjections, Folding, Projections, bit_planes, encode
@@ -100,7 +100,8 @@ def _columns(size: int, count: int, random: np.random.Generator) -> torch.Tensor
     return torch.from_numpy(np.ascontiguousarray(columns) * np.float32((size / count) ** 0.5))
 
 
-GATHERED = "projections.safetensors"  # in a run's directory
+# in a run's directory; beside its weights it would be taken for some
+GATHERED = "projections/gathered.safetensors"
 
 
 GROUP = "run"  # in an index
@@ -187,6 +188,7 @@ class GatheredProjections(Projections):
         """Write them into a run, whole or not at all, with what else is to be told."""
         from safetensors.numpy import save_file
 
+        make_directory(file.parent)
         with replacing(file) as fresh:
             save_file(self.arrays(), fresh, metadata={"stride": json.dumps({**self.record(), **told})})
 

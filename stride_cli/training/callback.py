@@ -61,9 +61,9 @@ class StrideCallback(TrainerCallback):
         Keep Adam's first and second moments (twice the trained weights' bytes), at the end and with each
         checkpoint.
     projections : int
-        Bytes to keep of the gradients of every example, a multiple of 8 (2048 finds what is worth reading):
+        Bytes to keep of the gradients of every example, a multiple of 8, such as 2048:
         random projections of what it did to the linear layers of the blocks, added up over all steps in which
-        it was seen, each times its learning rate. 0: none. ``projections.safetensors`` holds them;
+        it was seen, each times its learning rate. 0: none. ``projections/gathered.safetensors`` holds them;
         `stride index build --from-run` takes them into the index. While training lasts they take 4 bytes for
         each of 8 times as many numbers.
     overwrite : bool
