@@ -54,7 +54,8 @@ class Operators:
     normalized : float                  chunks' gradients are divided by their lengths to this power
     projections : Projections or None   a few bytes of every chunk's own gradient
     gathered : GatheredProjections or None
-                                        the same of what its training did, where that was recorded
+                                        the same of what its training did, where that was recorded and there
+                                        are no others
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     log : curves of the fit, name → (steps,) float64
     """
@@ -93,7 +94,7 @@ class Operators:
         """By which chunks are found that are worth reading: the operators' own projections, or those that the
         training gathered, where they have none and act at layers inside the blocks."""
         inside = any(space.site == "layers" for space in self.spaces)
-        return self.projections or (self.gathered if inside else None)
+        return self.projections if self.projections is not None else self.gathered if inside else None
 
     @property
     def coverage(self) -> float:
@@ -198,7 +199,9 @@ class Operators:
                 names = [name for name in names if not name.startswith(_CHECKPOINT)]
             found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
             found.check(index.n_subsets, index.n_chunks)
-        if not checkpoint:  # a checkpoint's were those of a part of the training
+        if (
+            not checkpoint and found.projections is None
+        ):  # a checkpoint's were those of a part of the training
             found.gathered = GatheredProjections.from_index(index)
         return found
 
