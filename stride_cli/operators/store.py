@@ -199,9 +199,8 @@ class Operators:
                 names = [name for name in names if not name.startswith(_CHECKPOINT)]
             found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
             found.check(index.n_subsets, index.n_chunks)
-        if (
-            not checkpoint and found.projections is None
-        ):  # a checkpoint's were those of a part of the training
+        # a checkpoint's would be those of a part of the training
+        if not checkpoint and found.projections is None:
             found.gathered = GatheredProjections.from_index(index)
         return found
 
