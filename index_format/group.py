@@ -35,6 +35,7 @@ STAGE_COMMANDS = {
     "operators": "stride train",
     "truth": "stride evaluate truth",
     "calibration": "stride calibrate",
+    "run": "stride index build --from-run",
 }
 
 

@@ -15,7 +15,7 @@ SHARD_BYTES = 256 << 20
 MOST_MEMBERS = 1 << 24
 ROOT_GROUPS = ("corpus", "design")  # under the root's manifest, written once
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-STAGE_GROUPS = ("operators", "truth", "calibration")  # each with its own manifest, replaced as a whole
+STAGE_GROUPS = ("operators", "truth", "calibration", "run")  # each with its own manifest, replaced as a whole
 NUMBERS = (
     "bool",
     "int8",
@@ -196,6 +196,15 @@ _SPECS = (
         False,
         "the same where the likeliest chunks were read; absent where none are by default",
     ),
+    ArraySpec(
+        "run/projection_codes",
+        ("uint8",),
+        ("...",),
+        False,
+        "row i: signs of a random projection of what the training did with chunk i's document",
+    ),
+    ArraySpec("run/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
+    ArraySpec("run/projection_scale", ("float32",), ("...",), False, "of each layer's numbers"),
 )
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 

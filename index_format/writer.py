@@ -281,7 +281,7 @@ class GroupWriter(Build):
     def __init__(
         self,
         index_path: str | os.PathLike[str] | RemotePath,
-        group: Literal["operators", "truth", "calibration"],
+        group: Literal["operators", "truth", "calibration", "run"],
         build_key: str,
         *,
         overwrite: bool = False,

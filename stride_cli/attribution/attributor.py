@@ -117,7 +117,7 @@ class Attributor:
         from stride_cli.operators.steered_model import SteeredModel
 
         for number, operators in enumerate(self.operators):
-            if operators.projections is not None or not projected:
+            if operators.finding is not None or not projected:
                 yield SteeredModel.of(self.load(number), operators)
 
     @property
@@ -366,7 +366,7 @@ class Attributor:
         projected = [
             products
             for products, operators in zip(found.products, self.operators, strict=True)
-            if operators.projections is not None
+            if operators.finding is not None
         ]
         answers = []
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):

@@ -138,7 +138,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     if tokens * workspace.n_chunks <= _VALUES:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
-        steered = [each for each in session.steered[:1] if each.operators.projections is not None]
+        steered = [each for each in session.steered[:1] if each.operators.finding is not None]
         part = [batch.take(slice(0, tokens))]
         values = second_estimates(steered, queries, part, workspace).values
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()

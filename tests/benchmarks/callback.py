@@ -4,6 +4,9 @@ A Llama of random weights learns the demo's corpus. Processor seconds (user and 
 the first and the last, checkpoints and moments among them; and of the whole training, with what is written
 before and after it. Minima over repeats, and their ratios; and, where other load makes even these uncertain,
 what was spent within the callback, as a share of the rest.
+
+With `--projections BYTES` one training only, in which every other step gathers projections: processor seconds
+of these steps and of those between them, and the ratio of their medians.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoints", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--limit", type=float, default=1.1, help="The ratio of steps that is a failure.")
+    parser.add_argument("--projections", type=int, default=0, help="Bytes of an example.")
     given = parser.parse_args(arguments)
+    if given.projections:
+        return _alternating(given)
     spent: dict[str, list[tuple[float, float, float]]] = {"without": [], "with": []}
     size = 0
     for _ in range(given.repeats):
@@ -68,28 +74,118 @@ def main(arguments: list[str]) -> int:
     return int(ratio["step"] > given.limit)
 
 
-def _train(folder: Path, given: argparse.Namespace, *, recorded: bool) -> tuple[float, float, float, int]:
-    """Processor seconds of a step, of the whole training, within the callback; and the model's parameters."""
-    import torch
-    from datasets import Dataset
-    from transformers import (
-        DataCollatorForLanguageModeling,
-        LlamaConfig,
-        LlamaForCausalLM,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+def _alternating(given: argparse.Namespace) -> int:
+    """Steps that gather projections and steps that do not, in turn."""
+    import numpy as np
+    from transformers import TrainerCallback
 
     from stride_cli import StrideCallback
+
+    class Turns(TrainerCallback):
+        """Told of a step before the callback is."""
+
+        def __init__(self, callback: Any) -> None:
+            self.at: list[float] = []
+            self._callback, self._gathering = callback, None
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            own = self._callback
+            self._gathering = self._gathering or own._gathering
+            own._gathering = self._gathering if len(self.at) % 2 else None
+            if own._gathering is None:  # whose examples pass all the same
+                own._order.taken += own._order.batch_size
+            self.at.append(time.process_time())
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        tokenizer, data = _corpus()
+        callback = StrideCallback(folder / "run", dataset=data, projections=given.projections, moments=False)
+        turns = Turns(callback)
+        trainer = _trainer(folder, given, tokenizer, data, [turns, callback], dataloader_drop_last=True)
+        trainer.train()
+        layers = turns._gathering.layers
+    seconds = np.diff(turns.at)[2:]  # the first of each warm up
+    without, gathering = seconds[::2], seconds[1::2]
+    spread = {name: np.quantile(own, [0.25, 0.75]).tolist() for name, own in
+              (("without", without), ("with", gathering))}  # fmt: skip
+    ratio = float(np.median(gathering) / np.median(without))
+    emit(
+        {
+            "benchmark": "callback",
+            "what": "projections",
+            "parameters": trainer.model.num_parameters(),
+            "width": given.width,
+            "bytes": given.projections,
+            "layers": len(layers.names),
+            "rank": layers.rank,
+            "steps": len(seconds),
+            "processor_seconds": {"without": float(np.median(without)), "with": float(np.median(gathering))},
+            "quartiles": spread,
+            "ratio": ratio,
+        }
+        | machine("torch", "transformers", "accelerate")
+    )
+    return int(ratio > given.limit)
+
+
+def _train(folder: Path, given: argparse.Namespace, *, recorded: bool) -> tuple[float, float, float, int]:
+    """Processor seconds of a step, of the whole training, within the callback; and the model's parameters."""
+    from transformers import TrainerCallback
+
+    from stride_cli import StrideCallback
+
+    class Clock(TrainerCallback):
+        """The first to be told of a step, so that what others do is between two of them."""
+
+        at: list[float] = []  # noqa: RUF012
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.at.append(time.process_time())
+
+    tokenizer, data = _corpus()
+    clock = Clock()
+    clock.at = []
+    callbacks: list[Any] = [clock]
+    own = [0.0]
+    if recorded:
+        callback = StrideCallback(folder / "run", dataset=data, checkpoints=given.checkpoints)
+        for name in ("on_train_begin", "on_epoch_begin", "on_step_end", "on_log", "on_save", "on_train_end"):
+            setattr(callback, name, _timed(getattr(callback, name), own))
+        callbacks.append(callback)
+    trainer = _trainer(folder, given, tokenizer, data, callbacks)
+    began = time.process_time()
+    trainer.train()
+    whole = time.process_time() - began
+    return (clock.at[-1] - clock.at[0]) / (len(clock.at) - 1), whole, own[0], trainer.model.num_parameters()
+
+
+def _corpus() -> tuple[Any, Any]:
+    """The demo's documents as a dataset, and a tokenizer of them."""
+    from datasets import Dataset
+
     from stride_cli.models.language.bpe import train_bpe
 
     documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()]
     tokenizer = train_bpe((each["text"] for each in documents), vocab_size=2048, context_length=_BLOCK)
     tokenizer.pad_token = tokenizer.bos_token
-    data = Dataset.from_list(
+    return tokenizer, Dataset.from_list(
         [{**each, **tokenizer(each["text"], truncation=True, max_length=_BLOCK)} for each in documents]
     )
+
+
+def _trainer(
+    folder: Path, given: argparse.Namespace, tokenizer: Any, data: Any, callbacks: list[Any], **settings: Any
+) -> Any:
+    """Of a model of random weights."""
+    import torch
+    from transformers import (
+        DataCollatorForLanguageModeling,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainingArguments,
+    )
+
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -103,24 +199,7 @@ def _train(folder: Path, given: argparse.Namespace, *, recorded: bool) -> tuple[
         )
     )
 
-    class Clock(TrainerCallback):
-        """The first to be told of a step, so that what others do is between two of them."""
-
-        at: list[float] = []  # noqa: RUF012
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.at.append(time.process_time())
-
-    clock = Clock()
-    clock.at = []
-    callbacks: list[Any] = [clock]
-    own = [0.0]
-    if recorded:
-        callback = StrideCallback(folder / "run", dataset=data, checkpoints=given.checkpoints)
-        for name in ("on_train_begin", "on_epoch_begin", "on_step_end", "on_log", "on_save", "on_train_end"):
-            setattr(callback, name, _timed(getattr(callback, name), own))
-        callbacks.append(callback)
-    trainer = Trainer(
+    return Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=str(folder / "out"),
@@ -131,16 +210,13 @@ def _train(folder: Path, given: argparse.Namespace, *, recorded: bool) -> tuple[
             disable_tqdm=True,
             logging_strategy="no",
             save_strategy="no",
+            **settings,
         ),
         train_dataset=data,
         processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         callbacks=callbacks,
     )
-    began = time.process_time()
-    trainer.train()
-    whole = time.process_time() - began
-    return (clock.at[-1] - clock.at[0]) / (len(clock.at) - 1), whole, own[0], model.num_parameters()
 
 
 def _timed(call: Any, spent: list[float]) -> Any:
