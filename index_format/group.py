@@ -102,13 +102,20 @@ def _not_there(place: Place) -> IndexFormatError:
     return IndexNotFound(f"{path} {what}", fix="stride index build makes one")
 
 
+def stage_command(group: str, path: object) -> str:
+    """The command that makes a stage's group of an index on this machine."""
+    if group == "run":  # it comes with the index
+        return f"{STAGE_COMMANDS[group]} RUN --out {path} --overwrite"
+    return f"{STAGE_COMMANDS[group]} --index {path}"
+
+
 def read_stage(place: Place, group: str) -> Group:
     """The stage group `group` of an index, validated as `Index.open` validates the root."""
     try:
         return read_group(place, f"{group}/", check=True)
     except IndexDamaged as error:
         if isinstance(place, Directory):
-            fix = f"{STAGE_COMMANDS[group]} --index {place.path} makes it again"
+            fix = f"{stage_command(group, place.path)} makes it again"
             raise IndexDamaged(error.message, fix=fix) from None
         raise
 

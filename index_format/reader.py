@@ -20,7 +20,14 @@ from index_format.errors import (
     IndexReadOnly,
     StageMissing,
 )
-from index_format.group import STAGE_COMMANDS, Group, read_attributes, read_group, read_stage
+from index_format.group import (
+    STAGE_COMMANDS,
+    Group,
+    read_attributes,
+    read_group,
+    read_stage,
+    stage_command,
+)
 from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
 from index_format.location import RemotePath, local_directory
 from index_format.metadata import ArrayMetadata
@@ -281,7 +288,7 @@ class Index:
     def _stage_fix(self, group: str, how: str = "") -> str:
         """What makes a stage's group."""
         if isinstance(self._place, Directory):
-            return f"{STAGE_COMMANDS[group]} --index {self.path}{how}"
+            return f"{stage_command(group, self.path)}{how}"
         return f"{STAGE_COMMANDS[group]} on the directory that this is a copy of{how}, and copy it again"
 
     def _metadata(self, name: str) -> ArrayMetadata:

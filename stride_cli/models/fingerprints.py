@@ -37,3 +37,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     }
     text = json.dumps(canonical, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def cuts_alike(one: Any, other: Any) -> bool:
+    """Whether two tokenizers make the same pieces of a text. They may differ in tokens that no text is cut
+    into: how they pad, or one that was added for it."""
+    backends = [getattr(each, "backend_tokenizer", None) for each in (one, other)]
+    if None in backends:
+        return tokenizer_fingerprint(one) == tokenizer_fingerprint(other)
+    first, second = (json.loads(each.to_str()) for each in backends)  # type: ignore[union-attr]
+    return all(first[part] == second[part] for part in ("normalizer", "pre_tokenizer", "model"))

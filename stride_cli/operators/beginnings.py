@@ -20,6 +20,7 @@ import torch
 from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.data.residual_codes import packed
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.fingerprints import cuts_alike
 from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.language.files import find_offline
 from stride_cli.models.language.language_recipe import read_recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
 
+_BLOCK = 1 << 22  # tokens
 _LEAST = 1e-9  # a model that is surer of a token is taken to be so sure: what is smaller is lost to rounding
 
 
@@ -87,7 +89,7 @@ def know_beginnings(
     if found is None:
         return
     before = Opener.like(model).load(found)
-    if before.tokenizer_fingerprint != model.tokenizer_fingerprint:
+    if not _reads_alike(before, model, chunks):
         raise UsageError(
             f"the model before training, '{found}', has tokenizer {before.tokenizer_fingerprint} (expected "
             f"{model.tokenizer_fingerprint}, that of '{model.path}')",
@@ -96,6 +98,19 @@ def know_beginnings(
     chunks.before = measure_beginnings(
         before, chunks, batch_tokens=settings.batch_tokens, scratch=scratch, save_seconds=save_seconds
     )
+
+
+def _reads_alike(before: AttributableModel, model: AttributableModel, chunks: ChunkReader) -> bool:
+    """Whether the tokens of chunks are the same texts to both. Their tokenizers may differ in what touches no
+    token of a text: how they pad, or a token for it that training added."""
+    if before.tokenizer_fingerprint == model.tokenizer_fingerprint:
+        return True
+    theirs, own = before.tokenizer.get_vocab(), model.tokenizer.get_vocab()
+    if not (cuts_alike(before.tokenizer, model.tokenizer) and theirs.items() <= own.items()):
+        return False
+    tokens = chunks.tokens
+    last = max((int(tokens[at : at + _BLOCK].max()) for at in range(0, len(tokens), _BLOCK)), default=0)
+    return last <= max(theirs.values(), default=0)
 
 
 def has_beginning(model: AttributableModel, settings: Any) -> bool:

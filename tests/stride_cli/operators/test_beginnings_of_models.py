@@ -126,6 +126,17 @@ def test_a_base_that_is_none_is_refused(own: Path, tmp_path: Path) -> None:
         fit(index, base=str(own / "base"))
 
 
+def test_a_base_may_pad_otherwise(own: Path) -> None:
+    config = json.loads((own / "base/tokenizer_config.json").read_text())
+    tokenizer = json.loads((own / "base/tokenizer.json").read_text())
+    known = next(token for token in tokenizer["model"]["vocab"] if len(token) == 1)
+    (own / "base/tokenizer_config.json").write_text(json.dumps(config | {"pad_token": known}))
+    before = load_tokenizer(own / "base")
+    assert tokenizer_fingerprint(before) != tokenizer_fingerprint(load_tokenizer(own / "model"))
+    fit(own / "run.stride", base=str(own / "base"))
+    assert Index.open(own / "run.stride").has(BEFORE)
+
+
 def test_the_pass_is_part_of_what_a_fit_is_said_to_need(tuned: Path) -> None:
     index = Index.open(tuned / "run.stride")
     chunks = ChunkReader(index)
