@@ -23,6 +23,7 @@ from stride_cli.operators.layer_projections import ProjectedLayers
 from stride_cli.operators.layer_spaces import layer_widths
 
 _OFF = "leave projections out: StrideCallback(out)"
+_ALIKE = 1e-3  # of the coefficients of log-probabilities, which 16-bit floats round
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class Gatherer:
 
     A forward pass of the whole model in training mode, then its backward pass, then `add`: a batch. What
     counts as a token's loss is found from the labels that the model is called with, and its scale from
-    the gradient that arrives at the model's own loss: 1 over what is accumulated, times the factor of
-    16-bit floats. Layers are looked at once a batch, so that gradient checkpointing, which runs them twice,
-    counts once.
+    the gradient that arrives at the model's own loss, or at the log-probabilities of its tokens: 1 over
+    what is accumulated, times the factor of 16-bit floats. Layers are looked at once a batch, so that
+    gradient checkpointing, which runs them twice, counts once.
 
     Parameters
     ----------
@@ -149,8 +150,8 @@ class Gatherer:
             )
         if batch.factor is None:
             raise UsageError(
-                "the trainer trains by another loss than the model's own (compute_loss_func), whose scale is "
-                "not known",
+                "the trainer trains by another loss than the mean of the tokens' (compute_loss_func, "
+                "loss_type), whose scale is not known",
                 fix=_OFF,
             )
         values = (batch.found * (rate * batch.tokens / batch.factor)).cpu().numpy()
@@ -185,13 +186,12 @@ class Gatherer:
             return
         batch.watched = True
         loss = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
-        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-            return
-
-        def arrived(gradient: Tensor) -> None:
-            batch.factor = gradient.detach().float()
-
-        loss.register_hook(arrived)
+        if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad:
+            loss.register_hook(batch.loss_arrived)
+        # TRL adds up the tokens' log-probabilities itself
+        logarithms = getattr(output, "log_probs", None)
+        if isinstance(logarithms, Tensor) and logarithms.requires_grad:
+            logarithms.register_hook(batch.logarithms_arrived)
 
     def _watch(self, span: slice, P: Tensor, Q: Tensor) -> Callable[[nn.Module, Any, Any], None]:
         def ran(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -234,6 +234,18 @@ class _Batch:
         self.factor: Tensor | None = None
         self.watched = False
         self.seen: set[nn.Module] = set()
+
+    def loss_arrived(self, gradient: Tensor) -> None:
+        self.factor = gradient.detach().float()
+
+    def logarithms_arrived(self, gradient: Tensor) -> None:
+        """Of every token's log-probability; where all that count do so alike, that is the scale."""
+        counted = -gradient.detach().float()
+        counted = counted[counted != 0]
+        if not len(counted):
+            self.factor = torch.ones((), device=gradient.device)
+        elif counted.max() - counted.min() <= _ALIKE * counted.max().abs():
+            self.factor, self.tokens = counted.mean(), torch.ones((), device=gradient.device)
 
 
 def _product(rows: Tensor, columns: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, model: 
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.pad_token = tokenizer.bos_token
     tokenizer.padding_side = changes.pop("side", "right")
-    compute_loss = changes.pop("compute_loss", None)
+    compute_loss, kind = changes.pop("compute_loss", None), changes.pop("kind", Trainer)
     collator = DataCollatorForSeq2Seq(tokenizer)
     known = {tuple(ids): row for row, ids in enumerate(data["input_ids"])}
 
@@ -63,7 +63,7 @@ def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, model: 
 
     settings = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "seed": 3}
     settings |= {"save_strategy": "no", "lr_scheduler_type": "linear"} | changes
-    trainer = Trainer(
+    trainer = kind(
         model=model,
         args=TrainingArguments(
             output_dir=str(folder / "out"), report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=2,
@@ -163,6 +163,46 @@ def test_sums_are_those_of_single_examples_gradients(way, name, tokenizer, tmp_p
     np.testing.assert_allclose(sums["sums"], expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max())
     kept = GatheredProjections.load(tmp_path / "run" / GATHERED)
     assert kept.codes.shape == (EXAMPLES, BYTES) and (kept.step > 0).all()
+
+
+@trains
+@pytest.mark.parametrize("loss", ["nll", "dft"])
+def test_a_trainer_may_add_up_log_probabilities_itself(loss: str, tokenizer, tmp_path: Path, sums) -> None:
+    """As TRL's does: "nll" is the mean over tokens, "dft" weighs each by its probability."""
+    from transformers import Trainer
+
+    from stride_cli import StrideCallback
+
+    class Summing(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            logarithms = model(**inputs).log_probs
+            if loss == "dft":
+                logarithms = logarithms * logarithms.exp().detach()
+            return -logarithms.sum() / num_items_in_batch
+
+    model = random_model("Llama").float()
+    original, forward = copy.deepcopy(model), model.forward
+
+    @functools.wraps(forward)
+    def with_log_probs(**given: Any) -> Any:
+        if (labels := given.pop("labels", None)) is None:
+            return forward(**given)
+        labels, logits = labels[:, 1:], forward(**given).logits[:, :-1]
+        taken = logits.log_softmax(-1).gather(2, labels.clamp_min(0)[..., None])[..., 0]
+        return SimpleNamespace(log_probs=taken * (labels != -100))
+
+    model.forward = with_log_probs
+    callback = StrideCallback(tmp_path / "run", projections=BYTES)
+    trainer = make_trainer(tmp_path, tokenizer, pairs(VOCABULARY), callback, model, kind=Summing)
+    if loss == "dft":
+        with pytest.raises(UsageError, match="another loss than the mean of the tokens'"):
+            trainer.train()
+        return
+    trainer.train()
+    expected = by_autograd(original, trainer, sums["layers"])
+    np.testing.assert_allclose(sums["sums"], expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max())
 
 
 @trains
