@@ -133,7 +133,6 @@ def verify_hit(
     *,
     response: str | None = None,
     span: str | None = None,
-    instead: str | None = None,
     documents: Sequence[str] | None = None,
     model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
@@ -144,9 +143,9 @@ def verify_hit(
     Parameters
     ----------
     where : path of the index, or a `WorkspacePath` that names model, device and dtype too
-    prompt, response, span, instead : see `Session.query`; with ``instead``, what is tested is the log-odds of
-        the token in which the two responses part. Or several prompts, as of `Session.query_pooled`: the mean
-        of their losses, or log-odds; or the `Answer.query` of an answer
+    prompt, response, span : see `Session.query`; or the `Answer.query` of an answer; or prompts with what
+        belongs to them, ``{"prompt", "response", "instead"}``, of several as of `Session.query_pooled`: the
+        mean of their losses. With ``instead``, it is the log-odds of the token in which the two part
     options : QueryOptions       its `top` says how many documents
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
@@ -165,7 +164,7 @@ def verify_hit(
     from stride_cli.evaluation.hit_record import verify_hit as verify
     from stride_cli.evaluation.options import HitOptions, HitQuestion
 
-    question = HitQuestion(prompt, response, span, documents, instead)
+    question = HitQuestion(prompt, response, span, documents)
     return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 

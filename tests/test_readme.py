@@ -36,7 +36,7 @@ def blocks(page: str) -> list[str]:
 INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
 _, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
 _, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
-_, REPORT = blocks("docs/howto/prove.md")
+_, HABIT, REPORT = blocks("docs/howto/prove.md")
 (SELECT,) = blocks("docs/howto/select.md")
 EVALUATE, REMOVED, IMPORTED = blocks("docs/howto/methods.md")
 CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
@@ -48,6 +48,7 @@ RUN = {
     MODEL,
     LEAKED,
     PROVE,
+    HABIT,
     EXPLAINED,
     UNKNOWN,
     COMPARED,
@@ -204,6 +205,14 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1 --recipe short.json"))
     assert proved["schema"].startswith("stride.verify_hit/")
     assert proved["documents"][0]["document"] == "history/french-revolution"
+    parted = [("The French Revolution began in", " 1789", " 1848"), ("It was", " the", " a")]
+    rows = [dict(zip(("prompt", "response", "instead"), each, strict=True)) for each in parted]
+    (shell.directory / "habit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert HABIT.count("--top 40 ") == 1
+    (habit,) = _values(
+        shell(HABIT.replace("--top 40 ", "--top 3 --seeds 2 --random 1 --recipe short.json --json "))
+    )
+    assert habit["pooled"] == 2 and habit["compared"] and len(habit["documents"]) == 3
     (shell.directory / "task.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items[:2]))
     shell(SELECT)
     chosen_for_task = (shell.directory / "selection/chosen.jsonl").read_text(encoding="utf-8")

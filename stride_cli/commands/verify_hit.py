@@ -107,7 +107,15 @@ def verify_hit(
     path = find_index(index)
     check_kind(path, row)
     prompt: Any = text if text is not None else row
-    if file is not None:
+    if instead is not None:
+        if text is None:
+            raise UsageError(
+                "--instead is of one prompt (in a file each has its own)",
+                fix='a {"prompt", "response", "instead"} a line, or a prompt and --instead',
+            )
+        prompt = [{"prompt": text, "response": response, "span": span, "instead": instead}]
+        response = span = None
+    elif file is not None:
         prompt = [each.asked for each in read_prompts(None, file)]
         if error := next((each for each in prompt if isinstance(each, StrideError)), None):
             raise error
@@ -118,7 +126,6 @@ def verify_hit(
         hits,
         response=response,
         span=span,
-        instead=instead,
         documents=None
         if documents is None
         else [part.strip() for part in documents.split(",") if part.strip()],

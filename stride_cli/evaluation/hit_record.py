@@ -38,16 +38,22 @@ def verify_hit(
     from stride_cli.data.queries import Query, form_of
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
+    from stride_cli.evaluation.options import HitQuestion
 
     started = time.monotonic()
     local_directory(place.index)  # refused before a model is opened
     if asked.documents is None and options.top < 1:
         raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
-    if not isinstance(asked.prompt, str | Query) and any((asked.response, asked.span, asked.instead)):
-        raise UsageError(
-            "a response, a span or what might have been said instead is given beside several prompts",
-            fix='give each prompt its own: {"prompt", "response", "instead"}',
-        )
+    if not isinstance(asked.prompt, str | Query):
+        if asked.response or asked.span:
+            raise UsageError(
+                "a response or a span is given beside prompts that have their own",
+                fix='give each prompt its own: {"prompt", "response", "instead"}',
+            )
+        if len(asked.prompt) == 1:
+            (only,) = asked.prompt
+            texts = {name: only.get(name) for name in ("response", "span", "instead")}
+            asked = HitQuestion(only["prompt"], documents=asked.documents, **texts)
     influences: list[float | None]
     if asked.documents is None:
         session = Session.open(

@@ -77,7 +77,6 @@ def train(
     save_seconds: float = 20.0,
     marks: Marks = NO_MARKS,
     ticker: Ticker | None = None,
-    optimizers: list[torch.optim.Optimizer] | None = None,
 ) -> TrainingResult:
     """Train a model's parameters that require gradients, in place, by a recipe.
 
@@ -103,8 +102,6 @@ def train(
         Told of each step.
     ticker : Ticker, optional
         Told of each step.
-    optimizers : list, optional
-        As from `make_optimizers`, for a caller that reads their states at its marks.
 
     Raises
     ------
@@ -118,7 +115,7 @@ def train(
     model.eval()  # no dropout; gradients flow as in training mode
     device = next(model.parameters()).device
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizers = make_optimizers(model, recipe) if optimizers is None else optimizers
+    optimizers = marks.optimizers or make_optimizers(model, recipe)
     state = _State()
     if state_path is not None and state_path.exists():
         state = _restore(state_path, parameters, optimizers, device)

@@ -243,9 +243,9 @@ def warm_up(
         ends[min(epoch, epochs - 1)] = step
     warm, optimizers = Warmup(capture, rank), make_optimizers(model.model, recipe)
     means = {ends[epoch]: float(np.mean(each)) for epoch, each in rates.items()}
-    marks = Marks(means, lambda step: warm.keep(optimizers, means[step]))
+    marks = Marks(means, lambda step: warm.keep(optimizers, means[step]), optimizers)
     with progress("LESS: warm-up", total, unit="steps") as ticker:
-        train(model.model, chunks, recipe, subset=rows, marks=marks, ticker=ticker, optimizers=optimizers)
+        train(model.model, chunks, recipe, subset=rows, marks=marks, ticker=ticker)
     for parameter in warm.parameters:
         parameter.requires_grad_(False)  # its gradients are made from those of its layer
         parameter.grad = None

@@ -14,6 +14,7 @@ import torch
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.batches import ChunkReader
+from stride_cli.errors import UsageError
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.closed import fit_spaces, solve_gates
 from stride_cli.operators.linear_response import measure_linear
@@ -137,5 +138,5 @@ def test_it_takes_part_in_sums(index_path: Path) -> None:
         api.SgdOptions(space="random-projection"),
         api.ClosedOptions(space="random-projection", project=64),
     ):
-        with pytest.raises(api.UsageError):
+        with pytest.raises(UsageError):
             api.train(index_path, options, overwrite=True)
