@@ -35,7 +35,7 @@ class MemoryIndex:
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
+def word_tokenizer():
     """One token a word, lower case."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -50,12 +50,12 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def model(tokenizer):
+def model(word_tokenizer):
     """NanoChat, 2 layers, d = 16, with weights large enough that states differ."""
     from stride_cli.models.language.causal_lm import CausalLM
     from tests.tiny_models import tiny_nanochat
 
-    return CausalLM(tiny_nanochat(len(tokenizer)), tokenizer)
+    return CausalLM(tiny_nanochat(len(word_tokenizer)), word_tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +72,13 @@ def make_index() -> Callable:
 
 
 @pytest.fixture(scope="session")
-def make_task(model, tokenizer) -> Callable:
+def make_task(model, word_tokenizer) -> Callable:
     """A function from texts to a task."""
     from stride_cli.data.batches import ChunkReader
     from stride_cli.data.workspace import Workspace
 
     def make(texts: Sequence[str], *, kind: str = "language", seed: int = 3):
-        chunks = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        chunks = [word_tokenizer.encode(text, add_special_tokens=False) for text in texts]
         index = MemoryIndex(chunks, kind=kind)
         return Workspace(index, model, ChunkReader(index), seed)
 
@@ -86,12 +86,12 @@ def make_task(model, tokenizer) -> Callable:
 
 
 @pytest.fixture(scope="session")
-def make_queries(tokenizer) -> Callable:
+def make_queries(word_tokenizer) -> Callable:
     """A function from texts to queries that score every token but the first."""
     from stride_cli.data.query_set import QuerySet
 
     def make(texts: Sequence[str]):
-        ids = [np.array(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        ids = [np.array(word_tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         weights = [(np.arange(len(row)) > 0).astype(np.float32) for row in ids]
         return QuerySet(ids, weights, [str(number) for number in range(len(ids))], texts)
 

@@ -26,14 +26,14 @@ from stride_cli.methods.protocol import score_all
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, tokenizer):
+def base(tmp_path_factory, word_tokenizer):
     """A BERT of 2 layers × 32 with random weights, saved."""
     from transformers import BertConfig, BertModel
 
     folder = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(word_tokenizer),
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -45,8 +45,8 @@ def base(tmp_path_factory, tokenizer):
         for parameter in model.parameters():
             parameter.mul_(3)
     model.save_pretrained(folder)
-    tokenizer.pad_token = "?"
-    tokenizer.save_pretrained(folder)
+    word_tokenizer.pad_token = "?"
+    word_tokenizer.save_pretrained(folder)
     return str(folder)
 
 
