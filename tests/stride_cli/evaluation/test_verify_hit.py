@@ -216,7 +216,7 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
     given = {"documents": [documents[0]["id"]], "check": HitOptions(seeds=2, random=1, workers=1)}
     found = api.verify_hit(place, asked, **given)
     assert found["pooled"] == 2 and found["compared"] and "instead" not in found
-    alone = [api.verify_hit(place, each["prompt"], **given, **_without_prompt(each)) for each in asked]
+    alone = [api.verify_hit(place, [each], **given) for each in asked]
     assert [each["instead"].strip() for each in alone] == ["zebra", "zebra"]
     both = np.mean([[run["loss"] for run in each["runs"]] for each in alone], axis=0)
     assert [run["loss"] for run in found["runs"]] == pytest.approx(both.tolist(), abs=1e-4)
@@ -227,14 +227,10 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
     assert again["trained"] == 0 and again["runs"] == found["runs"]
     own = api.verify_hit(place, asked, api.QueryOptions(top=1), given["check"])
     assert own["documents"][0]["document"] == answer.document_ids[answer.supporters[0].document]
-    with pytest.raises(UsageError, match="beside several prompts"):
+    with pytest.raises(UsageError, match="beside prompts that have their own"):
         api.verify_hit(place, asked, response="a", **given)
     with pytest.raises(QueryError, match="no prompt to ask"):
         api.verify_hit(place, [], **given)
-
-
-def _without_prompt(asked: dict[str, str]) -> dict[str, str]:
-    return {key: text for key, text in asked.items() if key != "prompt"}
 
 
 @pytest.mark.slow

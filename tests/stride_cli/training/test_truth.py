@@ -283,8 +283,12 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
     # models that train side by side are written whole, then split: the kill may fall between, or before any
     groups = [path.read_bytes() for path in store_of(task.index).glob("*.group")]
     grouped = {key for group in groups for key, _ in json.loads(group.partition(b"\n")[0])}
-    workers = subprocess.run(["pgrep", "-r", "D,R,S", "-g", str(process.pid)], capture_output=True, text=True)
-    assert workers.stdout == ""  # its workers went with it
+    look = ["pgrep", "-r", "D,R,S", "-g", str(process.pid)]
+    while (workers := subprocess.run(look, capture_output=True, text=True).stdout) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    assert workers == ""  # its workers went with it
     kept = {path: path.read_bytes() for path in store_of(task.index).glob("*.outcome")}
     resumed = build_truth(task, queries, TruthOptions(n_subsets=12, alpha=0.5, workers=1))
     # nothing twice, and nothing left out
