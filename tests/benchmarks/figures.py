@@ -293,7 +293,7 @@ TODAY: tuple[Column, ...] = (
     ("… other articles", "wikitext_defaults", "other"),
     ("instructions, fine-tuned", "instructions_defaults", ""),
 )
-BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], ("SmolLM2-135M, fine-tuned", "instructions_135m", ""))
+BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], ("SmolLM2-135M, fine-tuned", "instructions_135m_halves", ""))
 
 
 def _shrunk(spec: str) -> tuple[str, str]:
@@ -305,7 +305,7 @@ _STORED = ("stride:stored=true", *STRIDE)
 FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("STRIDE", _STORED), ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
     ("EK-FAC of all layers", _shrunk("ekfac:layers=all")),
-    ("LoGRA, rank 64 (SmolLM2: 8)", (*_shrunk("logra:rank=64"), "logra")),
+    ("LoGRA, rank 64 (SmolLM2: 8)", (*_shrunk("logra:rank=64"), "logra:rank=8")),
     ("TF-IDF of tokens (SmolLM2: of words)", (*_shrunk("tfidf:units=tokens"), "tfidf")),
 )  # fmt: skip
 TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
