@@ -360,7 +360,7 @@ def test_plots_show_what_is_recorded() -> None:
     assert kept.count("<circle") == 7 + 5 + 4 + 3 and ">trackstar<" in kept  # a point for each size
     for drawing in (quality, found, kept):
         ElementTree.fromstring(drawing)
-    assert ">.801 ± .012<" in quality and ">.528 ± .052<" in quality
+    assert ">.801 ± .012<" in quality and ">.552 ± .030<" in quality
     assert "2,048 B a chunk" in found and ">.94<" in found and "int8" not in found
 
 
