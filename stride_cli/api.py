@@ -25,6 +25,7 @@ from stride_cli.operators.options import (
 from stride_cli.permissions import Permissions, permitted
 from stride_cli.selection.options import SelectOptions
 from stride_cli.training.index_build import build_index, build_index_of_run
+from stride_cli.training.index_fit import fit_index as train
 from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.schema.evaluation_records import LdsRecord
-    from stride_cli.schema.train_records import TrainRecord
     from stride_cli.schema.tuning_records import TrialRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
     from stride_cli.selection.select import Selection
@@ -74,55 +74,6 @@ __all__ = [
     "tune",
     "verify_hit",
 ]
-
-
-def train(
-    index_path: str | Path | RemotePath,
-    options: TrainOptions | None = None,
-    *,
-    model: AttributableModel | None = None,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    overwrite: bool = False,
-    run: FitRunOptions | None = None,
-) -> TrainRecord:
-    """Fit the operators of an index and publish them in it; an interrupted fit continues.
-
-    Where there are operators, and projections are asked for without `overwrite`, only these are added.
-
-    Parameters
-    ----------
-    index_path : path of the index; `IndexReadOnly` for a URL or a zip file
-    options : ClosedOptions or SgdOptions
-    model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
-    device, dtype : of the model to load
-    overwrite : replace operators that are already there
-    run : who fits, and how often an unfinished fit is saved; workers open the model where `model_path` or the
-        index says
-
-    Returns
-    -------
-    dict      what was fitted: fit, space, layer, K, gate size, coverage, seconds, …
-
-    Raises
-    ------
-    IndexMismatch      the model or tokenizer is not the index's; a checkpoint has another tokenizer
-    ModelError         a checkpoint cannot be loaded
-    IndexExists        operators (and all projections that are asked for) are there, ``overwrite`` is False
-    """
-    from stride_cli.training.index_fit import fit_index
-
-    return fit_index(
-        index_path,
-        options,
-        model=model,
-        model_path=model_path,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        run=run,
-    )
 
 
 def verify_hit(

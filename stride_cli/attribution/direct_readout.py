@@ -85,11 +85,11 @@ class Projected:
         if not isinstance(rows, slice):
             return self._of(query, self.asked.of(query, rows), rows)
         key = query, int(rows.start), int(rows.stop)
-        if key not in self._last:
+        if (found := self._last.get(key)) is None:
             found = self._of(query, self.asked.estimates(*key[1:], slice(query, query + 1))[0], rows)
             self._last.clear()
             self._last[key] = found
-        return self._last[key]
+        return found  # not as kept: another thread may have asked for something else by now
 
     def _of(self, query: int, estimates: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
         step = self.asked.projections.step[rows]

@@ -222,18 +222,23 @@ class GatheredProjections(Projections):
         return found
 
 
-def take_in(index: Index, run: Path) -> None:
+def take_in(index: Index, run: Path) -> Index:
     """Give the index of a run the projections that its training gathered: each chunk its document's.
+
+    Returns
+    -------
+    Index      with them; the given one where the training gathered none
 
     Raises
     ------
     ModelError      they are not of as many examples as the index has documents
     """
+    from index_format.reader import Index
     from index_format.writer import GroupWriter
 
     file = run / GATHERED
     if not file.is_file():
-        return
+        return index
     found = GatheredProjections.load(file)
     if len(found) != index.n_documents:
         raise ModelError(
@@ -248,6 +253,7 @@ def take_in(index: Index, run: Path) -> None:
             of_chunks = values if name == "projection_scale" else values[document]
             writer.append(f"{GROUP}/{name}", of_chunks)
         writer.publish(found.record())
+    return Index.open(index.path)
 
 
 def _each(values: np.ndarray, spans: Sequence[slice]) -> np.ndarray:

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from stride_cli.errors import UsageError
 from stride_cli.models.language.structure import find_structure
-from stride_cli.models.linear_layers import find_linear_layers
+from stride_cli.models.linear_layers import find_linear_layers, layer_widths
 from stride_cli.operators.layer_projections import ProjectedLayers
-from stride_cli.operators.layer_spaces import layer_widths
 
 _OFF = "leave projections out: StrideCallback(out)"
 _ALIKE = 1e-3  # of the coefficients of log-probabilities, which 16-bit floats round

@@ -119,8 +119,7 @@ def build_index_of_run(
     recipe = read_recipe(found.model)
     assert recipe is not None
     check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
-    take_in(built, Path(run))
-    return Index.open(out)
+    return take_in(built, Path(run))
 
 
 def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:

@@ -47,7 +47,30 @@ def fit_index(
     overwrite: bool = False,
     run: FitRunOptions | None = None,
 ) -> TrainRecord:
-    """See `stride_cli.api.train`."""
+    """Fit the operators of an index and publish them in it; an interrupted fit continues.
+
+    Where there are operators, and projections are asked for without `overwrite`, only these are added.
+
+    Parameters
+    ----------
+    index_path : path of the index; `IndexReadOnly` for a URL or a zip file
+    options : ClosedOptions or SgdOptions
+    model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
+    device, dtype : of the model to load
+    overwrite : replace operators that are already there
+    run : who fits, and how often an unfinished fit is saved; workers open the model where `model_path` or the
+        index says
+
+    Returns
+    -------
+    dict      what was fitted: fit, space, layer, K, gate size, coverage, seconds, …
+
+    Raises
+    ------
+    IndexMismatch      the model or tokenizer is not the index's; a checkpoint has another tokenizer
+    ModelError         a checkpoint cannot be loaded
+    IndexExists        operators (and all projections that are asked for) are there, ``overwrite`` is False
+    """
     from index_format.errors import IndexExists
     from index_format.location import local_directory
     from index_format.reader import Index

@@ -62,6 +62,7 @@ class Source:
 
     name = "source"
     bytes_per_chunk = 0.0
+    shares_a_pass = True
 
     def __init__(
         self,
