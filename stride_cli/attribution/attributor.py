@@ -1,6 +1,6 @@
 """The pipeline from queries to influences, once: for `stride query`, the evaluation and the audit.
 
-    measure → recover → read the likeliest chunks → shrink
+    measure → recover → read the likeliest chunks → estimate the others → shrink
 
 What differs between them is around it: one query at a time or blocks of them, models that stay loaded or are
 loaded one after the other, what is made of the influences.
@@ -19,6 +19,7 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.direct_readout import InfluenceUnit, SecondEstimates
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import LassoSettings, Solution
     from stride_cli.recovery.recall import Recall
+    from stride_cli.recovery.refinement import Chosen, Debiased
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
@@ -59,8 +61,9 @@ class Attribution:
     Attributes
     ----------
     solution : Solution       of the Lasso; the certificate is of this
-    influences : Solution     the same with the weights that documents are ranked by: read, shrunk
+    influences : Solution     the same with the weights that documents are ranked by: read, estimated, shrunk
     read : (t,) int64         the chunks that were read, ascending
+    estimated : bool          chunks that were not read have what their projections say, too
     recall : Recall or None   how many of the strongest chunks were read, where that can be told
     """
 
@@ -68,6 +71,7 @@ class Attribution:
     influences: Solution
     read: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     recall: Recall | None = None
+    estimated: bool = False
 
     def strongest(self, chunk_document: Any) -> float:
         """Influence of the document that supports most; 0 where none does. (n,) int64, mapped or not."""
@@ -134,6 +138,22 @@ class Attributor:
         count = default_reads(self.workspace, self.operators) if own is None else own
         return min(count, self.workspace.n_chunks)
 
+    @cached_property
+    def estimates(self) -> bool:
+        """Whether chunks that are not read are estimated by their projections and the recovery together:
+        where every model has its own of all chunks, of which the errors are known."""
+        return self.options.estimate == "auto" and all(
+            own.direct_scale is not None
+            and own.projections is not None
+            and len(own.projections) >= self.workspace.n_chunks
+            for own in self.operators
+        )
+
+    @property
+    def looks_at_chunks(self) -> bool:
+        """Whether influences are not the recovery's alone."""
+        return bool(self.reads) or self.estimates
+
     @property
     def together(self) -> int:
         """Queries whose influences of all chunks, and whose gradients, may be in memory at once."""
@@ -143,7 +163,7 @@ class Attributor:
     def shrinkage(self) -> Shrinkage | None:
         """How influences are shrunk; None: not at all."""
         found: Shrinkage | None = self.defaults["shrinkage"] if self.options.shrink else None
-        return found if found is None or self.reads else found.averaged(len(self.operators))
+        return found if found is None or self.looks_at_chunks else found.averaged(len(self.operators))
 
     @property
     def settings(self) -> LassoSettings:
@@ -164,8 +184,9 @@ class Attributor:
     @property
     def like_default(self) -> bool:
         """Whether influences are what they are by default, up to how exactly they are measured and read."""
-        own, default = self, replace(self, options=RecoveryOptions())
-        return own.settings == default.settings and self.options.shrink
+        default = replace(self, options=RecoveryOptions())
+        same = self.settings == default.settings and self.estimates == default.estimates
+        return same and self.options.shrink
 
     def measure(
         self,
@@ -242,7 +263,7 @@ class Attributor:
 
         Parameters
         ----------
-        queries : Q queries               only looked at where chunks are read (`reads`)
+        queries : Q queries               only looked at where chunks are (`looks_at_chunks`)
         batches : the same, in order      likewise
         responses : (Q, C K) float64      of `measure`
         reached : callable, optional      told "recover" and "read" when that is done
@@ -258,7 +279,7 @@ class Attributor:
             self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
         )
         reached("recover")
-        if not self.reads:
+        if not self.looks_at_chunks:
             return self.unread(solutions)
         assert queries is not None
         found = self.read(queries, batches, responses, solutions)
@@ -291,8 +312,8 @@ class Attributor:
         return [self.unread(solutions) for solutions in found]
 
     def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
-        """What the Lasso's solutions come to where no chunk is read."""
-        alone = replace(self, options=replace(self.options, read=0))
+        """What the Lasso's solutions come to where no chunk is looked at."""
+        alone = replace(self, options=replace(self.options, read=0, estimate="subsets"))
         return [Attribution(solution, alone._shrunk(solution)) for solution in solutions]
 
     def _shrunk(self, solution: Solution) -> Solution:
@@ -314,8 +335,8 @@ class Attributor:
         from stride_cli.recovery.refinement import trust
 
         weights = dense(found)
-        # what has been read is not the subsets' alone
-        trusted = [1.0 if self.reads else trust(self.designs.each, each.solution) for each in found]
+        # what has been looked at is not the subsets' alone
+        trusted = [1.0 if self.looks_at_chunks else trust(self.designs.each, each.solution) for each in found]
         return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))
 
     def halves(self, responses: np.ndarray, draws: int) -> list[Halves]:
@@ -338,21 +359,20 @@ class Attributor:
         responses: np.ndarray,
         solutions: Sequence[Solution],
     ) -> list[Attribution]:
-        """The solutions with what their likeliest chunks' own gradients say, all in one pass over these."""
-        from stride_cli.attribution.direct_readout import chunk_influences, direct_scale, second_estimates
+        """The solutions with what their likeliest chunks' own gradients say, all in one pass over these, and
+        with what projections say of the others."""
+        from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
         from stride_cli.data.batches import RememberingBatch
         from stride_cli.recovery.recall import stated_recall
-        from stride_cli.recovery.refinement import candidates, with_weights
+        from stride_cli.recovery.refinement import Debiased, with_weights
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
         if len(queries) <= self.together:  # asked for by the projections, and again by the reading
             batches = [RememberingBatch.of(batch) for batch in batches]
-        seconds = second_estimates(self.steered(projected=True), queries, batches, self.workspace)
-        wanted = [
-            candidates(self.designs.each, solution, self.reads, seconds.guide(query), seconds.alone(query))
-            for query, solution in enumerate(solutions)
-        ]
+        recovered = [Debiased(self.designs.each, solution) for solution in solutions]
+        seconds = self._seconds(queries, batches)
+        wanted = self._wanted(solutions, recovered, seconds)
         chunks = np.unique(np.concatenate([own.chunks for own in wanted]))
         found = chunk_influences(
             self.steered(),
@@ -372,11 +392,60 @@ class Attributor:
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
-            exact = [products[query, at] for products in projected]
-            odds = seconds.odds(query, own, exact)
-            recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
+            recall = None
+            if seconds is not None and self.reads:
+                odds = seconds.odds(query, own, [products[query, at] for products in projected])
+                recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
+            weights = with_weights(solution, own.chunks, values, others=own.others)
+            if self.estimates and seconds is not None:
+                weights = self._estimated(weights, own.chunks, recovered[query], seconds, found.unit, query)
             if self.options.nonneg:
-                values = np.maximum(values, 0.0)
-            weights = self._shrunk(with_weights(solution, own.chunks, values, others=own.others))
-            answers.append(Attribution(solution, weights, own.chunks, recall))
+                weights = replace(weights, values=np.maximum(weights.values, 0.0))
+            answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))
         return answers
+
+    def _seconds(self, queries: QuerySet, batches: Sequence[Batch]) -> SecondEstimates | None:
+        """What says, beside the recovery, which chunks are worth a look: where none is read, projections."""
+        from stride_cli.attribution.direct_readout import projected_influences, second_estimates
+
+        models = self.steered(projected=True)
+        if self.reads:
+            return second_estimates(models, queries, batches, self.workspace)
+        return projected_influences(models, batches, self.workspace.n_chunks)
+
+    def _wanted(
+        self, solutions: Sequence[Solution], recovered: Sequence[Debiased], seconds: SecondEstimates | None
+    ) -> list[Chosen]:
+        """The chunks that are read for each query."""
+        from stride_cli.recovery.refinement import Chosen, candidates
+
+        if not self.reads or seconds is None:
+            nothing = Chosen(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
+            return [nothing] * len(solutions)
+        guides = [(seconds.guide(query), seconds.alone(query)) for query in range(len(solutions))]
+        return [
+            candidates(self.designs.each, solution, self.reads, *both, estimate=own)
+            for solution, own, both in zip(solutions, recovered, guides, strict=True)
+        ]
+
+    def _estimated(
+        self,
+        weights: Solution,
+        read: np.ndarray,
+        recovered: Debiased,
+        seconds: SecondEstimates,
+        unit: InfluenceUnit,
+        query: int,
+    ) -> Solution:
+        """The weights of chunks that were read, and of the others what projections and recovery say."""
+        from stride_cli.attribution.estimated import Estimates, projected_part
+
+        part = projected_part([each.asked for each in seconds.projected], unit, query)
+        found = Estimates.of(weights.n_chunks, part, recovered, recovered.noise)
+        own = np.isin(weights.indices, read)
+        others, values = found.kept(read)
+        indices = np.concatenate([weights.indices[own], others])
+        order = np.argsort(indices)
+        return replace(
+            weights, indices=indices[order], values=np.concatenate([weights.values[own], values])[order]
+        )

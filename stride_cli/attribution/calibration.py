@@ -96,7 +96,7 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     ]
     asked = QuerySet.from_queries([query for _, _, query in cut])
     together = attributor.together
-    unread = replace(attributor, options=replace(attributor.options, read=0))
+    unread = replace(attributor, options=replace(attributor.options, read=0, estimate="subsets"))
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
         for start in range(0, len(cut), together):
             some = cut[start : start + together]
@@ -108,13 +108,13 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
             found = unread.influences(None, batches, measured.responses)
             losses[places] = measured.losses
             strengths[places] = [each.strongest(chunk_document) for each in found] / measured.losses
-            if attributor.reads:
+            if attributor.looks_at_chunks:
                 solutions = [each.solution for each in found]
                 found = attributor.read(part, batches, measured.responses, solutions)
                 read[places] = [each.strongest(chunk_document) for each in found] / measured.losses
             bar.advance(len(some))
     scored = np.asarray(LENGTHS, np.int64)
-    return NullAnswers(scored, losses, strengths, read if attributor.reads else None)
+    return NullAnswers(scored, losses, strengths, read if attributor.looks_at_chunks else None)
 
 
 def _first_tokens(query: Query, count: int) -> Query:

@@ -342,6 +342,33 @@ def second_estimates(
 
 
 @dataclass(frozen=True)
+class InfluenceUnit:
+    """What products of gradients come to as influences, in the unit of the recovered ones.
+
+        w_i = Σ_c a_c P_ci − b,      P_ci = scored_i g_i · g_x in model c
+        a_c = f_c / (C m̄_c typical λ_stab)
+
+    f_c puts the responses of model c on the scale of the first one's, m̄_c is its subsets' mean size, and b,
+    which the subsets' responses tell, the mean over all chunks; see `additive_measurement`.
+
+    Attributes
+    ----------
+    factors : (C, Q) float64      a
+    offset : (Q,) float64         b; 0 where the recovery fits no intercept
+    """
+
+    factors: np.ndarray
+    offset: np.ndarray
+
+    def influences(self, products: Sequence[np.ndarray]) -> np.ndarray:
+        """(Q, t) of the products of each model, C of (Q, t)."""
+        total = np.zeros(products[0].shape)
+        for factor, own in zip(self.factors, products, strict=True):
+            total += factor[:, None] * own
+        return total - self.offset[:, None]
+
+
+@dataclass(frozen=True)
 class Readout:
     """Chunks as their own gradients say.
 
@@ -349,10 +376,12 @@ class Readout:
     ----------
     influences : (Q, t) float64
     products : of each model, (Q, t) float64      scored_i g_i · g_q
+    unit : InfluenceUnit                          what turns one into the other, also those of other chunks
     """
 
     influences: np.ndarray
     products: list[np.ndarray]
+    unit: InfluenceUnit
 
 
 def chunk_influences(
@@ -365,12 +394,7 @@ def chunk_influences(
     *,
     intercept: bool = True,
 ) -> Readout:
-    """Influences of the given chunks, in the unit of the recovered ones.
-
-        w_i = (s_i − s̄) / m̄,      s_i = share_i g_i · g_x / λ_stab
-
-    s̄ is the mean over all chunks, which the subsets' responses tell, m̄ the subsets' mean size; see
-    `additive_measurement`. Of several models the mean, each on the scale of the first.
+    """Influences of the given chunks, in the unit of the recovered ones: see `InfluenceUnit`.
 
     Parameters
     ----------
@@ -378,14 +402,10 @@ def chunk_influences(
     batches : the Q queries, in order
     rows : (t,) int64               distinct chunks; or Q of these, of each query its own: the t that are read
                                     are then all of them, ascending, and a query's numbers of others' mean
-                                    nothing
+                                    nothing. None may be asked for
     responses : (Q, C K) float64    of `stack_checkpoints`
     row_sizes : (K,) or (C, K)      |A_k|
-    intercept : bool                whether recovery fits one; without, s̄ is 0
-
-    Returns
-    -------
-    Readout
+    intercept : bool                whether recovery fits one; without, b is 0
 
     Raises
     ------
@@ -395,26 +415,31 @@ def chunk_influences(
     if not isinstance(rows, np.ndarray):
         each, rows = rows, np.unique(np.concatenate(rows))
         needed = np.array([np.isin(rows, own) for own in each])  # (Q, t)
-    total = np.zeros((len(responses), len(rows)))
-    read: list[np.ndarray] = []
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
+    factors, offset = np.zeros((len(sizes), len(responses))), np.zeros(len(responses))
+    read: list[np.ndarray] = []
     for number, steered in enumerate(models):
         operators = steered.operators
         scale = direct_scale(operators)
         asked = query_gradients(steered, batches)
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
-        with progress("reading chunks", len(rows), unit="chunks") as bar:
-            products = gradient_products(steered, asked, chunks, rows, needed=needed, advance=bar.advance)
-        read.append(chunks.typical * products.sum(axis=0))
-        single = scale * products.sum(axis=0)
+        if len(rows):
+            with progress("reading chunks", len(rows), unit="chunks") as bar:
+                found = gradient_products(steered, asked, chunks, rows, needed=needed, advance=bar.advance)
+            read.append(chunks.typical * found.sum(axis=0))
+        else:
+            read.append(np.zeros((len(responses), 0)))
+        factor = np.ones(len(responses))
         if number:  # the others' responses were put on the scale of the first model's
             raw = sum(
                 gate_responses(gates, query.numpy())
                 for gates, query in zip(operators.gates, asked, strict=True)
             )
-            spread = np.std(raw, axis=1, keepdims=True)
-            ratio = np.std(own, axis=1, keepdims=True)
-            single *= np.divide(ratio, spread, out=np.zeros_like(spread), where=spread > 0)
-        middle = (own * sizes[number]).sum(axis=1, keepdims=True) / max(1.0, sizes[number].sum())
-        total += (single - (middle if intercept else 0.0)) / max(1.0, sizes[number].mean())
-    return Readout(total / len(sizes), read)
+            spread = np.std(raw, axis=1)
+            factor = np.divide(np.std(own, axis=1), spread, out=np.zeros_like(factor), where=spread > 0)
+        mean_size = max(1.0, sizes[number].mean()) * len(sizes)
+        factors[number] = scale * factor / (chunks.typical * mean_size)
+        if intercept:
+            offset += (own * sizes[number]).sum(axis=1) / max(1.0, sizes[number].sum()) / mean_size
+    unit = InfluenceUnit(factors, offset)
+    return Readout(unit.influences(read), read, unit)

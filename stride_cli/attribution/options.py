@@ -27,6 +27,8 @@ class RecoveryOptions(Options):
         Lasso as they are
     read : read the influences of so many chunks, those that the recovery, projections and shared pairs of
         tokens make most likely, from their own gradients; None: as many as take a few seconds
+    estimate : what chunks that are not read count with: "auto", what their projections and the recovery say
+        together, where there are projections; "subsets", what the recovery does
     batch_size : steered continuations at once (exact)
     """
 
@@ -58,6 +60,14 @@ class RecoveryOptions(Options):
         low=0,
         setting=True,
         example=100,
+        panel=MORE,
+    )
+    estimate: str = option(
+        "auto",
+        "What chunks that are not read count with: auto, what projections and subsets say of them together, "
+        "where the index keeps projections; subsets, the recovery alone.",
+        choices=("auto", "subsets"),
+        setting=True,
         panel=MORE,
     )
     shrink: bool = option(

@@ -346,7 +346,9 @@ class Session:
             seen=self.operators.seen,
             prior=None if options.prior is None else self._prior(attributor, query, found, options.prior),
         )
-        supporters, opposers = (told_apart(hits, found.read) for hits in (supporters, opposers))
+        supporters, opposers = (
+            told_apart(hits, found.read, estimated=found.estimated) for hits in (supporters, opposers)
+        )
         ranked, reliability = clock(), None
         if halves is not None:
             reliability = halves.reliability
@@ -454,16 +456,16 @@ class Session:
         if self.calibration is None or query.parts:  # null prompts were asked one by one, and not compared
             return None, False
         loss, scored = float(measured.losses[0]), int(query.weights.sum())
-        if attributor.like_default and attributor.reads and self.calibration.read is not None:
+        if attributor.like_default and attributor.looks_at_chunks and self.calibration.read is not None:
             strongest = found.strongest(self.chunk_document)
             return self.calibration.judge(loss, strongest, scored, read=True), True
-        default = self.attributor(RecoveryOptions(read=0))
+        default = self.attributor(RecoveryOptions(read=0, estimate="subsets"))
         if attributor.like_default:
             (found,) = default.unread([found.solution])
         else:
             (found,) = default.influences(None, [], measured.responses)
         strongest = found.strongest(self.chunk_document)
-        comparable = attributor.like_default and not attributor.reads
+        comparable = attributor.like_default and not attributor.looks_at_chunks
         return self.calibration.judge(loss, strongest, scored), comparable
 
     def _spot_check(self) -> Any:

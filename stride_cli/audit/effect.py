@@ -115,7 +115,7 @@ def _block_effects(
     from stride_cli.attribution.options import RecoveryOptions
 
     samples, candidates = block
-    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio, read=0))
+    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio, read=0, estimate="subsets"))
     responses, losses = _measure(attributor, samples)
     found = attributor.influences(None, [], responses)
     return [

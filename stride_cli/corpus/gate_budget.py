@@ -36,8 +36,9 @@ PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8:
 _PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
-_PROJECTED, _MANY_CHUNKS = 2048, 1_000_000
-MOST_PROJECTED = 8192  # bytes of a chunk's projection: see `projections`
+# bytes of a chunk's projection by default, at most and at least, and of all chunks'
+_PROJECTED, _ALL_PROJECTED = (8192, 512), 1 << 30
+MOST_PROJECTED = 1 << 16  # bytes of a chunk's projection: see `projections`
 
 
 def inside_gates(allowed: GateRange, n_subsets: int) -> int:
@@ -70,13 +71,14 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
 
 
 def default_projection(n_chunks: int) -> int:
-    """Bytes that are kept of a chunk unless told otherwise.
+    """Bytes that are kept of a chunk unless told otherwise: a power of 2, such that those of all chunks take
+    no more than a gigabyte, which a query scans.
 
-    By 2,048 alone, with subsets that say little, 9.4 of the ten strongest of 2,000 chunks are among 100 that
-    are read, by 512 8.8, by 4,096 9.6 (`tests/benchmarks/recall.py`). Of millions of chunks that were more
-    than a query should scan.
+    By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients, by 2,048 as by K = n / 3
+    subsets, which take a hundred times as many (`tests/benchmarks/frontier.py`).
     """
-    return _PROJECTED if n_chunks <= _MANY_CHUNKS else _PROJECTED // 4
+    most, least = _PROJECTED
+    return max(least, min(most, 1 << max(1, _ALL_PROJECTED // max(1, n_chunks)).bit_length() - 1))
 
 
 def check_projection(size: int | None) -> None:

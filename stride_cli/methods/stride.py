@@ -111,7 +111,7 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
-        alone = self._prior is None and not self._attributor().reads
+        alone = self._prior is None and not self._attributor().looks_at_chunks
         self.active_bound = self._designs.n_subsets if alone else None
         if self._prior is not None:
             self._prior.fit(workspace)
@@ -187,11 +187,11 @@ class StrideMethod:
         attributor = self._attributor()
         responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
-        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.reads else 1
+        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.looks_at_chunks else 1
         block = blocks * QUERY_BLOCK
         for start in range(0, len(responses), block):
             rows = np.arange(start, min(start + block, len(responses)))
-            reading = queries.groups(QUERY_TOKENS, rows) if attributor.reads else []
+            reading = queries.groups(QUERY_TOKENS, rows) if attributor.looks_at_chunks else []
             batches = [queries.batch(group) for group in reading]
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):

@@ -52,10 +52,14 @@ class Hit:
     stability: float | None = None
 
 
-def told_apart(hits: Sequence[Hit], read: np.ndarray) -> list[Hit]:
-    """The hits, those whose chunk is among the chunks that were `read` (t,), ascending, marked as such."""
+def told_apart(hits: Sequence[Hit], read: np.ndarray, *, estimated: bool = False) -> list[Hit]:
+    """The hits, those whose chunk is among the chunks that were `read` (t,), ascending, marked as such; none
+    has neighbours where others were `estimated` by more than the subsets."""
     known = set(read.tolist())
-    return [replace(hit, read=True, neighbours=0) if hit.chunk in known else hit for hit in hits]
+    return [
+        replace(hit, read=hit.chunk in known, neighbours=0) if estimated or hit.chunk in known else hit
+        for hit in hits
+    ]
 
 
 def rank_documents(

@@ -102,6 +102,8 @@ def candidates(
     count: int,
     second: Guide | None = None,
     alone: Guide | None = None,
+    *,
+    estimate: Debiased | None = None,
 ) -> Chosen:
     """The chunks whose influence is most likely to be large, by the debiased Lasso and a second estimate.
 
@@ -119,12 +121,13 @@ def candidates(
     count : int
     second : (n,) float64, optional    `stride_cli.attribution.direct_readout.second_estimates`
     alone : (n,) float64, optional     what guides half of the choice by itself, before the others do
+    estimate : the debiased Lasso, where there is one already
 
     Returns
     -------
     Chosen      min(count, n) chunks
     """
-    estimate = Debiased(columns, solution)
+    estimate = estimate or Debiased(columns, solution)
     n_chunks, unit = solution.n_chunks, max(estimate.noise, np.finfo(float).tiny)
     guides = 1 if alone is None else 2
     shares = [count * (number + 1) // guides - count * number // guides for number in range(guides)]

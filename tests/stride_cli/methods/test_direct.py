@@ -123,7 +123,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     task, queries = task_and_queries
 
     def method(spec: str):
-        found = open_method(f"stride:subsets={K},degree={DEGREE},shrink=false{spec}")
+        found = open_method(f"stride:subsets={K},degree={DEGREE},shrink=false,estimate=subsets{spec}")
         found.fit(task)
         return found
 
@@ -139,7 +139,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     # what the recovery alone would read
     monkeypatch.setattr(
         "stride_cli.recovery.refinement.candidates",
-        lambda columns, solution, count, second, alone: candidates(columns, solution, count),
+        lambda columns, solution, count, second, alone, estimate: candidates(columns, solution, count),
     )
     alone = found(score_all(plain, queries))
     assert found(score_all(projected, queries)) == pytest.approx(alone)
@@ -151,7 +151,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     ("options", "message"),
     [
         ("project=-8", "stride: project is -8"),
-        ("project=9000", "expected 0 to 8,192"),
+        ("project=70000", "expected 0 to 65,536"),
         ("project=100", "expected a multiple of 8"),
         ("project=8,fit=sgd", "stride: project is an option of fit=closed, and this fit is sgd"),
         ("project=8,space=residual", "sums over chunks"),

@@ -1,0 +1,146 @@
+"""Chunks that are not read: what their projections and the recovery say of them together.
+
+Two estimates of a chunk's influence w_i have errors of their own. A projection's is known, Gaussian and of
+the size of the chunk's gradient; the debiased Lasso's is the same for all chunks, and what the projections
+say of it: the mean of (u_i − v_i)² over chunks is the sum of both errors' squares, so that the one is the
+difference of what is seen and the other. Weighed by their precisions the two are one estimate, and the
+posterior mean under a prior that all chunks share (`recovery.posterior`) is what a chunk that is not read
+counts with. So small influences, of which there are thousands, do not add up to noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.recovery.posterior import Posterior
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.direct_readout import InfluenceUnit
+    from stride_cli.operators.projections import AskedProjections
+    from stride_cli.recovery.refinement import Guide
+
+_ROWS = 1 << 18  # chunks that are estimated together
+# what is learnt of a larger corpus is a sample's, in stretches all over it
+_SAMPLED, _STRETCH = 1 << 18, 1 << 12
+_MOST_KEPT = 1 << 17  # influences of a query, the largest of those that are not read
+_LEAST = 0.5  # of the error that the recovery states: what is measured of it is not less by more
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Of one query, every chunk's influence by projections and recovery together, part by part.
+
+    Attributes
+    ----------
+    n_chunks : n
+    projected : range of chunks → their influences by projections, and the standard deviations of their errors
+    recovered : (n,) float64      the debiased Lasso (`recovery.refinement.Debiased`), in the same unit
+    error : float                 the standard deviation of its error, as projections tell it
+    posterior : Posterior         of estimates in units of their errors
+    """
+
+    n_chunks: int
+    projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    recovered: Guide
+    error: float
+    posterior: Posterior
+
+    @classmethod
+    def of(
+        cls,
+        n_chunks: int,
+        projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+        recovered: Guide,
+        stated: float,
+    ) -> Estimates:
+        """Learnt from all chunks, or a sample of them.
+
+        Parameters
+        ----------
+        stated : float      the error that the recovery states by itself
+        """
+        seen = zip(*_looked_at(n_chunks, projected, recovered), strict=True)
+        mine, errors, others = (np.concatenate(parts) for parts in seen)
+        apart = float(np.mean(np.square(mine - others) - np.square(errors))) if len(mine) else 0.0
+        error = float(np.sqrt(max(apart, (_LEAST * stated) ** 2)))
+        values, spread = _together(mine, errors, others, error)
+        known = spread > 0
+        return cls(n_chunks, projected, recovered, error, Posterior.learnt(values[known] / spread[known]))
+
+    def part(self, start: int, stop: int) -> np.ndarray:
+        """Posterior means of a range of chunks, float64."""
+        values, spread = _together(*self.projected(start, stop), self.recovered[start:stop], self.error)
+        known = spread > 0
+        found = values.copy()
+        found[known] = spread[known] * self.posterior(values[known] / spread[known])
+        return found
+
+    def kept(self, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The chunks that are not among those, (t,) ascending, and their influences: all of a corpus that is
+        not large, else the strongest."""
+        chunks, values = np.empty(0, np.int64), np.empty(0)
+        for start in range(0, self.n_chunks, _ROWS):
+            stop = min(start + _ROWS, self.n_chunks)
+            own = self.part(start, stop)
+            first, last = np.searchsorted(without, [start, stop])
+            own[without[first:last] - start] = 0.0
+            left = np.flatnonzero(own)
+            chunks, values = np.concatenate([chunks, start + left]), np.concatenate([values, own[left]])
+            if len(chunks) > _MOST_KEPT:
+                strongest = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
+                chunks, values = chunks[strongest], values[strongest]
+        return chunks, values
+
+
+def projected_part(
+    asked: Sequence[AskedProjections], unit: InfluenceUnit, query: int
+) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
+    """Influences of a range of chunks by the projections of all models, and the spreads of their errors.
+
+    Parameters
+    ----------
+    asked : of each model
+    unit : of the queries
+    query : which of them
+    """
+
+    @lru_cache(maxsize=2)  # a corpus that is not large is one range
+    def part(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        some = slice(query, query + 1)
+        total, variance = np.zeros(stop - start), np.zeros(stop - start)
+        for factor, own in zip(unit.factors[:, query], asked, strict=True):
+            total += factor * own.estimates(start, stop, some)[0]
+            step = np.asarray(own.projections.step[start:stop], np.float64)
+            variance += np.square(factor * float(own.noise[query]) * step)
+        return total - unit.offset[query], np.sqrt(variance)
+
+    return part
+
+
+def _looked_at(
+    n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]], recovered: Guide
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Both estimates, and the errors of the first, of what is learnt from."""
+    if n_chunks <= _ROWS:
+        ranges = [(0, n_chunks)]
+    else:
+        starts = np.linspace(0, n_chunks - _STRETCH, _SAMPLED // _STRETCH).astype(int).tolist()
+        ranges = [(start, start + _STRETCH) for start in starts]
+    for start, stop in ranges:
+        yield *projected(start, stop), recovered[start:stop]
+
+
+def _together(
+    mine: np.ndarray, errors: np.ndarray, others: np.ndarray, error: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two estimates weighed by their precisions, and the error that is left; an estimate without an error (of
+    a chunk that has no gradient) is what it is."""
+    if not error > 0:
+        return others, np.zeros_like(others)
+    share = np.square(errors) / (np.square(errors) + error**2)  # of the other
+    return mine + share * (others - mine), errors * np.sqrt(1.0 - share)

@@ -1,0 +1,79 @@
+"""Chunks that are not read: projections and recovery together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stride_cli.attribution import estimated
+from stride_cli.attribution.estimated import Estimates
+
+N = 6_000
+
+
+@pytest.fixture
+def known() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    truth = random.standard_t(3, N)
+    errors = random.uniform(0.3, 3.0, N)
+    return {
+        "truth": truth,
+        "errors": errors,
+        "projected": truth + errors * random.standard_normal(N),
+        "recovered": truth + 0.8 * random.standard_normal(N),
+    }
+
+
+def estimates(known: dict[str, np.ndarray], stated: float = 0.5) -> Estimates:
+    return Estimates.of(
+        N,
+        lambda start, stop: (known["projected"][start:stop], known["errors"][start:stop]),
+        known["recovered"],
+        stated,
+    )
+
+
+def test_the_error_of_the_recovery_is_what_projections_tell(known) -> None:
+    assert estimates(known).error == pytest.approx(0.8, rel=0.1)
+    # a recovery that says more than it knows is not taken at its word, nor one that cannot be told
+    assert estimates(known, stated=10.0).error == pytest.approx(5.0)
+
+
+def test_together_they_are_closer_than_either(known) -> None:
+    found = estimates(known).part(0, N)
+
+    def error(values: np.ndarray) -> float:
+        return float(np.square(values - known["truth"]).mean())
+
+    precision = 1 / np.square(known["errors"]) + 1 / 0.8**2
+    best = (known["projected"] / np.square(known["errors"]) + known["recovered"] / 0.8**2) / precision
+    assert error(found) < error(best) < min(error(known["projected"]), error(known["recovered"]))
+
+
+def test_parts_are_those_of_the_whole_and_what_was_read_is_left_out(known, monkeypatch) -> None:
+    whole = estimates(known)
+    values = whole.part(0, N)
+    read = np.array([0, 17, 4_000, N - 1])
+    chunks, kept = whole.kept(read)
+    assert np.intersect1d(chunks, read).size == 0 and len(chunks) == N - len(read)
+    np.testing.assert_array_equal(kept, values[chunks])
+    # a larger corpus: part by part, learnt from a sample, only the strongest kept
+    monkeypatch.setattr(estimated, "_ROWS", 1_000)
+    monkeypatch.setattr(estimated, "_STRETCH", 100)
+    monkeypatch.setattr(estimated, "_SAMPLED", 3_000)
+    sampled = estimates(known)
+    np.testing.assert_allclose(sampled.part(0, N), values, atol=0.15 * values.std())
+    monkeypatch.setattr(estimated, "_MOST_KEPT", 50)
+    chunks, kept = sampled.kept(read)
+    others = np.setdiff1d(np.arange(N), read)
+    strongest = others[np.argsort(-np.abs(sampled.part(0, N)[others]))[:50]]
+    np.testing.assert_array_equal(chunks, np.sort(strongest))
+    assert (np.diff(chunks) > 0).all() and np.abs(kept).min() >= np.abs(sampled.part(0, N)[others]).mean()
+
+
+def test_chunks_without_a_gradient_are_what_they_are() -> None:
+    """No gate answers to them: projections know their influence, that of nothing, without an error."""
+    projected = np.array([-1.0, -1.0, 5.0, 2.0])
+    errors = np.array([0.0, 0.0, 1.0, 1.0])
+    found = Estimates.of(4, lambda start, stop: (projected[start:stop], errors[start:stop]), projected, 0.5)
+    np.testing.assert_allclose(found.part(0, 4)[:2], [-1.0, -1.0])

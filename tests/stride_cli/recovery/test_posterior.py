@@ -1,0 +1,66 @@
+"""Posterior means under a prior that is learnt from the estimates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.recovery.posterior import Posterior
+
+N = 20_000
+
+
+def noisy(truth: np.ndarray) -> np.ndarray:
+    return truth + np.random.default_rng(1).standard_normal(len(truth))
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 10.0])
+def test_of_normal_values_it_is_the_closed_form(spread: float) -> None:
+    """N(c, s²) seen with an error of 1: c + s² / (1 + s²) of the estimate's distance from c."""
+    seen = noisy(3.0 + spread * np.random.default_rng(0).standard_normal(N))
+    at = 3.0 + np.linspace(-1.5, 1.5, 7) * np.sqrt(1 + spread**2)
+    expected = 3.0 + (at - 3.0) * spread**2 / (1 + spread**2)
+    np.testing.assert_allclose(Posterior.learnt(seen)(at), expected, atol=0.12 * spread)
+
+
+def test_of_noise_alone_next_to_nothing_is_left() -> None:
+    seen = noisy(np.zeros(N))
+    assert np.abs(Posterior.learnt(seen)(seen)).mean() < 0.05
+
+
+def test_few_large_values_among_many_small_ones_are_kept() -> None:
+    """Closer to the truth than the estimates are, and than any multiple of them."""
+    random = np.random.default_rng(2)
+    truth = random.standard_t(2, N) * 0.3
+    truth[:20] = 40.0
+    seen = noisy(truth)
+    found = Posterior.learnt(seen)(seen)
+
+    def error(values: np.ndarray) -> float:
+        return float(np.square(values - truth)[20:].mean())
+
+    best_multiple = min(error(seen * factor) for factor in np.linspace(0, 1, 101))
+    assert error(found) < 0.9 * best_multiple
+    np.testing.assert_allclose(found[:20], seen[:20], rtol=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=60), st.floats(-1e3, 1e3))
+def test_it_is_monotone_never_further_out_and_moves_with_what_is_given(
+    values: list[float], shift: float
+) -> None:
+    seen = np.array(values)
+    posterior = Posterior.learnt(seen)
+    at = np.sort(np.concatenate([seen, np.linspace(-80, 80, 41)]))
+    found = posterior(at)
+    assert (np.diff(found) >= -1e-9).all()
+    assert (np.abs(found - posterior.centre) <= np.abs(at - posterior.centre) + 1e-9).all()
+    moved = Posterior.learnt(seen + shift)(at + shift)
+    np.testing.assert_allclose(moved, found + shift, atol=0.02 * (1 + np.abs(seen).max()))
+
+
+def test_nothing_to_learn_from_is_no_error() -> None:
+    assert np.isfinite(Posterior.learnt(np.empty(0))(np.array([1.0, -2.0]))).all()
+    np.testing.assert_allclose(Posterior.learnt(np.full(5, 2.0))(np.array([2.0])), 2.0)
