@@ -52,6 +52,7 @@ class Answer:
     reliability : float or None        see `stride_cli.recovery.stability.Halves`
     prior : str or None                what the supporters are ranked by, beside their influence
     read : int                         chunks whose influence was read from their own gradients
+    estimated : bool                   others count with what their projections say, too
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -78,6 +79,7 @@ class Answer:
     reliability: float | None = None
     prior: str | None = None
     read: int = 0
+    estimated: bool = False
     recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
@@ -106,7 +108,7 @@ class Answer:
                 "seen": found.seen,
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
-                "read": found.read if self.read else None,
+                "read": found.read if self.read or self.estimated else None,
                 "prior": None if self.prior is None else factor * found.prior,
                 "stability": found.stability,
             }
@@ -139,6 +141,7 @@ class Answer:
             "unit": "relative" if self.scale is None else "nats",
             "scale": None if self.scale is None else self.scale.to_record(),
             "read": self.read,
+            "estimated": self.estimated,
             "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],

@@ -185,7 +185,7 @@ class Asking:
             reached=lambda stage: reached.__setitem__(stage, clock()),
         )
         shared = {"recover": reached["recover"] - start}
-        if attributor.reads:
+        if attributor.looks_at_chunks:
             shared["read"] = reached["read"] - reached["recover"]
         for each, found in zip(asked, attributions, strict=True):
             seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}

@@ -392,6 +392,7 @@ class Session:
             prior=options.prior,
             read=attributor.reads,
             recall=found.recall,
+            estimated=found.estimated,
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,

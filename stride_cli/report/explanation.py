@@ -110,14 +110,15 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
             "influence. The model may be putting the response together from many documents, or making it up."
         )
     # what is recovered matters where nothing better is known of the strongest chunks
-    read, fit = bool(record.get("read")), recovery["r_squared"]
+    estimated = bool(record.get("estimated"))
+    read, fit = bool(record.get("read")) or estimated, recovery["r_squared"]
     if not read and fit is not None and fit < _POOR_FIT:
         found.append(
             f"The influences explain only {_percent(fit)} of what the subsets answered (R²): most of the "
             "response comes from documents too weak to tell apart, or from noise."
         )
     reliability = record.get("reliability")
-    if reliability is not None and reliability < _UNRELIABLE:
+    if not estimated and reliability is not None and reliability < _UNRELIABLE:
         found.append(
             "Recovered from half of the subsets, the influences predict what the other half answered only at "
             f"r = {reliability:.2f}: expect little of them, whatever R² says."
@@ -163,13 +164,20 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def estimated_from(record: Mapping[str, Any], subsets: int) -> str:
+    """What chunks that were not read count with."""
+    if record.get("estimated"):
+        return f"estimated from projections and {subsets:,} subsets"
+    return f"recovered from {subsets:,} subsets"
+
+
 def flags(hit: Mapping[str, Any]) -> list[str]:
     """What is special about a hit, in words."""
     found = []
     if hit["backfilled"]:
         found.append("by correlation only")
     if hit.get("read") is False and not hit["backfilled"]:
-        found.append("recovered, not read")
+        found.append("estimated, not read")
     if not hit["seen"]:
         found.append("never seen by the operators")
     if hit["neighbours"]:
@@ -322,7 +330,9 @@ def _what_is_not_known(record: Mapping[str, Any]) -> str:
 def _doubts(record: Mapping[str, Any]) -> list[str]:
     """Reasons to be careful, as clauses; the worst first, two at most."""
     recovery, measurement = record["recovery"], record["measurement"]
-    read, fit, reliability = bool(record.get("read")), recovery["r_squared"], record.get("reliability")
+    estimated = bool(record.get("estimated"))
+    read, fit = bool(record.get("read")) or estimated, recovery["r_squared"]
+    reliability = None if estimated else record.get("reliability")
     first = _weighted(record)[0]
     found = []
     if not read and (fit is None or fit < _POOR_FIT):

@@ -343,6 +343,8 @@ def _certificate(answer: ShownAnswer) -> str:
     ]
     if read := answer.record.get("read"):
         rows.append(("read directly", f"{read:,} chunks, from their own gradients"))
+    if answer.record.get("estimated"):
+        rows.append(("others", "estimated from projections and subsets together"))
     if recall := answer.record.get("recall"):
         rows.append(("strongest chunks read", found_of(recall)))
     if answer.record.get("reliability") is not None:

@@ -193,6 +193,12 @@ class AnswerRecord(TypedDict):
             "chunks whose influence was read from their own gradients; others' are recovered from subsets",
         ]
     ]
+    estimated: NotRequired[
+        Annotated[
+            bool,
+            "chunks that were not read count with what projections and subsets say of them together",
+        ]
+    ]
     recall: NotRequired[
         Annotated[
             RecallRecord | None,

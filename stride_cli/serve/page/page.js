@@ -356,7 +356,7 @@ function drawHit(answer, hit, largest, below) {
   const flags = [];
   const final = answer.carried || hit.chunk === undefined; // what is chosen by words has no other passage
   if (hit.backfilled) flags.push("by correlation only");
-  if (hit.read === false && !hit.backfilled) flags.push("recovered, not read");
+  if (hit.read === false && !hit.backfilled) flags.push("estimated, not read");
   if (hit.seen === false) flags.push("never seen by the operators");
   if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
   return make("li", { className: "hit" },

@@ -84,7 +84,7 @@ def test_chunks_that_were_read_directly_are_counted() -> None:
     read = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 9, 0.95))).split())
     assert "40 chunks read from their own gradients, others recovered from 300 subsets" in read
     assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
-    assert read.count("recovered, not read") == 3  # of four hits: one has no weight at all
+    assert read.count("estimated, not read") == 3  # of four hits: one has no weight at all
     assert "not read" not in shown(100)
     none = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95))).split())
     assert "cannot be told" in none
