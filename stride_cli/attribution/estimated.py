@@ -39,14 +39,15 @@ class Estimates:
     ----------
     n_chunks : n
     projected : range of chunks → their influences by projections, and the standard deviations of their errors
-    recovered : (n,) float64      the debiased Lasso (`recovery.refinement.Debiased`), in the same unit
+    recovered : (n,) float64      the debiased Lasso (`recovery.refinement.Debiased`), in the same unit; None:
+                                  projections are all there is
     error : float                 the standard deviation of its error, as projections tell it
     posterior : Posterior         of estimates in units of their errors
     """
 
     n_chunks: int
     projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-    recovered: Guide
+    recovered: Guide | None
     error: float
     posterior: Posterior
 
@@ -55,8 +56,8 @@ class Estimates:
         cls,
         n_chunks: int,
         projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
-        recovered: Guide,
-        stated: float,
+        recovered: Guide | None = None,
+        stated: float = 0.0,
     ) -> Estimates:
         """Learnt from all chunks, or a sample of them.
 
@@ -66,6 +67,9 @@ class Estimates:
         """
         seen = zip(*_looked_at(n_chunks, projected, recovered), strict=True)
         mine, errors, others = (np.concatenate(parts) for parts in seen)
+        if recovered is None:
+            known = errors > 0
+            return cls(n_chunks, projected, None, np.inf, Posterior.learnt(mine[known] / errors[known]))
         apart = float(np.mean(np.square(mine - others) - np.square(errors))) if len(mine) else 0.0
         error = float(np.sqrt(max(apart, (_LEAST * stated) ** 2)))
         values, spread = _together(mine, errors, others, error)
@@ -74,7 +78,8 @@ class Estimates:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
-        values, spread = _together(*self.projected(start, stop), self.recovered[start:stop], self.error)
+        others = 0.0 if self.recovered is None else self.recovered[start:stop]
+        values, spread = _together(*self.projected(start, stop), others, self.error)
         known = spread > 0
         found = values.copy()
         found[known] = spread[known] * self.posterior(values[known] / spread[known])
@@ -123,7 +128,7 @@ def projected_part(
 
 
 def _looked_at(
-    n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]], recovered: Guide
+    n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]], recovered: Guide | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Both estimates, and the errors of the first, of what is learnt from."""
     if n_chunks <= _ROWS:
@@ -132,15 +137,16 @@ def _looked_at(
         starts = np.linspace(0, n_chunks - _STRETCH, _SAMPLED // _STRETCH).astype(int).tolist()
         ranges = [(start, start + _STRETCH) for start in starts]
     for start, stop in ranges:
-        yield *projected(start, stop), recovered[start:stop]
+        own = projected(start, stop)
+        yield *own, own[0] if recovered is None else recovered[start:stop]
 
 
 def _together(
-    mine: np.ndarray, errors: np.ndarray, others: np.ndarray, error: float
+    mine: np.ndarray, errors: np.ndarray, others: np.ndarray | float, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two estimates weighed by their precisions, and the error that is left; an estimate without an error (of
     a chunk that has no gradient) is what it is."""
     if not error > 0:
-        return others, np.zeros_like(others)
+        return mine * 0.0 + others, np.zeros_like(mine)
     share = np.square(errors) / (np.square(errors) + error**2)  # of the other
     return mine + share * (others - mine), errors * np.sqrt(1.0 - share)

@@ -20,15 +20,16 @@ from stride_cli.attribution.attributor import Attributor
 from stride_cli.attribution.direct_readout import query_gradients, second_estimates
 from stride_cli.attribution.session import Session
 from stride_cli.data.query_files import read_queries
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.projections import Projector
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
+from stride_cli.recovery.problem import Solution
 from stride_cli.recovery.recall import CONFIDENCE, TOP, stated_recall
 from stride_cli.recovery.refinement import candidates
 from tests.benchmarks._machine import machine
 
-SIZES = (256, 512, 1024, 2048, 4096)
+SIZES = (256, 512, 1024, 2048, 4096, 8192)
 READ = (30, 60, 100, 200)
 
 
@@ -41,22 +42,9 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     attributor: Attributor = session.attributor()
     batches = [queries.batch(group) for group in queries.groups(4096)]
     measured = attributor.measure(batches)
-    unread = replace(attributor, options=replace(attributor.options, read=0))
-    solutions = [found.solution for found in unread.influences(None, batches, measured.responses)]
-    # one pass over the corpus: every chunk's product with every query, and its projections
-    steered = SteeredModel.of(workspace.model, operators)
-    asked, n_chunks = query_gradients(steered, batches), workspace.n_chunks
-    exact = np.zeros((len(queries), n_chunks))
-    projectors = {size: Projector(steered.gate_size, size, n_chunks, workspace.seed) for size in SIZES}
-    with progress("reading chunks", n_chunks, unit="chunks") as bar:
-        for group in workspace.chunks.plan(steered.tokens_at_once):
-            for batch in map(workspace.chunks.batch, workspace.chunks.small_groups(group)):
-                own = gate_gradients(steered, batch)[0]
-                products = sum(query @ gradient.cpu().T for query, gradient in zip(asked, own, strict=True))
-                exact[:, batch.rows] = (products * batch.scored).numpy()
-                for projector in projectors.values():
-                    projector.add(batch, own)
-                bar.advance(len(batch.rows))
+    solutions = recovered(attributor, batches, measured.responses)
+    steered, n_chunks = SteeredModel.of(workspace.model, operators), workspace.n_chunks
+    exact, projectors = look(steered, workspace, batches, SIZES)
     top = np.argsort(-exact, axis=1)[:, :TOP]
     about = {
         "benchmark": "recall",
@@ -95,6 +83,31 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
                 | machine("torch", "numpy")
             )
+
+
+def recovered(attributor: Attributor, batches: list[Any], responses: np.ndarray) -> list[Solution]:
+    """What the subsets alone say of the queries."""
+    alone = replace(attributor, options=replace(attributor.options, read=0, estimate="subsets"))
+    return [found.solution for found in alone.influences(None, batches, responses)]
+
+
+def look(
+    steered: SteeredModel, workspace: Any, batches: list[Any], sizes: tuple[int, ...]
+) -> tuple[np.ndarray, dict[int, Projector]]:
+    """One pass over the corpus: every chunk's product with every query, (Q, n), and its projections."""
+    asked, n_chunks = query_gradients(steered, batches), workspace.n_chunks
+    exact = np.zeros((len(asked[0]), n_chunks))
+    projectors = {size: Projector(steered.gate_size, size, n_chunks, workspace.seed) for size in sizes}
+    with progress("reading chunks", n_chunks, unit="chunks") as bar:
+        for group in workspace.chunks.plan(steered.tokens_at_once):
+            for batch in map(workspace.chunks.batch, workspace.chunks.small_groups(group)):
+                own = chunk_gradients(steered, batch)[0]
+                products = sum(query @ gradient.cpu().T for query, gradient in zip(asked, own, strict=True))
+                exact[:, batch.rows] = (products * batch.scored).numpy()
+                for projector in projectors.values():
+                    projector.add(batch, own)
+                bar.advance(len(batch.rows))
+    return exact, projectors
 
 
 def main(arguments: list[str]) -> None:
