@@ -14,11 +14,12 @@ from stride_cli.audit.control_sets import (
     Controls,
     choose_kind,
     given_controls,
+    log_losses,
     make_controls,
     no_controls,
     steepness,
 )
-from stride_cli.audit.effect import Candidates, Effect, measure_effects, share_effects
+from stride_cli.audit.effect import Candidates, Effect, losses_before, measure_effects, share_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
@@ -149,17 +150,22 @@ def audit(
     _check(session, documents)
     found = find_overlaps(session.index, [sample.parts for sample in items])
     present = np.array([overlap.share >= options.present for overlap in found])
+    ranked = best_chunks(
+        session.index, [np.concatenate(sample.parts) for sample in items], max(options.top, _POOL)
+    )
+    likeness = np.array([like.likeness[0] if len(like.chunks) else 0.0 for like in ranked])
+    there = present | (likeness >= options.near)  # decided by words alone, before the model is asked
     if controls is not None:
         others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
         against = given_controls(session, documents, others, options.present)
-    elif (kind := choose_kind(present, options)) == "made":
-        against = make_controls(session, documents, present, options, block_size)
+    elif (kind := choose_kind(there, options)) == "made":
+        against = make_controls(session, documents, there, options, block_size)
     else:
         against = no_controls(kind)
     everything = [*items, *against.samples]
     overlaps = [*found, *find_overlaps(session.index, [sample.parts for sample in against.samples])]
-    ranked = best_chunks(
-        session.index, [np.concatenate(sample.parts) for sample in everything], max(options.top, _POOL)
+    ranked += best_chunks(
+        session.index, [np.concatenate(sample.parts) for sample in against.samples], max(options.top, _POOL)
     )
     offsets = np.asarray(session.index.array("corpus/chunk_offsets"))
     candidates = [
@@ -176,17 +182,22 @@ def audit(
         for effect in arriving:
             effects.append(effect)
             bar.advance()
-    p, each, compared, count = _rank(session, effects, against, present)
-    q = grouped_q_values(p, present)
+    before = None if against.kind == "made" else losses_before(session, everything)
+    p, each, compared, count = _rank(session, effects, against, there, before)
+    q = grouped_q_values(p, there)
     return [
         Finding(
             document=item.document,
-            verdict=verdict_of(bool(present[row]), float(q[row]), options.level),
+            verdict=verdict_of(bool(there[row]), float(q[row]), options.level),
             p=float(p[row]),
             q=float(q[row]),
-            lexical=_lexical(session, item, overlaps[row], bool(present[row]), ranked[row]),
+            lexical=_lexical(session, item, overlaps[row], (bool(present[row]), bool(there[row])), ranked[row]),
             effect=_effect(
-                session, effects[row], len(candidates[row].chunks), float(compared[row]), each[row]
+                session,
+                effects[row],
+                len(candidates[row].chunks),
+                (float(compared[row]), None if before is None else float(before[row])),
+                each[row],
             ),
             controls={"kind": against.kind, "count": int(count[row])},
         )
@@ -195,18 +206,23 @@ def audit(
 
 
 def _rank(
-    session: Session, effects: Sequence[Effect], against: Controls, present: np.ndarray
+    session: Session,
+    effects: Sequence[Effect],
+    against: Controls,
+    present: np.ndarray,
+    before: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """p (N,), that of each side (N, 2), the loss an item's is compared with (N,), number of controls (N,).
 
-    `effects` are those of the items, then of the controls.
+    `effects` are those of the items, then of the controls, and so are the losses `before` the fine-tuning: an
+    easy item lost little then as well, so that what the fine-tuning took off says more than what is left.
     """
     n = len(present)
     losses = np.array([effect.loss for effect in effects])
     if against.kind == "made":
         knowledge, compared = steepness(session, losses, against, n)
     else:
-        knowledge = -losses
+        knowledge = -losses if before is None else log_losses(before) - log_losses(losses)
         compared = np.full(n, (losses[:n][~present] if against.kind == "absent" else losses[n:]).mean())
     statistics = np.stack([knowledge, [effect.copied_share for effect in effects]], axis=1)
     zero_is_nothing = (False, True)
@@ -255,14 +271,17 @@ def _lexical(
     session: Session,
     item: Sample,
     overlap: Overlap,
-    present: bool,
+    found_there: tuple[bool, bool],
     ranked: Ranked,
 ) -> LexicalEvidence:
+    """`found_there`: whether the item is present, and whether it is so at least in other words."""
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
     found: LexicalEvidence = {
-        "present": present,
+        "present": found_there[0],
+        "near": found_there[1] and not found_there[0],
+        "likeness": float(ranked.likeness[0]) if len(ranked.chunks) else 0.0,
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
         "longest_run": overlap.longest,
@@ -296,8 +315,10 @@ def _lexical(
 
 
 def _effect(
-    session: Session, effect: Effect, n_candidates: int, control_loss: float, each: np.ndarray
+    session: Session, effect: Effect, n_candidates: int, others: tuple[float, float | None], each: np.ndarray
 ) -> EffectRecord:
+    """`others` are the losses of the controls, and of the model before its fine-tuning."""
+    control_loss, base_loss = others
     strongest = ""
     if effect.strongest_chunk >= 0:
         document = int(session.index.chunk_documents(np.array([effect.strongest_chunk]))[0])
@@ -306,6 +327,7 @@ def _effect(
         "p_loss": float(each[0]),
         "p_influence": float(each[1]),
         "loss": effect.loss,
+        "base_loss": base_loss,
         "control_loss": control_loss,
         "loss_gap": control_loss - effect.loss,
         "candidates": n_candidates,
