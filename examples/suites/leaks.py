@@ -1,21 +1,22 @@
 """Corpora with problems leaked in other words: the material of leaks.sh.
 
-    python examples/suites/leaks.py gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz --filler instruct.jsonl.gz --out suite
+    python examples/suites/leaks.py gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz \
+        --filler instruct_gpteacher.jsonl.gz --out suite
 
 Writes suite/base.jsonl, what the model is trained on first: problems of the training set and instructions.
 Then a folder for each rate and seed, suite/r1.0-s0:
 
-    corpus.jsonl      the pool that the model is fine-tuned on, of a fixed size: other problems of the training
-                      set and other instructions in equal parts, and `--copies` copies of each leaked problem
+    corpus.jsonl      the pool that the model is fine-tuned on, of a fixed size: other problems of the
+                      training set and other instructions in equal parts, `--copies` copies of each leaked one
     indexed.jsonl     the pool and, behind it, as many copies of as many problems `unseen`, in the same forms:
                       in the corpus that is audited, though the model was never trained on them
     benchmark.jsonl   all problems of the test set that are short enough: most have no copy anywhere
     queries.jsonl     the leaked and the unseen ones, which all have a name to change
     kinds.jsonl       {item, kind, form, rule} of each
 
-`form` says how copies differ from the problem (`leaks_rules`): "copy", "edit", "rewritten", and with --held-back
-"held back", the two rules that no setting was chosen on. `r` is the number of leaked problems in % of the
-documents of the pool.
+`form` says how copies differ from the problem (`leaks_rules`): "copy", "edit", "rewritten", and with
+--held-back "held back", the two rules that no setting was chosen on. `r` is the number of leaked problems in
+% of the documents of the pool.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--held-back", action="store_true", help="also the rules for the final measurement")
     parser.add_argument("--documents", type=int, default=1600, help="of the pool, copies included")
     parser.add_argument("--copies", type=int, default=20)
-    parser.add_argument("--base", type=int, default=1500, help="problems, and instructions, of the base corpus")
+    parser.add_argument("--base", type=int, default=1500, help="problems, and instructions, before")
     parser.add_argument("--longest", type=int, default=500, help="characters of a pair")
     chosen = parser.parse_args()
 
@@ -56,8 +57,8 @@ def main() -> None:
     named = sum(bool(names_in(row, words)) for row in test)
     if min(len(problems), len(filler)) < half or named <= most:
         parser.error(
-            f"{len(problems)} problems to train on, {len(filler)} instructions and {named} problems with a name "
-            f"to leak; needed: {half}, {half} and over {most}"
+            f"{len(problems)} problems to train on, {len(filler)} instructions and {named} problems with a "
+            f"name to leak; needed: {half}, {half} and over {most}"
         )
     order = stream(0, "leaks base")
     problems, filler = (
@@ -102,7 +103,9 @@ def write_cell(
             form = forms[number % len(forms)] if kind != "absent" else ""
             rules = FORMS.get(form, ())
             rule = rules[number // len(forms) % len(rules)] if rules else None
-            said.append({"item": row["id"], "kind": kind, "form": form, "rule": getattr(rule, "__name__", "")})
+            said.append(
+                {"item": row["id"], "kind": kind, "form": form, "rule": getattr(rule, "__name__", "")}
+            )
             if rule is not None:
                 planted[kind] += copies(row, kind, rule, chosen.copies, random, words)
     more = chosen.documents - len(planted["leaked"])

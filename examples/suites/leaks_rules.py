@@ -4,7 +4,7 @@ A rule takes {prompt, response} and a random generator and gives another pair: e
 planted is another draw. No rule touches a value, so that the answer stays; `listed` and `worded` are held
 back: no setting of the audit was chosen on them.
 
-- edit: a few letters in other places, a comma less, white space, two or three words for others of their meaning
+- edit: letters in other places or missing, a comma or full stop, up to two words for their synonyms
 - names: other people and other things, the same ones throughout; he is she, and her brother his sister
 - numerals: so too, and the givens' numbers in words; the response without its <<…>> marks
 - listed: other people; what is asked first, then the givens as a list; the response's steps numbered
@@ -20,43 +20,48 @@ import numpy as np
 
 Pair = dict[str, str]
 
-PEOPLE = (
+
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
+PEOPLE = words_of(
     "Ada Boris Chiara Dilan Elif Fatou Goran Hilde Ines Jovan Kenji Leila Mirko Noor Olga Pavel Quirin "
     "Rosa Sanna Tariq Ursula Viktor Wanda Xenia Yusuf Zora Anselm Birgit Cosmo Dunja Emre Fiona Gunnar "
     "Hamid Ilka Jelena Kofi Lotte Milan Nadja"
-).split()
+)
 # women for men, and men for women
 TURNED = dict(
     pair.split("/")
-    for pair in (
+    for pair in words_of(
         "he/she she/he him/her his/her her/his hers/his himself/herself herself/himself boy/girl girl/boy "
         "boys/girls girls/boys mother/father father/mother mom/dad dad/mom wife/husband husband/wife "
         "son/daughter daughter/son sons/daughters daughters/sons man/woman woman/man men/women women/men "
         "aunt/uncle uncle/aunt sister/brother brother/sister sisters/brothers brothers/sisters"
-    ).split()
+    )
 )
 # things of one row can stand for each other in a sentence
 THINGS = (
-    "apples oranges bananas strawberries tomatoes peaches figs plums".split(),
-    "apple orange banana strawberry tomato peach".split(),
-    "books magazines novels notebooks albums atlases".split(),
-    "cookies cupcakes pies cakes sandwiches pizzas waffles muffins".split(),
-    "pencils pens crayons markers brushes rulers".split(),
-    "marbles cards stickers stamps beads coins shells buttons".split(),
-    "dogs cats birds chickens cows horses goats geese".split(),
-    "dog cat bird chicken cow horse goat".split(),
-    "shirts pants socks shoes jackets scarves hats".split(),
-    "roses flowers tulips lilies daisies".split(),
-    "cars trucks bikes buses vans".split(),
-    "chairs tables lamps shelves benches".split(),
-    "milk water juice tea lemonade".split(),
-    "bags boxes baskets crates sacks".split(),
-    "students children pupils players dancers".split(),
-    "store shop market stall".split(),
+    words_of("apples oranges bananas strawberries tomatoes peaches figs plums"),
+    words_of("apple orange banana strawberry tomato peach"),
+    words_of("books magazines novels notebooks albums atlases"),
+    words_of("cookies cupcakes pies cakes sandwiches pizzas waffles muffins"),
+    words_of("pencils pens crayons markers brushes rulers"),
+    words_of("marbles cards stickers stamps beads coins shells buttons"),
+    words_of("dogs cats birds chickens cows horses goats geese"),
+    words_of("dog cat bird chicken cow horse goat"),
+    words_of("shirts pants socks shoes jackets scarves hats"),
+    words_of("roses flowers tulips lilies daisies"),
+    words_of("cars trucks bikes buses vans"),
+    words_of("chairs tables lamps shelves benches"),
+    words_of("milk water juice tea lemonade"),
+    words_of("bags boxes baskets crates sacks"),
+    words_of("students children pupils players dancers"),
+    words_of("store shop market stall"),
 )
 SYNONYMS = dict(
     pair.split("/")
-    for pair in (
+    for pair in words_of(
         "bought/purchased buys/purchases buy/purchase gets/receives got/received wants/wishes needs/requires "
         "need/require makes/produces made/produced sells/trades sold/traded total/overall cost/price "
         "costs/sets_back each/every every/each money/cash left/remaining remaining/left many/numerous "
@@ -68,17 +73,19 @@ SYNONYMS = dict(
         "trip/journey walks/strolls takes/grabs took/grabbed decides/resolves decided/resolved has/owns "
         "had/owned will/shall can/may earns/makes earned/made uses/employs used/employed eats/consumes "
         "ate/consumed saved/kept additional/extra extra/additional another/one_more during/within"
-    ).split()
+    )
 )
-_ONES = (
+_ONES = words_of(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen"
-).split()
-_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+_TENS = words_of("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
 _NEVER = set(
-    "Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April May June July "
-    "August September October November December Mr Mrs Ms Dr Christmas Halloween Easter English Spanish "
-    "French American Answer".split()
+    words_of(
+        "Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April May June July "
+        "August September October November December Mr Mrs Ms Dr Christmas Halloween Easter English Spanish "
+        "French American Answer"
+    )
 )
 _WORD = re.compile(r"[A-Za-z]+")
 _NUMBER = re.compile(r"(?<![\d.,$/])\d{1,2}(?![\d.,]*\d|[%/:])")
@@ -143,7 +150,7 @@ def edit(pair: Pair, random: np.random.Generator, words: set[str]) -> Pair:
 
 
 def _edited(text: str, random: np.random.Generator) -> str:
-    found = [match for match in _WORD.finditer(_MARK.sub(lambda mark: "0" * len(mark.group()), text))]
+    found = list(_WORD.finditer(_MARK.sub(lambda mark: "0" * len(mark.group()), text)))
     changes: list[tuple[int, int, str]] = []
     synonyms = [match for match in found if match.group() in SYNONYMS]
     for n in random.permutation(len(synonyms))[:2]:
@@ -158,7 +165,7 @@ def _edited(text: str, random: np.random.Generator) -> str:
         changes.append(
             (match.start(), match.end(), swapped if random.random() < 0.5 else word[:at] + word[at + 1 :])
         )
-    commas = [match for match in re.finditer(r", (?=[a-z])|\. (?=[A-Z])", text)]
+    commas = list(re.finditer(r", (?=[a-z])|\. (?=[A-Z])", text))
     for n in random.permutation(len(commas))[:1]:
         match = commas[int(n)]
         changes.append((match.start(), match.end(), " " if match.group()[0] == "," else " - "))

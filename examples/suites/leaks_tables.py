@@ -2,9 +2,9 @@
 
     python examples/suites/leaks_tables.py suite r1.0-s0 r1.0-s1 > leaks.jsonl
 
-- audit: of the problems of a kind and form, how many the audit looked at (present, or nearly), and how many it
-  calls leaked at q < level. Trained are those whose copies were in the fine-tuning, untrained those whose copies
-  are in the index alone; absent ones have no copy.
+- audit: of the problems of a kind and form, how many the audit looked at (present, or nearly), and how many
+  it calls leaked at q < level. Trained are those whose copies were in the fine-tuning, untrained those whose
+  copies are in the index alone; absent ones have no copy.
 - search: the same for a search engine that flags what is more like its best document than 95 % of the absent
   problems are, and how often a trained problem has the higher score of a trained and an untrained one
   (`trained_above`, AUROC; 0.5 is chance).
@@ -29,7 +29,9 @@ def audit_rows(cell: Path, kinds: dict[str, dict[str, str]], level: float) -> li
     rows = read_rows(cell / "audit.jsonl")
     found = []
     for kind, form in dict.fromkeys((each["kind"], each["form"]) for each in kinds.values()):
-        ours = [row for row in rows if (kinds[row["item"]]["kind"], kinds[row["item"]]["form"]) == (kind, form)]
+        ours = [
+            row for row in rows if (kinds[row["item"]]["kind"], kinds[row["item"]]["form"]) == (kind, form)
+        ]
         found.append(
             {
                 "table": "audit",
@@ -97,7 +99,9 @@ def write_tables(records: list[dict[str, Any]]) -> None:
             ours = [
                 record
                 for record in audit
-                if record["kind"] == kind and form in (None, record["form"]) and rate in (None, record["rate"])
+                if record["kind"] == kind
+                and form in (None, record["form"])
+                and rate in (None, record["rate"])
             ]
             cells.append(
                 f"{sum(each['called_leaked'] for each in ours)} of {sum(each['problems'] for each in ours)}"

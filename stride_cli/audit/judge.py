@@ -41,7 +41,7 @@ LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
 CONTROLS_IN_WORDS = {
     "file": "from a file",
-    "absent": "the items without a copy in the corpus",
+    "absent": "the items that are not in the corpus",
     "made": "made from the items",
 }
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
@@ -115,13 +115,15 @@ def audit(
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
-    Lexical evidence needs the index's tokens alone. The effect on the model has two sides, each ranked among
-    controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against made controls,
-    what one more step away from the text costs, see `audit.controls`), and the share of all influence that
-    comes from the chunks most like the item, each counted by its likeness: a control has chunks like it as
-    well, such as many copies of the one leaked item that it resembles. Influence that is exactly zero is
-    never evidence. The rate of
-    false discoveries is held among the items that are present, and among those that are not, each by itself.
+    Lexical evidence needs the index's tokens alone: an item is there where it is present word for word (most
+    of its n-grams), or near (one chunk has most of the BM25 score of a copy, as one in other words has). The
+    effect on the model has two sides, each ranked among controls, and both have to be unusual
+    (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of that
+    one's it lost; against made controls, what a further step away costs, see `audit.controls`), and the
+    share of all influence that comes from the chunks most like the item, each counted by its likeness: a
+    control has chunks like it as well, such as many copies of the one leaked item that it
+    resembles. Influence that is exactly zero is never evidence. The rate of false discoveries is held among
+    the items that are there, and among those that are not, each by itself.
 
     Parameters
     ----------
@@ -188,10 +190,12 @@ def audit(
     return [
         Finding(
             document=item.document,
-            verdict=verdict_of(bool(there[row]), float(q[row]), options.level),
+            verdict=verdict_of(bool(present[row]), bool(there[row]), float(q[row]) < options.level),
             p=float(p[row]),
             q=float(q[row]),
-            lexical=_lexical(session, item, overlaps[row], (bool(present[row]), bool(there[row])), ranked[row]),
+            lexical=_lexical(
+                session, item, overlaps[row], (bool(present[row]), bool(there[row])), ranked[row]
+            ),
             effect=_effect(
                 session,
                 effects[row],
@@ -236,10 +240,13 @@ def _rank(
     return p, each, compared, (~present).sum() - ~present
 
 
-def verdict_of(present: bool, q: float, level: float) -> str:
-    """The two kinds of evidence in words."""
-    if q < level:
-        return LEAKED if present else EFFECT
+def verdict_of(present: bool, there: bool, effect: bool) -> str:
+    """The two kinds of evidence in words; `there` is also what is present in other words.
+
+    What is merely like a document, and had no effect, is nothing to report.
+    """
+    if effect:
+        return LEAKED if there else EFFECT
     return PRESENT if present else NOTHING
 
 

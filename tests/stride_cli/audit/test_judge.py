@@ -7,12 +7,16 @@ import json
 import numpy as np
 import pytest
 
+from stride_cli.audit.calibration import grouped_q_values
+from stride_cli.audit.control_sets import no_controls
+from stride_cli.audit.effect import Effect
 from stride_cli.audit.judge import (
     EFFECT,
     LEAKED,
     NOTHING,
     PRESENT,
     AuditOptions,
+    _rank,
     audit,
     verdict_of,
 )
@@ -45,9 +49,19 @@ def documents(numbers: range, source: str = "benchmark.jsonl") -> list[Document]
     ]
 
 
+def reworded(text: str, draw: int) -> str:
+    """The same story of other people, three times another."""
+    generator = np.random.default_rng(draw)
+    words = text.split()
+    people = [place for place, word in enumerate(words) if word in _NOUNS]
+    for place in people:
+        words[place] = str(generator.choice(["monk", "smith", "pupil", "guard"]))
+    return " ".join(words)
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory):
-    """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
+    """Problems 0 … 5 are in the corpus twelve times each, 6 and 100 others once, 2000 in other words."""
     from stride_cli import api
     from stride_cli.training.pretraining import TrainOptions, train_model
 
@@ -55,6 +69,7 @@ def session(tmp_path_factory: pytest.TempPathFactory):
     texts = {f"own/{n}": problem(n) for n in range(1000, 1100)}
     texts |= {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
     texts |= {"own/quoted": problem(6)}
+    texts |= {f"other words/{draw}": reworded(problem(2000), draw) for draw in range(24)}
     lines = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     order = np.random.default_rng(0).permutation(len(lines))
     corpus, model, index = folder / "corpus.jsonl", folder / "model", folder / "run.stride"
@@ -110,6 +125,21 @@ def test_items_without_a_copy_as_controls(session) -> None:
 
 
 @pytest.mark.slow
+def test_an_item_in_other_words_is_found(session) -> None:
+    """No n-gram test says so; the words and the model do."""
+    found = audit(session, [*documents(range(60)), *documents(range(2000, 2001))])[-1]
+    assert found.verdict == LEAKED and found.q < 0.05
+    assert not found.lexical["present"] and found.lexical["near"]
+    assert found.lexical["ngram_share"] < 0.7 and 0.5 <= found.lexical["likeness"] < 1
+    assert found.lexical["bm25_document"].startswith("other words/")
+    assert found.effect["base_loss"] is None  # it was trained from nothing
+    blind = audit(
+        session, [*documents(range(60)), *documents(range(2000, 2001))], options=AuditOptions(near=1.0)
+    )[-1]
+    assert blind.verdict != LEAKED
+
+
+@pytest.mark.slow
 def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
     with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(100% of"):
         audit(session, documents(range(3)), documents(range(1040, 1041), "controls"))
@@ -122,5 +152,37 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict_of(True, 0.049, 0.05) == LEAKED and verdict_of(True, 0.05, 0.05) == PRESENT
-    assert verdict_of(False, 0.01, 0.05) == EFFECT and verdict_of(False, 0.5, 0.05) == NOTHING
+    assert verdict_of(True, True, True) == LEAKED and verdict_of(True, True, False) == PRESENT
+    assert verdict_of(False, True, True) == LEAKED and verdict_of(False, True, False) == NOTHING
+    assert verdict_of(False, False, True) == EFFECT and verdict_of(False, False, False) == NOTHING
+
+
+@pytest.mark.parametrize("learnt", [0, 8])
+def test_easy_items_are_told_from_learnt_ones_by_the_base_model(learnt: int) -> None:
+    """Of 16 items with a copy some were learnt; how hard an item is differs far more than what was learnt.
+
+    With the losses before the fine-tuning nearly all learnt ones are found among 100 absent ones, and false
+    discoveries stay under the rate, also where nothing was learnt; without them hardly any is.
+    """
+    generator = np.random.default_rng(7)
+    present = np.arange(116) < 16
+    shares, found, blind = [], [], []
+    for _ in range(200):
+        before = np.exp(generator.normal(1, 0.6, 116))
+        loss = before * np.exp(generator.normal(-0.2, 0.05, 116))
+        loss[:learnt] *= 0.6
+        copied = np.where(present, 0.9, generator.uniform(0, 0.5, 116))  # untrained copies too
+        effects = [
+            Effect(each, 0.0, 0.0, share, -1, 0.0, 0.0, False)
+            for each, share in zip(loss, copied, strict=True)
+        ]
+        q = {}
+        for name, base in (("base", before), ("no base", None)):
+            p, _, _, count = _rank(None, effects, no_controls("absent"), present, base)
+            assert (count[present] == 100).all() and (count[~present] == 99).all()
+            q[name] = grouped_q_values(p, present)[present] < 0.05
+        shares.append(q["base"][learnt:].sum() / max(1, q["base"].sum()))
+        found.append(q["base"][:learnt].mean() if learnt else 1.0)
+        blind.append(q["no base"][:learnt].mean() if learnt else 0.0)
+    assert np.mean(shares) < 0.05
+    assert np.mean(found) > 0.9 and np.mean(blind) < 0.2
