@@ -31,7 +31,9 @@ for cell in $cells; do
     [ -e "$at/model" ] || stride model finetune "$at/corpus.jsonl" --model "$work/base" --out "$at/model" \
         --epochs "${EPOCHS:-3}" --lr "${LR:-2e-3}" --seed "$seed" >&2
     [ -e "$at/run.stride" ] || stride index build "$at/indexed.jsonl" --model "$at/model" --out "$at/run.stride" >&2
-    [ -e "$at/trained" ] || { stride train --index "$at/run.stride" --overwrite >&2 && touch "$at/trained"; }
+    # what only queries need is left out
+    [ -e "$at/trained" ] || { stride train --index "$at/run.stride" --overwrite --no-calibration --project 0 >&2 &&
+        touch "$at/trained"; }
     once "$at/audit.jsonl" stride audit "$at/benchmark.jsonl" --index "$at/run.stride" --controls absent
     for method in ${METHODS:-bm25 embeddings}; do
         [ -e "$at/$method.npy" ] || stride baseline "$method" --index "$at/run.stride" --top 1 --json \

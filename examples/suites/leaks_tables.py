@@ -5,9 +5,11 @@
 - audit: of the problems of a kind and form, how many the audit looked at (present, or nearly), and how many
   it calls leaked at q < level. Trained are those whose copies were in the fine-tuning, untrained those whose
   copies are in the index alone; absent ones have no copy.
-- search: the same for a search engine that flags what is more like its best document than 95 % of the absent
-  problems are, and how often a trained problem has the higher score of a trained and an untrained one
-  (`trained_above`, AUROC; 0.5 is chance).
+- search: the same for a search engine that flags what is more like its best document than 95 % of the
+  absent ones, and how often a trained problem has the higher score of a trained and an untrained
+  one (`trained_above`, AUROC; 0.5 is chance).
+- power: what the audit would find with fewer absent problems as controls, by the loss alone and by what the
+  fine-tuning took off it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from typing import Any
 import numpy as np
 from contamination_tables import read_rows
 
+from stride_cli.audit.calibration import benjamini_hochberg, joint_p_values
+from stride_cli.randomness import stream
+
+CONTROLS, DRAWS = (25, 50, 100, 200, 400), 200
 KINDS = {"leaked": "trained", "unseen": "untrained", "absent": "absent"}
 
 
@@ -78,6 +84,42 @@ def search_rows(cell: Path, kinds: dict[str, dict[str, str]]) -> list[dict[str, 
     return found
 
 
+def power_rows(cell: Path, kinds: dict[str, dict[str, str]], level: float) -> list[dict[str, Any]]:
+    """What fewer controls would have found: so many of the absent problems, drawn again and again."""
+    rows = read_rows(cell / "audit.jsonl")
+    there = np.array([row["lexical"]["present"] or row["lexical"]["near"] for row in rows])
+    kind = np.array([kinds[row["item"]]["kind"] for row in rows])
+    loss, base, copied = (
+        np.array([row["effect"][key] for row in rows], float) for key in ("loss", "base_loss", "copied_share")
+    )
+    found = []
+    for name, knowledge in (("loss", -loss), ("loss before and after", np.log(base / loss))):
+        both = np.stack([knowledge, copied], axis=1)
+        for count in CONTROLS:
+            if count > (~there).sum():
+                continue
+            random = stream(0, "leaks power", count)
+            shares, false = [], []
+            for _ in range(DRAWS):
+                controls = both[random.choice(np.flatnonzero(~there), count, replace=False)]
+                p, _ = joint_p_values(both[there], controls, zero_is_nothing=(False, True))
+                hits, of = benjamini_hochberg(p) < level, kind[there]
+                shares.append(hits[of == "leaked"].sum() / (kind == "leaked").sum())
+                false.append(hits[of != "leaked"].sum() / max(1, hits.sum()))
+            found.append(
+                {
+                    "table": "power",
+                    "statistic": name,
+                    "controls": count,
+                    "draws": DRAWS,
+                    "trained_found": float(np.mean(shares)),
+                    "false_discovery_rate": float(np.mean(false)),
+                    "nothing_found": float(np.mean(np.array(shares) == 0)),
+                }
+            )
+    return found
+
+
 def write_tables(records: list[dict[str, Any]]) -> None:
     """Markdown on stderr: counts over all cells."""
 
@@ -120,6 +162,15 @@ def write_tables(records: list[dict[str, Any]]) -> None:
         )
         rows.append([method, *flagged, f"{np.mean([each['trained_above'] for each in ours]):.3f}"])
     table("Flagged by search", ["search", "trained", "untrained", "trained above untrained"], rows)
+    rows = []
+    power = [record for record in records if record["table"] == "power"]
+    for key in dict.fromkeys((record["statistic"], record["controls"]) for record in power):
+        ours = [record for record in power if (record["statistic"], record["controls"]) == key]
+        means = (np.mean([each[name] for each in ours]) for name in ("trained_found", "false_discovery_rate"))
+        rows.append([key[0], str(key[1]), *(f"{100 * mean:.1f}" for mean in means)])
+    table(
+        "With fewer controls", ["statistic", "controls", "trained found (%)", "false discoveries (%)"], rows
+    )
 
 
 def main() -> None:
@@ -135,7 +186,11 @@ def main() -> None:
         rate, seed = name[1:].split("-s")
         records += [
             {"suite": "leaks", "rate": float(rate), "seed": int(seed)} | row
-            for row in (*audit_rows(cell, kinds, chosen.level), *search_rows(cell, kinds))
+            for row in (
+                *audit_rows(cell, kinds, chosen.level),
+                *search_rows(cell, kinds),
+                *power_rows(cell, kinds, chosen.level),
+            )
         ]
     for record in records:
         print(json.dumps(record, ensure_ascii=False))

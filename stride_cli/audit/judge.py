@@ -118,10 +118,10 @@ def audit(
     Lexical evidence needs the index's tokens alone: an item is there where it is present word for word (most
     of its n-grams), or near (one chunk has most of the BM25 score of a copy, as one in other words has). The
     effect on the model has two sides, each ranked among controls, and both have to be unusual
-    (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of that
-    one's it lost; against made controls, what a further step away costs, see `audit.controls`), and the
-    share of all influence that comes from the chunks most like the item, each counted by its likeness: a
-    control has chunks like it as well, such as many copies of the one leaked item that it
+    (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of its
+    loss went; against made controls, what a further step away costs, see `audit.controls`), and the share of
+    all influence that comes from the chunks most like the item, each counted by its likeness: a control has
+    chunks like it as well, such as many copies of the one leaked item that it
     resembles. Influence that is exactly zero is never evidence. The rate of false discoveries is held among
     the items that are there, and among those that are not, each by itself.
 

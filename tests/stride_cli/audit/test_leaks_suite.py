@@ -15,7 +15,7 @@ import pytest
 
 SUITES = Path(__file__).parents[3] / "examples" / "suites"
 PAIR = {
-    "prompt": "Mia has 16 apples and her brother Tom has 4 more, so they buy 3 bags. How many apples has Mia?",
+    "prompt": "Mia has 16 apples and her brother Tom has 4 more, so they buy 3 bags. How many has Mia?",
     "response": "Mia has 16 + 4 = <<16+4=20>>20 apples in total.\nTom sells 3 of them.\n#### 20",
 }
 KNOWN = {"has", "apples", "how", "many", "more", "they"}
@@ -54,10 +54,9 @@ def test_a_rule_changes_the_words_and_keeps_every_value(script, name: str) -> No
         assert sum(same.values()) >= 6  # of 19 words: it is still the same story
         if name != "edit":  # consistently: one other name for each, in prompt and response
             assert not re.search(r"\b(Mia|Tom)\b", draw["prompt"] + draw["response"])
-            (first,) = {
-                word for word in re.findall(r"\b[A-Z]\w+", draw["prompt"]) if word in rules.PEOPLE
-            } - {word for word in re.findall(r"\w+", draw["response"].split("\n")[1])}
-            assert first in draw["response"].split("\n")[0]
+            first, second = (set(re.findall(r"\w+", part)) for part in draw["response"].split("\n")[:2])
+            (mia,), (tom,) = first & set(rules.PEOPLE), second & set(rules.PEOPLE)
+            assert mia != tom and {mia, tom} <= set(re.findall(r"\w+", draw["prompt"]))
         if name in ("names", "numerals", "worded"):
             assert "apples" not in draw["prompt"] + draw["response"]
     assert ("####" in draws[0]["response"]) is (name != "worded")
