@@ -10,7 +10,7 @@ Then a folder for each rate and seed, suite/r1.0-s0:
                       training set and other instructions in equal parts, `--copies` copies of each leaked one
     indexed.jsonl     the pool and, behind it, as many copies of as many problems `unseen`, in the same forms:
                       in the corpus that is audited, though the model was never trained on them
-    benchmark.jsonl   all problems of the test set that are short enough: most have no copy anywhere
+    benchmark.jsonl   problems of the test set, leaked, unseen, and others: most have no copy anywhere
     queries.jsonl     the leaked and the unseen ones, which all have a name to change
     kinds.jsonl       {item, kind, form, rule} of each
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1600, help="of the pool, copies included")
     parser.add_argument("--copies", type=int, default=20)
     parser.add_argument("--base", type=int, default=1500, help="problems, and instructions, before")
+    parser.add_argument("--problems", type=int, help="of the benchmark; default: all that are short enough")
     parser.add_argument("--longest", type=int, default=500, help="characters of a pair")
     chosen = parser.parse_args()
 
@@ -88,7 +89,7 @@ def write_cell(
     random = stream(seed, "leaks", round(rate * 10))
     forms = [form for form in FORMS if chosen.held_back or form != "held back"]
     size = round(chosen.documents * rate / 100)
-    drawn = [test[int(i)] for i in random.permutation(len(test))]
+    drawn = [test[int(i)] for i in random.permutation(len(test))[: chosen.problems]]
     named = [row for row in drawn if names_in(row, words)][: 2 * size]  # others have no name to change
     taken = {row["id"] for row in named}
     kinds = {
@@ -102,7 +103,7 @@ def write_cell(
         for number, row in enumerate(rows):
             form = forms[number % len(forms)] if kind != "absent" else ""
             rules = FORMS.get(form, ())
-            rule = rules[number // len(forms) % len(rules)] if rules else None
+            rule = rules[(number // len(forms) + seed) % len(rules)] if rules else None
             said.append(
                 {"item": row["id"], "kind": kind, "form": form, "rule": getattr(rule, "__name__", "")}
             )
@@ -116,7 +117,7 @@ def write_cell(
     folder.mkdir(exist_ok=True)
     write_rows(folder / "corpus.jsonl", pool)
     write_rows(folder / "indexed.jsonl", [*pool, *planted["unseen"]])
-    write_rows(folder / "benchmark.jsonl", [pair(row) for row in test])
+    write_rows(folder / "benchmark.jsonl", [pair(row) for rows in kinds.values() for row in rows])
     write_rows(folder / "queries.jsonl", [pair(row) for row in [*kinds["leaked"], *kinds["unseen"]]])
     write_rows(folder / "kinds.jsonl", said)
 
