@@ -105,8 +105,8 @@ def sentence(finding: Finding) -> str:
         )
     if lexical["near"]:
         found += (
-            f" In other words it is in document '{lexical['bm25_document']}', which has "
-            f"{lexical['likeness']:.0%} of a copy's BM25 score."
+            f" In other words it is there, as in document '{lexical['bm25_document']}': one chunk holds "
+            f"{lexical['contained']:.0%} of its 3-grams."
         )
     found += f" Loss {effect['loss']:.3f} nats a token"
     if effect["base_loss"] is not None:

@@ -20,7 +20,7 @@ from stride_cli.audit.control_sets import (
     steepness,
 )
 from stride_cli.audit.effect import Candidates, Effect, losses_before, measure_effects, share_effects
-from stride_cli.audit.ngrams import Overlap, find_overlaps
+from stride_cli.audit.ngrams import Overlap, contained_share, find_overlaps
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
@@ -46,6 +46,7 @@ CONTROLS_IN_WORDS = {
 }
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
+_UNUSUAL = 2.0  # times the containment of the median item: what items of a benchmark share by their form
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
 
@@ -116,7 +117,7 @@ def audit(
     """Judge every item of a benchmark.
 
     Lexical evidence needs the index's tokens alone: an item is there where it is present word for word (most
-    of its n-grams), or near (one chunk has most of the BM25 score of a copy, as one in other words has). The
+    of its n-grams), or near (one chunk holds many of its 3-grams, as a version in other words does). The
     effect on the model has two sides, each ranked among controls, and both have to be unusual
     (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of its
     loss went; against made controls, what a further step away costs, see `audit.controls`), and the share of
@@ -155,8 +156,10 @@ def audit(
     ranked = best_chunks(
         session.index, [np.concatenate(sample.parts) for sample in items], max(options.top, _POOL)
     )
-    likeness = np.array([like.likeness[0] if len(like.chunks) else 0.0 for like in ranked])
-    there = present | (likeness >= options.near)  # decided by words alone, before the model is asked
+    contained = _contained(session, items, ranked, options.top)
+    # decided by words alone, before the model is asked; a form that all items have makes none of them near
+    usual = np.median(contained[~present]) if not present.all() else 0.0
+    there = present | (contained >= max(options.near, _UNUSUAL * usual))
     if controls is not None:
         others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
         against = given_controls(session, documents, others, options.present)
@@ -194,7 +197,11 @@ def audit(
             p=float(p[row]),
             q=float(q[row]),
             lexical=_lexical(
-                session, item, overlaps[row], (bool(present[row]), bool(there[row])), ranked[row]
+                session,
+                item,
+                overlaps[row],
+                (bool(present[row]), bool(there[row]), float(contained[row])),
+                ranked[row],
             ),
             effect=_effect(
                 session,
@@ -270,6 +277,12 @@ def _candidates(overlap: Overlap, ranked: Ranked, offsets: np.ndarray, top: int,
     return Candidates(chunks, likeness)
 
 
+def _contained(session: Session, items: Sequence[Sample], ranked: Sequence[Ranked], top: int) -> np.ndarray:
+    """`contained_share` of each item in the chunks most like it, (N,) float64."""
+    pairs = zip(items, ranked, strict=True)
+    return np.array([contained_share(session.index, item.parts, like.chunks[:top]) for item, like in pairs])
+
+
 def _chunk_of(token: int, offsets: np.ndarray) -> int:
     return int(np.searchsorted(offsets, token, side="right")) - 1
 
@@ -278,17 +291,17 @@ def _lexical(
     session: Session,
     item: Sample,
     overlap: Overlap,
-    found_there: tuple[bool, bool],
+    found_there: tuple[bool, bool, float],
     ranked: Ranked,
 ) -> LexicalEvidence:
-    """`found_there`: whether the item is present, and whether it is so at least in other words."""
+    """`found_there`: present; present or in other words; how much of it one chunk holds."""
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
     found: LexicalEvidence = {
         "present": found_there[0],
         "near": found_there[1] and not found_there[0],
-        "likeness": float(ranked.likeness[0]) if len(ranked.chunks) else 0.0,
+        "contained": found_there[2],
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
         "longest_run": overlap.longest,

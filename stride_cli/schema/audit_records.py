@@ -8,9 +8,9 @@ from typing import Annotated, Literal, TypedDict
 class LexicalEvidence(TypedDict):
     present: Annotated[bool, "whether enough of the item's n-grams are in the corpus"]
     near: Annotated[
-        bool, "whether it is there in other words alone: a chunk is like it, and it is not present"
+        bool, "whether it is there in other words: not present, though one chunk holds many of its 3-grams"
     ]
-    likeness: Annotated[float, "BM25 score of the chunk most like the item / that of a copy, at most 1"]
+    contained: Annotated[float, "the largest share of its 3-grams that one chunk holds, 0 … 1"]
     ngram: Annotated[int, "n of the n-grams: 8 tokens, or the item's length where it is shorter"]
     ngram_share: Annotated[float, "share of the item's n-grams that occur in the corpus, 0 … 1"]
     longest_run: Annotated[int, "tokens of the longest run shared with one document; 0: no n-gram is"]
