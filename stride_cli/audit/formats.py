@@ -105,7 +105,7 @@ def sentence(finding: Finding) -> str:
         )
     if lexical["near"]:
         found += (
-            f" In other words it is there, as in document '{lexical['bm25_document']}': one chunk holds "
+            f" In other words it is there, as in document '{lexical['contained_document']}': one chunk holds "
             f"{lexical['contained']:.0%} of its 3-grams."
         )
     found += f" Loss {effect['loss']:.3f} nats a token"

@@ -20,7 +20,7 @@ from stride_cli.audit.control_sets import (
     steepness,
 )
 from stride_cli.audit.effect import Candidates, Effect, losses_before, measure_effects, share_effects
-from stride_cli.audit.ngrams import Overlap, contained_share, find_overlaps
+from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
@@ -46,7 +46,7 @@ CONTROLS_IN_WORDS = {
 }
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
-_UNUSUAL = 2.0  # times the containment of the median item: what items of a benchmark share by their form
+_UNUSUAL = 1.5  # times the containment of the median item: what items of a benchmark share by their form
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
 
@@ -156,7 +156,11 @@ def audit(
     ranked = best_chunks(
         session.index, [np.concatenate(sample.parts) for sample in items], max(options.top, _POOL)
     )
-    contained = _contained(session, items, ranked, options.top)
+    alike = [
+        most_contained(session.index, item.parts, like.chunks[: options.top])
+        for item, like in zip(items, ranked, strict=True)
+    ]
+    contained = np.array([share for share, _ in alike])
     # decided by words alone, before the model is asked; a form that all items have makes none of them near
     usual = np.median(contained[~present]) if not present.all() else 0.0
     there = present | (contained >= max(options.near, _UNUSUAL * usual))
@@ -200,7 +204,8 @@ def audit(
                 session,
                 item,
                 overlaps[row],
-                (bool(present[row]), bool(there[row]), float(contained[row])),
+                (bool(present[row]), bool(there[row])),
+                alike[row],
                 ranked[row],
             ),
             effect=_effect(
@@ -277,12 +282,6 @@ def _candidates(overlap: Overlap, ranked: Ranked, offsets: np.ndarray, top: int,
     return Candidates(chunks, likeness)
 
 
-def _contained(session: Session, items: Sequence[Sample], ranked: Sequence[Ranked], top: int) -> np.ndarray:
-    """`contained_share` of each item in the chunks most like it, (N,) float64."""
-    pairs = zip(items, ranked, strict=True)
-    return np.array([contained_share(session.index, item.parts, like.chunks[:top]) for item, like in pairs])
-
-
 def _chunk_of(token: int, offsets: np.ndarray) -> int:
     return int(np.searchsorted(offsets, token, side="right")) - 1
 
@@ -291,17 +290,19 @@ def _lexical(
     session: Session,
     item: Sample,
     overlap: Overlap,
-    found_there: tuple[bool, bool, float],
+    found_there: tuple[bool, bool],
+    alike: tuple[float, int],
     ranked: Ranked,
 ) -> LexicalEvidence:
-    """`found_there`: present; present or in other words; how much of it one chunk holds."""
+    """`found_there`: present; present or in other words. `alike`: as `most_contained` has it."""
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
     found: LexicalEvidence = {
         "present": found_there[0],
         "near": found_there[1] and not found_there[0],
-        "contained": found_there[2],
+        "contained": alike[0],
+        "contained_document": "",
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
         "longest_run": overlap.longest,
@@ -324,6 +325,9 @@ def _lexical(
         tokens = np.asarray(index.array("corpus/tokens")[low:high])
         passage = str(decode(tokens, skip_special_tokens=True)).strip()
         found["document"], found["chunk"], found["passage"] = index.document_id(document), chunk, passage
+    if alike[1] >= 0:
+        document = int(index.chunk_documents(np.array([alike[1]]))[0])
+        found["contained_document"] = index.document_id(document)
     if len(ranked.chunks):
         chunk = int(ranked.chunks[0])
         document = int(index.chunk_documents(ranked.chunks[:1])[0])

@@ -63,7 +63,7 @@ def find_overlaps(
     return found
 
 
-def contained_share(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarray) -> float:
+def most_contained(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarray) -> tuple[float, int]:
     """The largest share of an item's 3-grams that one of some chunks holds: its containment (Broder 1997).
 
     What an item shares with one document tells a version of it in other words, of which no long run is left,
@@ -77,12 +77,14 @@ def contained_share(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarra
     Returns
     -------
     float      0 … 1; 0 where no part has three tokens
+    int        the first chunk that holds so many; -1 where none holds any
     """
     own = np.unique(np.concatenate([_threes(part) for part in parts])) if len(parts) else np.zeros(0)
     if not len(own) or not len(chunks):
-        return 0.0
-    held = (np.isin(own, _threes(index.chunk_tokens(int(chunk))), kind="sort").sum() for chunk in chunks)
-    return float(max(held) / len(own))
+        return 0.0, -1
+    held = [int(np.isin(own, _threes(index.chunk_tokens(int(chunk)))).sum()) for chunk in chunks]
+    best = int(np.argmax(held))
+    return held[best] / len(own), int(chunks[best]) if held[best] else -1
 
 
 def _threes(tokens: np.ndarray) -> np.ndarray:

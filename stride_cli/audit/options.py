@@ -19,7 +19,7 @@ class AuditOptions(Options):
     present : float          share of an item's 8-grams found in the corpus from which on it is present there
                              (0.7 in PaLM: Chowdhery et al. 2022, section 8)
     near : float             share of an item's 3-grams, held by one chunk, from which on the corpus holds the
-                             item in other words; and twice as much as of the median item
+                             item in other words; and 1.5 times as much as of the median item
     top : int                chunks most like the item by BM25, whose influence is added up (and all within
                              10 % of the best score, at most 128)
     controls_per_item : int  made for each item

@@ -191,7 +191,8 @@ def _summarise(findings: list, level: float) -> None:
         note("controls made from the items are exchangeable with them only roughly: see stride audit --help")
     elif kind == "absent":
         note(
-            "items without a copy are the controls: an effect on them can be found with --controls FILE only"
+            "items that are not in the corpus are the controls: an effect on them can be found with "
+            "--controls FILE only"
         )
 
 

@@ -11,6 +11,7 @@ class LexicalEvidence(TypedDict):
         bool, "whether it is there in other words: not present, though one chunk holds many of its 3-grams"
     ]
     contained: Annotated[float, "the largest share of its 3-grams that one chunk holds, 0 … 1"]
+    contained_document: Annotated[str, "the document of that chunk; empty: none holds any"]
     ngram: Annotated[int, "n of the n-grams: 8 tokens, or the item's length where it is shorter"]
     ngram_share: Annotated[float, "share of the item's n-grams that occur in the corpus, 0 … 1"]
     longest_run: Annotated[int, "tokens of the longest run shared with one document; 0: no n-gram is"]

@@ -21,6 +21,7 @@ def finding() -> Finding:
         "present": True,
         "near": False,
         "contained": 1.0,
+        "contained_document": "=2",
         "ngram": 8,
         "ngram_share": 1.0,
         "longest_run": 9,
@@ -85,5 +86,5 @@ def test_a_sentence_says_what_is_there_in_other_words_and_what_fine_tuning_took(
     lexical: Any = {**plain.lexical, "present": False, "near": True, "contained": 0.42}
     effect: Any = {**plain.effect, "base_loss": 2.5}
     near = sentence(replace(plain, lexical=lexical, effect=effect))
-    assert "In other words it is there, as in document '+1': one chunk holds 42% of its 3-grams." in near
+    assert "In other words it is there, as in document '=2': one chunk holds 42% of its 3-grams." in near
     assert "Loss 1.000 nats a token (2.500 before the fine-tuning), controls 0.500" in near

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,26 +51,20 @@ def documents(numbers: range, source: str = "benchmark.jsonl") -> list[Document]
 
 
 def reworded(text: str, draw: int) -> str:
-    """The same story of other people, three times another."""
+    """The same story, with other people in three of its four sentences."""
     generator = np.random.default_rng(draw)
     words = text.split()
     people = [place for place, word in enumerate(words) if word in _NOUNS]
-    for place in people:
+    for place in people[:3]:
         words[place] = str(generator.choice(["monk", "smith", "pupil", "guard"]))
     return " ".join(words)
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory):
-    """Problems 0 … 5 are in the corpus twelve times each, 6 and 100 others once, 2000 in other words."""
+def opened(folder: Path, texts: dict[str, str]):
+    """A session of a small model that was trained on these texts."""
     from stride_cli import api
     from stride_cli.training.pretraining import TrainOptions, train_model
 
-    folder = tmp_path_factory.mktemp("audited")
-    texts = {f"own/{n}": problem(n) for n in range(1000, 1100)}
-    texts |= {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
-    texts |= {"own/quoted": problem(6)}
-    texts |= {f"other words/{draw}": reworded(problem(2000), draw) for draw in range(24)}
     lines = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     order = np.random.default_rng(0).permutation(len(lines))
     corpus, model, index = folder / "corpus.jsonl", folder / "model", folder / "run.stride"
@@ -80,6 +75,16 @@ def session(tmp_path_factory: pytest.TempPathFactory):
     api.build_index([str(corpus)], model_path=str(model), out=index, options=api.BuildOptions(n_subsets=60))
     api.train(index, api.ClosedOptions(space="logit"))
     return api.Session.open(index)
+
+
+OWN = {f"own/{n}": problem(n) for n in range(1000, 1100)}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory):
+    """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
+    copies = {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
+    return opened(tmp_path_factory.mktemp("audited"), OWN | copies | {"own/quoted": problem(6)})
 
 
 @pytest.mark.slow
@@ -125,18 +130,23 @@ def test_items_without_a_copy_as_controls(session) -> None:
 
 
 @pytest.mark.slow
-def test_an_item_in_other_words_is_found(session) -> None:
-    """No n-gram test says so; the words and the model do."""
-    found = audit(session, [*documents(range(60)), *documents(range(2000, 2001))])[-1]
-    assert found.verdict == LEAKED and found.q < 0.05
-    assert not found.lexical["present"] and found.lexical["near"]
-    assert found.lexical["ngram_share"] < 0.7 and 0.25 <= found.lexical["contained"] < 1
-    assert found.lexical["bm25_document"].startswith("other words/")
-    assert found.effect["base_loss"] is None  # it was trained from nothing
-    blind = audit(
-        session, [*documents(range(60)), *documents(range(2000, 2001))], options=AuditOptions(near=1.0)
-    )[-1]
-    assert blind.verdict != LEAKED
+def test_items_in_other_words_are_found(tmp_path: Path) -> None:
+    """No n-gram test says so; what one chunk holds, and the model, do."""
+    versions = {f"other words/{n}/{draw}": reworded(problem(n), draw) for n in range(6) for draw in range(12)}
+    session = opened(tmp_path, OWN | versions)
+    found = audit(session, documents(range(60)))
+    assert not any(finding.lexical["present"] for finding in found)
+    assert [finding.lexical["near"] for finding in found] == [True] * 6 + [False] * 54
+    # of others the tiny model has not learnt enough to know the item by its version
+    assert sum(finding.verdict == LEAKED and finding.q < 0.05 for finding in found[:6]) >= 4
+    assert {finding.verdict for finding in found[6:]} == {NOTHING}
+    for number, finding in enumerate(found[:6]):
+        assert finding.lexical["ngram_share"] < 0.7
+        assert 0.25 <= finding.lexical["contained"] < 1 and finding.effect["base_loss"] is None
+        assert finding.lexical["contained_document"].startswith(f"other words/{number}/")
+    assert found[0].controls == {"kind": "absent", "count": 54}
+    blind = audit(session, documents(range(60)), options=AuditOptions(near=1.0))
+    assert not any(finding.verdict == LEAKED for finding in blind)
 
 
 @pytest.mark.slow

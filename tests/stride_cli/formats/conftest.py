@@ -13,8 +13,8 @@ from tests.stride_cli.report.conftest import make_record
 def make_audit(**changes: Any) -> dict[str, Any]:
     """An audited item's record."""
     lexical = {
-        "present": True, "near": False, "contained": 1.0, "ngram": 8, "ngram_share": 1.0, "longest_run": 20,
-        "document": "d1", "chunk": 3,
+        "present": True, "near": False, "contained": 1.0, "contained_document": "d1", "ngram": 8,
+        "ngram_share": 1.0, "longest_run": 20, "document": "d1", "chunk": 3,
         "passage": "=1+1", "bm25_document": "d1", "bm25_chunk": 3, "bm25_score": 9.5, "bm25_passage": "p",
     }  # fmt: skip
     effect = {
