@@ -37,6 +37,7 @@ INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
 _, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
 _, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, HABIT, REPORT = blocks("docs/howto/prove.md")
+(AUDITED,) = blocks("docs/howto/leaks.md")
 (SELECT,) = blocks("docs/howto/select.md")
 EVALUATE, REMOVED, IMPORTED = blocks("docs/howto/methods.md")
 CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
@@ -47,6 +48,7 @@ RUN = {
     WALK,
     MODEL,
     LEAKED,
+    AUDITED,
     PROVE,
     HABIT,
     EXPLAINED,
@@ -197,8 +199,9 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     # and each of a tenth of the steps
     items = [{"id": q["id"], "text": q["text"][:80]} for q in history[:4] + history[-4:]]
     (shell.directory / "benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    shell(LEAKED)
-    assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")
+    for block in (LEAKED, AUDITED):
+        shell(block)
+        assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")
     recipe = json.loads((shell.directory / "model/stride_recipe.json").read_text(encoding="utf-8"))
     short = {**recipe, "epochs": recipe["epochs"] / 10, "steps": recipe["steps"] // 10}
     (shell.directory / "short.json").write_text(json.dumps(short), encoding="utf-8")

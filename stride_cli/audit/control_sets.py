@@ -173,17 +173,17 @@ def steepness(
     extra = [*against.others, *against.references]
     found = np.empty(len(extra))
     with progress("losses of controls", len(extra), unit="texts") as bar:
-        for row, loss in enumerate(measure_losses(session, extra)):
+        for row, loss in enumerate(measure_losses(session.model, extra)):
             found[row] = loss
             bar.advance()
     versions = np.concatenate([losses[n_items:], found[: len(against.others)]])
     owner = np.concatenate([against.owner, against.other_owner])
     steepness = np.concatenate(
         [
-            _mean_by(owner, _log(versions), n_items),
-            _mean_by(against.reference_owner, _log(found[len(against.others) :]), len(against.samples)),
+            _mean_by(owner, log_losses(versions), n_items),
+            _mean_by(against.reference_owner, log_losses(found[len(against.others) :]), len(against.samples)),
         ]
-    ) - _log(losses)
+    ) - log_losses(losses)
     return np.nan_to_num(steepness, nan=0.0), _mean_by(owner, versions, n_items)
 
 
@@ -194,5 +194,5 @@ def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)
 
 
-def _log(losses: np.ndarray) -> np.ndarray:
+def log_losses(losses: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(losses, 1e-9))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.audit.samples import Sample
     from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.recovery.lasso import Solution
 
 _BLOCK = 16  # texts recovered at once: the columns are read once for all of them
@@ -166,8 +167,33 @@ def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:
     )
 
 
-def measure_losses(session: Session, samples: Sequence[Sample]) -> Iterator[float]:
-    """The model's loss on each sample, mean nats per scored token, by forward passes alone."""
+def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | None:
+    """The losses of the model that the audited one was fine-tuned from, (N,) float64.
+
+    None where its recipe (or adapter) names none that is there, or one that reads other tokens.
+    """
+    from stride_cli.models.fingerprints import cuts_alike
+    from stride_cli.operators.beginnings import recorded_base
+    from stride_cli.operators.opener import Opener
+    from stride_cli.output import progress
+
+    path = recorded_base(session.model, tell=lambda text: None)
+    if path is None:
+        return None
+    before = Opener.like(session.model).load(path)
+    theirs, own = before.tokenizer.get_vocab(), session.model.tokenizer.get_vocab()
+    if not (cuts_alike(before.tokenizer, session.model.tokenizer) and theirs.items() <= own.items()):
+        return None
+    found = np.empty(len(samples))
+    with progress("losses before the fine-tuning", len(samples), unit="texts") as bar:
+        for row, loss in enumerate(measure_losses(before, samples)):
+            found[row] = loss
+            bar.advance()
+    return found
+
+
+def measure_losses(model: AttributableModel, samples: Sequence[Sample]) -> Iterator[float]:
+    """A model's loss on each sample, mean nats per scored token, by forward passes alone."""
     import torch
 
     from stride_cli.data.batches import pad_batch
@@ -180,7 +206,7 @@ def measure_losses(session: Session, samples: Sequence[Sample]) -> Iterator[floa
         for group in _of_bounded_tokens([len(ids) for _, ids, _ in rows]):
             batch = pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group])
             with torch.no_grad():
-                found = row_losses(session.model, batch).cpu().numpy()
+                found = row_losses(model, batch).cpu().numpy()
             for position, i in enumerate(group):
                 sums[rows[i][0]] += found[position]
         yield from (float(total / sample.scored) for total, sample in zip(sums, block, strict=True))

@@ -15,8 +15,16 @@ from stride_cli.output import to_json
 
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {
-    LEAKED: ("leaked", "error", "A copy is in the corpus, and the model's loss and influences depend on it."),
-    PRESENT: ("present", "warning", "A copy is in the corpus, but no effect on the model was found."),
+    LEAKED: (
+        "leaked",
+        "error",
+        "The item is in the corpus, perhaps in other words, and the model's loss and influences show it.",
+    ),
+    PRESENT: (
+        "present",
+        "warning",
+        "The item is in the corpus, perhaps in other words, but no effect on the model was found.",
+    ),
     EFFECT: ("effect", "warning", "The model treats the item unlike its controls, but no copy was found."),
 }
 
@@ -95,7 +103,14 @@ def sentence(finding: Finding) -> str:
             f" {lexical['ngram_share']:.0%} of its {lexical['ngram']}-grams are in the corpus; the longest "
             f"shared run is {lexical['longest_run']} tokens, in document '{lexical['document']}'."
         )
+    if lexical["near"]:
+        found += (
+            f" In other words it is there, as in document '{lexical['contained_document']}': one chunk holds "
+            f"{lexical['contained']:.0%} of its 3-grams."
+        )
     found += f" Loss {effect['loss']:.3f} nats a token"
+    if effect["base_loss"] is not None:
+        found += f" ({effect['base_loss']:.3f} before the fine-tuning)"
     if effect["control_loss"] == effect["control_loss"]:
         found += f", controls {effect['control_loss']:.3f}"
     return found + f"; {effect['candidate_share']:.0%} of the influence comes from chunks like it."

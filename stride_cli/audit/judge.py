@@ -14,12 +14,13 @@ from stride_cli.audit.control_sets import (
     Controls,
     choose_kind,
     given_controls,
+    log_losses,
     make_controls,
     no_controls,
     steepness,
 )
-from stride_cli.audit.effect import Candidates, Effect, measure_effects, share_effects
-from stride_cli.audit.ngrams import Overlap, find_overlaps
+from stride_cli.audit.effect import Candidates, Effect, losses_before, measure_effects, share_effects
+from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
@@ -40,11 +41,12 @@ LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
 CONTROLS_IN_WORDS = {
     "file": "from a file",
-    "absent": "the items without a copy in the corpus",
+    "absent": "the items that are not in the corpus",
     "made": "made from the items",
 }
 VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
 _NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
+_UNUSUAL = 1.5  # times the containment of the median item: what items of a benchmark share by their form
 _POOL = 128
 _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
 
@@ -114,13 +116,15 @@ def audit(
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
-    Lexical evidence needs the index's tokens alone. The effect on the model has two sides, each ranked among
-    controls, and both have to be unusual (`calibration.joint_p_values`): the loss (against made controls,
-    what one more step away from the text costs, see `audit.controls`), and the share of all influence that
-    comes from the chunks most like the item, each counted by its likeness: a control has chunks like it as
-    well, such as many copies of the one leaked item that it resembles. Influence that is exactly zero is
-    never evidence. The rate of
-    false discoveries is held among the items that are present, and among those that are not, each by itself.
+    Lexical evidence needs the index's tokens alone: an item is there where it is present word for word (most
+    of its n-grams), or near (one chunk holds many of its 3-grams, as a version in other words does). The
+    effect on the model has two sides, each ranked among controls, and both have to be unusual
+    (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of its
+    loss went; against made controls, what a further step away costs, see `audit.controls`), and the share of
+    all influence that comes from the chunks most like the item, each counted by its likeness: a control has
+    chunks like it as well, such as many copies of the one leaked item that it
+    resembles. Influence that is exactly zero is never evidence. The rate of false discoveries is held among
+    the items that are there, and among those that are not, each by itself.
 
     Parameters
     ----------
@@ -149,17 +153,28 @@ def audit(
     _check(session, documents)
     found = find_overlaps(session.index, [sample.parts for sample in items])
     present = np.array([overlap.share >= options.present for overlap in found])
+    ranked = best_chunks(
+        session.index, [np.concatenate(sample.parts) for sample in items], max(options.top, _POOL)
+    )
+    alike = [
+        most_contained(session.index, item.parts, like.chunks[: options.top])
+        for item, like in zip(items, ranked, strict=True)
+    ]
+    contained = np.array([share for share, _ in alike])
+    # decided by words alone, before the model is asked; a form that all items have makes none of them near
+    usual = np.median(contained[~present]) if not present.all() else 0.0
+    there = present | (contained >= max(options.near, _UNUSUAL * usual))
     if controls is not None:
         others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
         against = given_controls(session, documents, others, options.present)
-    elif (kind := choose_kind(present, options)) == "made":
-        against = make_controls(session, documents, present, options, block_size)
+    elif (kind := choose_kind(there, options)) == "made":
+        against = make_controls(session, documents, there, options, block_size)
     else:
         against = no_controls(kind)
     everything = [*items, *against.samples]
     overlaps = [*found, *find_overlaps(session.index, [sample.parts for sample in against.samples])]
-    ranked = best_chunks(
-        session.index, [np.concatenate(sample.parts) for sample in everything], max(options.top, _POOL)
+    ranked += best_chunks(
+        session.index, [np.concatenate(sample.parts) for sample in against.samples], max(options.top, _POOL)
     )
     offsets = np.asarray(session.index.array("corpus/chunk_offsets"))
     candidates = [
@@ -176,17 +191,29 @@ def audit(
         for effect in arriving:
             effects.append(effect)
             bar.advance()
-    p, each, compared, count = _rank(session, effects, against, present)
-    q = grouped_q_values(p, present)
+    before = None if against.kind == "made" else losses_before(session, everything)
+    p, each, compared, count = _rank(session, effects, against, there, before)
+    q = grouped_q_values(p, there)
     return [
         Finding(
             document=item.document,
-            verdict=verdict_of(bool(present[row]), float(q[row]), options.level),
+            verdict=verdict_of(bool(present[row]), bool(there[row]), float(q[row]) < options.level),
             p=float(p[row]),
             q=float(q[row]),
-            lexical=_lexical(session, item, overlaps[row], bool(present[row]), ranked[row]),
+            lexical=_lexical(
+                session,
+                item,
+                overlaps[row],
+                (bool(present[row]), bool(there[row])),
+                alike[row],
+                ranked[row],
+            ),
             effect=_effect(
-                session, effects[row], len(candidates[row].chunks), float(compared[row]), each[row]
+                session,
+                effects[row],
+                len(candidates[row].chunks),
+                (float(compared[row]), None if before is None else float(before[row])),
+                each[row],
             ),
             controls={"kind": against.kind, "count": int(count[row])},
         )
@@ -195,18 +222,23 @@ def audit(
 
 
 def _rank(
-    session: Session, effects: Sequence[Effect], against: Controls, present: np.ndarray
+    session: Session,
+    effects: Sequence[Effect],
+    against: Controls,
+    present: np.ndarray,
+    before: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """p (N,), that of each side (N, 2), the loss an item's is compared with (N,), number of controls (N,).
 
-    `effects` are those of the items, then of the controls.
+    `effects` are those of the items, then of the controls, and so are the losses `before` the fine-tuning: an
+    easy item lost little then as well, so that what the fine-tuning took off says more than what is left.
     """
     n = len(present)
     losses = np.array([effect.loss for effect in effects])
     if against.kind == "made":
         knowledge, compared = steepness(session, losses, against, n)
     else:
-        knowledge = -losses
+        knowledge = -losses if before is None else log_losses(before) - log_losses(losses)
         compared = np.full(n, (losses[:n][~present] if against.kind == "absent" else losses[n:]).mean())
     statistics = np.stack([knowledge, [effect.copied_share for effect in effects]], axis=1)
     zero_is_nothing = (False, True)
@@ -220,10 +252,13 @@ def _rank(
     return p, each, compared, (~present).sum() - ~present
 
 
-def verdict_of(present: bool, q: float, level: float) -> str:
-    """The two kinds of evidence in words."""
-    if q < level:
-        return LEAKED if present else EFFECT
+def verdict_of(present: bool, there: bool, effect: bool) -> str:
+    """The two kinds of evidence in words; `there` is also what is present in other words.
+
+    What is merely like a document, and had no effect, is nothing to report.
+    """
+    if effect:
+        return LEAKED if there else EFFECT
     return PRESENT if present else NOTHING
 
 
@@ -255,14 +290,19 @@ def _lexical(
     session: Session,
     item: Sample,
     overlap: Overlap,
-    present: bool,
+    found_there: tuple[bool, bool],
+    alike: tuple[float, int],
     ranked: Ranked,
 ) -> LexicalEvidence:
+    """`found_there`: present; present or in other words. `alike`: as `most_contained` has it."""
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
     found: LexicalEvidence = {
-        "present": present,
+        "present": found_there[0],
+        "near": found_there[1] and not found_there[0],
+        "contained": alike[0],
+        "contained_document": "",
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
         "longest_run": overlap.longest,
@@ -285,6 +325,9 @@ def _lexical(
         tokens = np.asarray(index.array("corpus/tokens")[low:high])
         passage = str(decode(tokens, skip_special_tokens=True)).strip()
         found["document"], found["chunk"], found["passage"] = index.document_id(document), chunk, passage
+    if alike[1] >= 0:
+        document = int(index.chunk_documents(np.array([alike[1]]))[0])
+        found["contained_document"] = index.document_id(document)
     if len(ranked.chunks):
         chunk = int(ranked.chunks[0])
         document = int(index.chunk_documents(ranked.chunks[:1])[0])
@@ -296,8 +339,10 @@ def _lexical(
 
 
 def _effect(
-    session: Session, effect: Effect, n_candidates: int, control_loss: float, each: np.ndarray
+    session: Session, effect: Effect, n_candidates: int, others: tuple[float, float | None], each: np.ndarray
 ) -> EffectRecord:
+    """`others` are the losses of the controls, and of the model before its fine-tuning."""
+    control_loss, base_loss = others
     strongest = ""
     if effect.strongest_chunk >= 0:
         document = int(session.index.chunk_documents(np.array([effect.strongest_chunk]))[0])
@@ -306,6 +351,7 @@ def _effect(
         "p_loss": float(each[0]),
         "p_influence": float(each[1]),
         "loss": effect.loss,
+        "base_loss": base_loss,
         "control_loss": control_loss,
         "loss_gap": control_loss - effect.loss,
         "candidates": n_candidates,

@@ -1,4 +1,4 @@
-"""Exact overlap: which n-grams of an item are in the corpus, and the longest run of tokens it shares.
+"""Overlap: which n-grams of an item are in the corpus, the longest run it shares, what one chunk holds.
 
 One pass over the corpus's tokens for all items together: a rolling hash of every n tokens is looked up in a
 table of the items' n-grams, and each hit is compared token by token and extended to its full length.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from index_format.reader import Index
 
 NGRAM = 8  # tokens, as in PaLM's decontamination (Chowdhery et al. 2022, section 8)
+_THREE = 3
 _BLOCK = 1 << 22  # tokens of the corpus read at a time
 
 
@@ -60,6 +61,38 @@ def find_overlaps(
         for row, overlap in zip(rows, _search(index, [items[row] for row in rows], n), strict=True):
             found[row] = overlap
     return found
+
+
+def most_contained(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarray) -> tuple[float, int]:
+    """The largest share of an item's 3-grams that one of some chunks holds: its containment (Broder 1997).
+
+    What an item shares with one document tells a version of it in other words, of which no long run is left,
+    from an item of the same kind, whose n-grams are here and there in many documents.
+
+    Parameters
+    ----------
+    parts : as `find_overlaps` takes them
+    chunks : (c,) int64      those that are looked at
+
+    Returns
+    -------
+    float      0 … 1; 0 where no part has three tokens
+    int        the first chunk that holds so many; -1 where none holds any
+    """
+    own = np.unique(np.concatenate([_threes(part) for part in parts])) if len(parts) else np.zeros(0)
+    if not len(own) or not len(chunks):
+        return 0.0, -1
+    held = [int(np.isin(own, _threes(index.chunk_tokens(int(chunk)))).sum()) for chunk in chunks]
+    best = int(np.argmax(held))
+    return held[best] / len(own), int(chunks[best]) if held[best] else -1
+
+
+def _threes(tokens: np.ndarray) -> np.ndarray:
+    """Every 3-gram as one number, (L − 2,) uint64; token ids are below 2²¹."""
+    ids = np.asarray(tokens, np.uint64)
+    if len(ids) < _THREE:
+        return np.zeros(0, np.uint64)
+    return (ids[:-2] << np.uint64(42)) | (ids[1:-1] << np.uint64(21)) | ids[2:]
 
 
 def _search(index: Index, items: Sequence[Sequence[np.ndarray]], n: int) -> list[Overlap]:

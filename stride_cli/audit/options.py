@@ -18,6 +18,8 @@ class AuditOptions(Options):
     level : float            q below which there is an effect
     present : float          share of an item's 8-grams found in the corpus from which on it is present there
                              (0.7 in PaLM: Chowdhery et al. 2022, section 8)
+    near : float             share of an item's 3-grams, held by one chunk, from which on the corpus holds the
+                             item in other words; and 1.5 times as much as of the median item
     top : int                chunks most like the item by BM25, whose influence is added up (and all within
                              10 % of the best score, at most 128)
     controls_per_item : int  made for each item
@@ -31,6 +33,13 @@ class AuditOptions(Options):
     )
     present: float = option(
         0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1, panel=MORE
+    )
+    near: float = option(
+        0.25,
+        "Share of an item's 3-grams in one chunk that makes it present in other words.",
+        above=0,
+        high=1,
+        panel=MORE,
     )
     top: int = option(20, "Chunks most like an item whose influence is added up.", low=1, panel=MORE)
     controls_per_item: int = option(10, "Controls made from each item.", low=1, high=1_000, panel=MORE)

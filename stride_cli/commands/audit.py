@@ -67,11 +67,13 @@ def audit(
 ) -> None:
     """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
 
-    Lexical evidence: shared n-grams and the best BM25 document. Effect on the model: loss and influence,
-    compared with controls, and both have to be unusual; p-values by rank, q-values by Benjamini and Hochberg.
+    Lexical evidence: shared n-grams and the best BM25 document, which finds items in other words too. Effect
+    on the model: loss (of a fine-tuned model: what fine-tuning took off it) and influence, compared with
+    controls, and both have to be unusual; p-values by rank, q-values by Benjamini and Hochberg.
 
-    Best controls: --controls FILE, items of the same kind, written after the corpus. Next: the benchmark's
-    own items that are absent from the corpus; with them only items that have a copy can be judged. Controls
+    Best controls: --controls FILE, items of the same kind, written after the corpus. As good where there are
+    many: the benchmark's own items that are absent from the corpus, so give the whole benchmark; with them
+    only items that have a copy, or are there in other words, can be judged. Controls
     made from the items (other numbers, words exchanged) stand for untrained items only roughly: not where the
     model can work out the right number, nor for texts of a few words, nor where nearly all items are in the
     corpus.
@@ -175,8 +177,8 @@ def _summarise(findings: list, level: float) -> None:
         + ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
         + f"; {count:,} controls, {CONTROLS_IN_WORDS[kind]}"
     )
-    present = sum(finding.lexical["present"] for finding in findings)
-    tested = present or len(findings)
+    there = sum(finding.lexical["present"] or finding.lexical["near"] for finding in findings)
+    tested = there or len(findings)
     wanted = fewest_controls(tested, level)
     if count < wanted:
         together = fewest_together(tested, count, level)
@@ -189,7 +191,8 @@ def _summarise(findings: list, level: float) -> None:
         note("controls made from the items are exchangeable with them only roughly: see stride audit --help")
     elif kind == "absent":
         note(
-            "items without a copy are the controls: an effect on them can be found with --controls FILE only"
+            "items that are not in the corpus are the controls: an effect on them can be found with "
+            "--controls FILE only"
         )
 
 

@@ -7,6 +7,11 @@ from typing import Annotated, Literal, TypedDict
 
 class LexicalEvidence(TypedDict):
     present: Annotated[bool, "whether enough of the item's n-grams are in the corpus"]
+    near: Annotated[
+        bool, "whether it is there in other words: not present, though one chunk holds many of its 3-grams"
+    ]
+    contained: Annotated[float, "the largest share of its 3-grams that one chunk holds, 0 … 1"]
+    contained_document: Annotated[str, "the document of that chunk; empty: none holds any"]
     ngram: Annotated[int, "n of the n-grams: 8 tokens, or the item's length where it is shorter"]
     ngram_share: Annotated[float, "share of the item's n-grams that occur in the corpus, 0 … 1"]
     longest_run: Annotated[int, "tokens of the longest run shared with one document; 0: no n-gram is"]
@@ -20,9 +25,16 @@ class LexicalEvidence(TypedDict):
 
 
 class EffectRecord(TypedDict):
-    p_loss: Annotated[float, "rank of the loss among controls / (controls + 1), ties at their middle"]
+    p_loss: Annotated[
+        float,
+        "rank of the loss (where base_loss is there: of log base_loss − log loss) among controls / "
+        "(controls + 1), ties at their middle",
+    ]
     p_influence: Annotated[float, "the same of copied_share; 1 where it is 0"]
     loss: Annotated[float, "mean nats per scored token"]
+    base_loss: Annotated[
+        float | None, "the same of the model that this one was fine-tuned from; null where there is none"
+    ]
     control_loss: Annotated[float, "mean loss of the controls; of made ones, of those made of the item"]
     loss_gap: Annotated[float, "control_loss − loss; > 0: the model knows the item better"]
     candidates: Annotated[int, "chunks like the item, whose influence is added up"]
@@ -52,8 +64,8 @@ class AuditRecord(TypedDict):
     p: Annotated[float, "the larger of p_loss and p_influence: both have to be unusual"]
     q: Annotated[
         float,
-        "false-discovery rate at which the item would just be reported, among the items that are present "
-        "in the corpus or among those that are not",
+        "false-discovery rate at which the item would just be reported, among the items that are in the "
+        "corpus (present or near) or among those that are not",
     ]
     lexical: LexicalEvidence
     effect: EffectRecord

@@ -621,6 +621,12 @@ def _removal() -> Any:
     return removal_tables
 
 
+def _leaks() -> Any:
+    from tests.benchmarks import leak_tables  # so is this
+
+    return leak_tables
+
+
 _MORE = {
     f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
     for suite, more in MORE.items()
@@ -640,6 +646,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults": defaults_table,
     "removal-habits": lambda: _removal().habits(),
     "removal-poison": lambda: _removal().poison(),
+    "leaks": lambda: _leaks().audit(),
+    "leaks-search": lambda: _leaks().search(),
+    "leaks-power": lambda: _leaks().power(),
     "recovery": recovery_table,
     "plan": plan_table,
     "scale": scale_table,

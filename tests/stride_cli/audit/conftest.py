@@ -30,6 +30,10 @@ class TokenIndex:
     def array(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def chunk_tokens(self, chunk: int) -> np.ndarray:
+        first, last = self.arrays["corpus/chunk_offsets"][chunk : chunk + 2]
+        return self.arrays["corpus/tokens"][first:last]
+
 
 @pytest.fixture(scope="session")
 def token_index() -> Callable[..., TokenIndex]:

@@ -83,8 +83,7 @@ def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: Chu
     scale = np.abs(each.responses).max()
     np.testing.assert_allclose(responses, share @ each.responses, rtol=1e-4, atol=1e-5 * scale)
     np.testing.assert_allclose(losses, share @ each.losses, rtol=1e-5)
-    session: Any = SimpleNamespace(model=model)
-    np.testing.assert_allclose(list(measure_losses(session, samples)), losses, rtol=1e-5)
+    np.testing.assert_allclose(list(measure_losses(model, samples)), losses, rtol=1e-5)
 
 
 def test_steepness_is_what_one_more_step_costs(model) -> None:

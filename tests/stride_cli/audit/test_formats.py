@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from stride_cli.audit.formats import to_csv, to_sarif
+from stride_cli.audit.formats import sentence, to_csv, to_sarif
 from stride_cli.audit.judge import LEAKED, NOTHING, Finding
 from stride_cli.audit.page import render_page
 from stride_cli.corpus.documents import Document
@@ -19,6 +19,9 @@ NASTY = '=cmd|"/c calc"!A1\x1b]0;owned\x07\u202e<script>'
 def finding() -> Finding:
     lexical: Any = {
         "present": True,
+        "near": False,
+        "contained": 1.0,
+        "contained_document": "=2",
         "ngram": 8,
         "ngram_share": 1.0,
         "longest_run": 9,
@@ -30,7 +33,13 @@ def finding() -> Finding:
         "bm25_score": -0.5,
         "bm25_passage": "a = b",
     }
-    effect: Any = {"loss": 1.0, "control_loss": 0.5, "loss_gap": -0.5, "candidate_share": 0.1}
+    effect: Any = {
+        "loss": 1.0,
+        "base_loss": None,
+        "control_loss": 0.5,
+        "loss_gap": -0.5,
+        "candidate_share": 0.1,
+    }
     controls: Any = {"kind": "file", "count": 30}
     return Finding(Document(NASTY, text="a b c", line=1), LEAKED, 0.01, 0.02, lexical, effect, controls)
 
@@ -69,3 +78,13 @@ def test_the_page_says_first_how_many_leaked_and_can_be_filtered() -> None:
     # a row shows that it opens; the script is the page's own, and no other runs
     assert 'summary::before { content: "\\25b8"' in page and "[open] > summary::before" in page
     assert "script-src 'sha256-" in page and "default-src 'none'" in page and "http" not in body
+
+
+def test_a_sentence_says_what_is_there_in_other_words_and_what_fine_tuning_took() -> None:
+    plain = finding()
+    assert "other words" not in sentence(plain) and "before the fine-tuning" not in sentence(plain)
+    lexical: Any = {**plain.lexical, "present": False, "near": True, "contained": 0.42}
+    effect: Any = {**plain.effect, "base_loss": 2.5}
+    near = sentence(replace(plain, lexical=lexical, effect=effect))
+    assert "In other words it is there, as in document '=2': one chunk holds 42% of its 3-grams." in near
+    assert "Loss 1.000 nats a token (2.500 before the fine-tuning), controls 0.500" in near

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stride_cli.audit.calibration import grouped_q_values
+from stride_cli.audit.control_sets import no_controls
+from stride_cli.audit.effect import Effect
 from stride_cli.audit.judge import (
     EFFECT,
     LEAKED,
     NOTHING,
     PRESENT,
     AuditOptions,
+    _rank,
     audit,
     verdict_of,
 )
@@ -45,16 +50,21 @@ def documents(numbers: range, source: str = "benchmark.jsonl") -> list[Document]
     ]
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory):
-    """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
+def reworded(text: str, draw: int) -> str:
+    """The same story, with other people in three of its four sentences."""
+    generator = np.random.default_rng(draw)
+    words = text.split()
+    people = [place for place, word in enumerate(words) if word in _NOUNS]
+    for place in people[:3]:
+        words[place] = str(generator.choice(["monk", "smith", "pupil", "guard"]))
+    return " ".join(words)
+
+
+def opened(folder: Path, texts: dict[str, str]):
+    """A session of a small model that was trained on these texts."""
     from stride_cli import api
     from stride_cli.training.pretraining import TrainOptions, train_model
 
-    folder = tmp_path_factory.mktemp("audited")
-    texts = {f"own/{n}": problem(n) for n in range(1000, 1100)}
-    texts |= {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
-    texts |= {"own/quoted": problem(6)}
     lines = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     order = np.random.default_rng(0).permutation(len(lines))
     corpus, model, index = folder / "corpus.jsonl", folder / "model", folder / "run.stride"
@@ -65,6 +75,16 @@ def session(tmp_path_factory: pytest.TempPathFactory):
     api.build_index([str(corpus)], model_path=str(model), out=index, options=api.BuildOptions(n_subsets=60))
     api.train(index, api.ClosedOptions(space="logit"))
     return api.Session.open(index)
+
+
+OWN = {f"own/{n}": problem(n) for n in range(1000, 1100)}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory):
+    """Problems 0 … 5 are in the corpus twelve times each, problem 6 once, and 100 others once."""
+    copies = {f"leak/{n}/{copy}": problem(n) for n in range(6) for copy in range(12)}
+    return opened(tmp_path_factory.mktemp("audited"), OWN | copies | {"own/quoted": problem(6)})
 
 
 @pytest.mark.slow
@@ -110,6 +130,26 @@ def test_items_without_a_copy_as_controls(session) -> None:
 
 
 @pytest.mark.slow
+def test_items_in_other_words_are_found(tmp_path: Path) -> None:
+    """No n-gram test says so; what one chunk holds, and the model, do."""
+    versions = {f"other words/{n}/{draw}": reworded(problem(n), draw) for n in range(6) for draw in range(12)}
+    session = opened(tmp_path, OWN | versions)
+    found = audit(session, documents(range(60)))
+    assert not any(finding.lexical["present"] for finding in found)
+    assert [finding.lexical["near"] for finding in found] == [True] * 6 + [False] * 54
+    # of others the tiny model has not learnt enough to know the item by its version
+    assert sum(finding.verdict == LEAKED and finding.q < 0.05 for finding in found[:6]) >= 4
+    assert {finding.verdict for finding in found[6:]} == {NOTHING}
+    for number, finding in enumerate(found[:6]):
+        assert finding.lexical["ngram_share"] < 0.7
+        assert 0.25 <= finding.lexical["contained"] < 1 and finding.effect["base_loss"] is None
+        assert finding.lexical["contained_document"].startswith(f"other words/{number}/")
+    assert found[0].controls == {"kind": "absent", "count": 54}
+    blind = audit(session, documents(range(60)), options=AuditOptions(near=1.0))
+    assert not any(finding.verdict == LEAKED for finding in blind)
+
+
+@pytest.mark.slow
 def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
     with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(100% of"):
         audit(session, documents(range(3)), documents(range(1040, 1041), "controls"))
@@ -122,5 +162,37 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict_of(True, 0.049, 0.05) == LEAKED and verdict_of(True, 0.05, 0.05) == PRESENT
-    assert verdict_of(False, 0.01, 0.05) == EFFECT and verdict_of(False, 0.5, 0.05) == NOTHING
+    assert verdict_of(True, True, True) == LEAKED and verdict_of(True, True, False) == PRESENT
+    assert verdict_of(False, True, True) == LEAKED and verdict_of(False, True, False) == NOTHING
+    assert verdict_of(False, False, True) == EFFECT and verdict_of(False, False, False) == NOTHING
+
+
+@pytest.mark.parametrize("learnt", [0, 8])
+def test_easy_items_are_told_from_learnt_ones_by_the_base_model(learnt: int) -> None:
+    """Of 16 items with a copy some were learnt; how hard an item is differs far more than what was learnt.
+
+    With the losses before the fine-tuning nearly all learnt ones are found among 100 absent ones, and false
+    discoveries stay under the rate, also where nothing was learnt; without them hardly any is.
+    """
+    generator = np.random.default_rng(7)
+    present = np.arange(116) < 16
+    shares, found, blind = [], [], []
+    for _ in range(200):
+        before = np.exp(generator.normal(1, 0.6, 116))
+        loss = before * np.exp(generator.normal(-0.2, 0.05, 116))
+        loss[:learnt] *= 0.6
+        copied = np.where(present, 0.9, generator.uniform(0, 0.5, 116))  # untrained copies too
+        effects = [
+            Effect(each, 0.0, 0.0, share, -1, 0.0, 0.0, False)
+            for each, share in zip(loss, copied, strict=True)
+        ]
+        q = {}
+        for name, base in (("base", before), ("no base", None)):
+            p, _, _, count = _rank(None, effects, no_controls("absent"), present, base)
+            assert (count[present] == 100).all() and (count[~present] == 99).all()
+            q[name] = grouped_q_values(p, present)[present] < 0.05
+        shares.append(q["base"][learnt:].sum() / max(1, q["base"].sum()))
+        found.append(q["base"][:learnt].mean() if learnt else 1.0)
+        blind.append(q["no base"][:learnt].mean() if learnt else 0.0)
+    assert np.mean(shares) < 0.05
+    assert np.mean(found) > 0.9 and np.mean(blind) < 0.2

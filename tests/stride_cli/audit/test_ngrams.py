@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stride_cli.audit import ngrams
-from stride_cli.audit.ngrams import Overlap, find_overlaps
+from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 
 TOKEN = st.integers(0, 2)
 TEXT = st.lists(TOKEN, max_size=24)
@@ -69,3 +69,42 @@ def test_a_run_does_not_cross_documents_or_parts(token_index) -> None:
     assert across.longest == 4 and across.share == pytest.approx(4 / 6)
     (apart,) = find_overlaps(index, [[np.array([1, 2]), np.array([3, 4])]], ngram=3)
     assert apart == Overlap(2, 2, 1.0, 0)
+
+
+@given(
+    documents=st.lists(TEXT.filter(bool), min_size=1, max_size=4),
+    parts=st.lists(TEXT, max_size=2),
+    block_size=st.integers(2, 9),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_one_chunk_holds(token_index, documents, parts, block_size) -> None:
+    def threes(text: list[int]) -> set[tuple[int, ...]]:
+        return {tuple(text[at : at + 3]) for at in range(len(text) - 2)}
+
+    chunks = [text[at : at + block_size] for text in documents for at in range(0, len(text), block_size)]
+    own = {three for part in parts for three in threes(part)}
+    held = [len(own & threes(chunk)) / len(own) if own else 0.0 for chunk in chunks]
+    arrays = [np.array(part, np.int64) for part in parts]
+    index = token_index(documents, block_size)
+    every = np.arange(len(chunks))
+    found = max(held), held.index(max(held)) if max(held) else -1
+    assert most_contained(index, arrays, every) == pytest.approx(found)
+    assert most_contained(index, arrays, every[:1])[0] == pytest.approx(held[0])
+    assert most_contained(index, arrays, every[:0]) == (0, -1)
+
+
+def test_the_same_form_is_not_other_words(token_index) -> None:
+    """A version with other names is mostly in one chunk; a text of the same phrases is spread over many."""
+    generator = np.random.default_rng(3)
+    phrases = generator.integers(0, 60_000, (40, 5))
+    texts = [phrases[generator.permutation(40)[:8]].ravel() for _ in range(60)]
+    version = texts[7].copy()
+    version[[2, 13, 21, 34]] = 60_001
+    index = token_index([text.tolist() for text in texts], 64)
+    alike = phrases[generator.permutation(40)[:8]].ravel()
+    every = np.arange(60)
+    assert find_overlaps(index, [[version]])[0].share < 0.7
+    assert (
+        most_contained(index, [version], every)[0] > 0.6 and most_contained(index, [version], every)[1] == 7
+    )
+    assert most_contained(index, [alike], every)[0] < 0.5

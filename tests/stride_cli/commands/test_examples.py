@@ -272,6 +272,48 @@ def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: 
     assert "Verdicts at q < .05" in table.stderr
 
 
+def test_the_suite_of_leaks_in_other_words(script: Runs, documents: list[dict], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    names = ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"]
+    problems = [
+        {
+            "id": f"p{n}",
+            "prompt": f"{names[n % 6]} has {n} boxes and buys {n % 7 + 2} more. How many are there in total?",
+            "response": f"{names[n % 6]} has {n} + {n % 7 + 2} = {n + n % 7 + 2}.\n#### {n + n % 7 + 2}",
+        }
+        for n in range(110)
+    ]
+    words = [document["text"].split() for document in documents]
+    other = [
+        {"id": f"i{n}", "prompt": " ".join(some[:6]), "response": " ".join(some[6:16])}
+        for n, some in enumerate(words)
+    ]
+    files = {"gsm8k_train": problems[:60], "gsm8k_test": problems[60:], "instruct_gpteacher": other}
+    for name, rows in files.items():
+        packed = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"data/{name}.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
+    line = ("bash", f"{EXAMPLES}/suites/leaks.sh", "data", "work")
+    small = {"WIDTH": "32", "VOCAB": "512", "EPOCHS": "1", "BASE_EPOCHS": "1", "METHODS": "bm25"}
+    small |= {"MAKE": "--documents 60 --copies 4 --base 20 --rates 7 --held-back"}
+    done = script(*line, **small)
+    rows = read(done.stdout)
+    assert {row["method"] for row in rows if row["table"] == "search"} == {"8-grams", "bm25"}
+    audit = [row for row in rows if row["table"] == "audit"]
+    forms = ["copy", "edit", "rewritten", "held back"]
+    groups = [
+        *(("trained", form) for form in forms),
+        *(("untrained", form) for form in forms),
+        ("absent", ""),
+    ]
+    assert sorted((row["kind"], row["form"]) for row in audit) == sorted(groups)
+    assert sum(row["problems"] for row in audit) == 50
+    judged = read((tmp_path / "work/r7.0-s0/audit.jsonl").read_text(encoding="utf-8"))
+    assert {row["controls"]["kind"] for row in judged} == {"absent"}
+    assert all(row["effect"]["base_loss"] > 0 for row in judged)  # of work/base, by the recipe
+    assert "Called leaked at q < .05" in done.stderr
+    assert script(*line, **small).stdout == done.stdout  # found finished
+
+
 def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
     """Two clusters, by the tool that prompts offer; what is held out is in neither corpus nor base."""
     pairs = []

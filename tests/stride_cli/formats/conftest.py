@@ -13,11 +13,13 @@ from tests.stride_cli.report.conftest import make_record
 def make_audit(**changes: Any) -> dict[str, Any]:
     """An audited item's record."""
     lexical = {
-        "present": True, "ngram": 8, "ngram_share": 1.0, "longest_run": 20, "document": "d1", "chunk": 3,
+        "present": True, "near": False, "contained": 1.0, "contained_document": "d1", "ngram": 8,
+        "ngram_share": 1.0, "longest_run": 20, "document": "d1", "chunk": 3,
         "passage": "=1+1", "bm25_document": "d1", "bm25_chunk": 3, "bm25_score": 9.5, "bm25_passage": "p",
     }  # fmt: skip
     effect = {
-        "p_loss": 0.01, "p_influence": 0.02, "loss": 0.5, "control_loss": 2, "loss_gap": 1.5, "candidates": 4,
+        "p_loss": 0.01, "p_influence": 0.02, "loss": 0.5, "base_loss": None, "control_loss": 2,
+        "loss_gap": 1.5, "candidates": 4,
         "candidate_influence": 0.3, "candidate_share": 0.1, "copied_share": 0.1, "strongest_document": "d1",
         "strongest_chunk": None, "strongest_influence": 0.2, "strongest_share": 0.1,
         "strongest_is_candidate": True,
