@@ -383,8 +383,8 @@ def _planned(
     from stride_cli.attribution.shallow import shape_of, synthetic_chunks
     from stride_cli.corpus.plan import choose_design, plan_index
     from stride_cli.data.batches import ChunkReader
+    from stride_cli.free_memory import available_bytes
     from stride_cli.models.language.language_recipe import was_finetuned
-    from stride_cli.training.engines import available_bytes
 
     start = max(_START, clock() - begun)
     imports = _anonymous() or _IMPORTS
