@@ -1,4 +1,4 @@
-"""Whether a model's weights are streamed, as one process hands it on to those that it starts; light to import."""
+"""Whether a model's weights are streamed, as one process tells those that it starts; light to import."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A pass reads block after block, and so does a backward pass, from the last to the first: at no time more than
 one block's weights are needed. What is stored is the checkpoint itself, mapped from disk (`safetensors`), and
-what transformers has to lay out anew (fused experts) beside it; a block's weights are moved to the device and
-precision that the model computes in before it runs, and let go after it. Where a pass is to be differentiated,
-autograd would keep them all; it keeps of each a note of where it lies instead
+what transformers has to lay out anew (fused experts) beside it; a block's weights come to the device, and in
+the precision, that the model computes in before it runs, and go after it. Where a pass is to be
+differentiated, autograd would keep them all; it keeps of each a note of where it lies instead
 (`torch.autograd.graph.saved_tensors_hooks`), and the weight is fetched again when its gradient's turn comes.
 Activations stay, as in any other pass. Every operation is the same on the same numbers, and so is the result.
 """
@@ -278,7 +278,12 @@ class _StreamedBlock:
             outline = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
             self._weights.append(_Weight(tuple(places[number]), outline, weight))
         self._let_go()
-        block.forward = functools.wraps(self._forward)(self._run)
+
+        @functools.wraps(self._forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(*args, **kwargs)
+
+        block.forward = run
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         with self._present():
@@ -323,7 +328,7 @@ class _StreamedBlock:
         weight = self._noted.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
         if weight is None or saved.dtype != weight.outline.dtype:
             return saved
-        return _Note(weight, tuple(saved.shape), saved.stride(), saved.storage_offset())
+        return _Note(weight, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
 
     def _fetch(self, kept: Tensor | _Note) -> Tensor:
         return kept.fetched(self._device) if isinstance(kept, _Note) else kept
