@@ -67,14 +67,20 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
     count, stored = stored_numbers(files)
     if device.type == "cpu" and stored == {dtype}:
         return False  # transformers maps them: they take no memory of the process's own
-    free, need = free_bytes(device), count * dtype.itemsize
-    if free is None or need <= _ROOM * free:
+    need = count * dtype.itemsize
+    if not larger_than_memory(need, device):
         return False
     note(
-        f"the model's weights take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: they stay on disk, and "
-        "each block's come while it runs (--no-stream loads them all)"
+        f"the model's weights take {need / 1e9:.1f} GB, {(free_bytes(device) or 0) / 1e9:.1f} GB are free: "
+        "they stay on disk, and each block's come while it runs (--no-stream loads them all)"
     )
     return True
+
+
+def larger_than_memory(need: int, device: torch.device) -> bool:
+    """Whether so many bytes of weights leave too little of the memory that is free."""
+    free = free_bytes(device)
+    return free is not None and need > _ROOM * free
 
 
 def free_bytes(device: torch.device) -> int | None:

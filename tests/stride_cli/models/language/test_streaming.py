@@ -43,7 +43,6 @@ FAMILIES = (
     "Qwen2Moe",
     "GptOss",
     "DeepseekV3",
-    "OPT",
 )
 Loaded = Callable[..., CausalLM]
 
