@@ -142,18 +142,18 @@ def placement(source: Source, dtype: torch.dtype, folder: str) -> dict[str, Any]
 
 def _device_map(model: nn.Module, stack: nn.ModuleList) -> dict[str, str]:
     """Every module's place by its name: the blocks on disk, all else in memory."""
-    found: dict[str, str] = {}
+    around = dict.fromkeys(_around(model, stack), "cpu")
+    return around | {name: "disk" for name, module in model.named_modules() if module is stack}
 
-    def place(module: nn.Module, before: str) -> None:
-        for name, child in module.named_children():
-            if child is stack:
-                found[before + name] = "disk"
-            elif any(inner is stack for inner in child.modules()):
-                place(child, f"{before}{name}.")
-            else:
-                found[before + name] = "cpu"
 
-    place(model, "")
+def _around(model: nn.Module, stack: nn.ModuleList) -> dict[str, nn.Module]:
+    """The outermost modules that neither are the stack nor hold it, by name."""
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        if not any(inner is stack for inner in child.modules()):
+            found[name] = child
+        elif child is not stack:
+            found |= {f"{name}.{inner}": module for inner, module in _around(child, stack).items()}
     return found
 
 
@@ -218,19 +218,17 @@ def stream(model: Any, stored: Mapping[str, Tensor], device: torch.device) -> No
     device : where all else of the model goes
     """
     blocks = largest_stack(model)
-    inside = {id(parameter) for parameter in blocks.parameters()}
+    for module in _around(model, blocks).values():
+        module.to(device)
+    for module in blocks.modules():
+        for key, buffer in module._buffers.items():
+            module._buffers[key] = None if buffer is None else buffer.to(device)
     names: dict[int, str] = {}  # a parameter's first name; others may share it
     for name, parameter in model.named_parameters():
-        if id(parameter) in inside:
-            names.setdefault(id(parameter), name)
-        else:
-            parameter.data = parameter.data.to(device)
-    for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = buffer.to(device)
+        names.setdefault(id(parameter), name)
     for block in blocks:
-        _StreamedBlock(block, {number: stored[name] for number, name in names.items()}, device)
+        own = {id(parameter): stored[names[id(parameter)]] for parameter in block.parameters()}
+        _StreamedBlock(block, own, device)
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,7 @@ class _StreamedBlock:
         self._forward = block.forward
         self._lock = threading.Lock()
         self._inside = 0
-        self._noted: dict[int, _Weight] = {}  # by the address of a copy
+        self._noted: dict[int, _Weight] = {}  # by `_place` of a copy
         places: dict[int, list[tuple[nn.Module, str]]] = {}
         held: dict[int, nn.Parameter] = {}
         for module in block.modules():
@@ -318,7 +316,7 @@ class _StreamedBlock:
             for weight in self._weights:
                 found = weight.fetched(self._device)
                 if found is not weight.stored:  # else it is mapped, and costs nothing to keep
-                    self._noted[found.untyped_storage().data_ptr()] = weight
+                    self._noted[_place(found)] = weight
                 parameter = nn.Parameter(found, requires_grad=False)
                 for module, name in weight.places:
                     module._parameters[name] = parameter
@@ -331,10 +329,16 @@ class _StreamedBlock:
 
     def _keep(self, saved: Tensor) -> Tensor | _Note:
         """What autograd keeps in place of a tensor that it would."""
-        weight = self._noted.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
+        weight = self._noted.get(_place(saved))
         if weight is None or saved.dtype != weight.outline.dtype:
             return saved
         return _Note(weight, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
 
     def _fetch(self, kept: Tensor | _Note) -> Tensor:
         return kept.fetched(self._device) if isinstance(kept, _Note) else kept
+
+
+def _place(tensor: Tensor) -> int:
+    """The same number for a tensor and its views, and for no other that is alive."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
