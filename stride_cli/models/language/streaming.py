@@ -315,9 +315,9 @@ class _StreamedBlock:
         with torch.inference_mode(False), torch.no_grad():
             for weight in self._weights:
                 found = weight.fetched(self._device)
-                if found is not weight.stored:  # else it is mapped, and costs nothing to keep
-                    self._noted[_place(found)] = weight
                 parameter = nn.Parameter(found, requires_grad=False)
+                if found is not weight.stored:  # else it is mapped, and costs nothing to keep
+                    self._noted[_place(parameter)] = weight  # which is there as long as the note
                 for module, name in weight.places:
                     module._parameters[name] = parameter
 
