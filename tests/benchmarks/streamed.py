@@ -41,9 +41,9 @@ _SHAPE = {
 }
 _SAMPLED = 0.01  # seconds between two looks at memory
 _ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "STRIDE_NO_PROGRESS": "1"}
-_DOCUMENTS, _SUBSETS = 12, 6
+_DOCUMENTS, _SUBSETS = 12, 3
 _FEW_TOKENS = ("--max-new-tokens", "4")
-_ROWS, _LENGTHS = 8, (16, 64)  # of batches whose gradients are taken
+_ROWS, _LENGTHS = 4, (8, 48)  # of batches whose gradients are taken
 
 
 def make(path: Path, blocks: int) -> None:

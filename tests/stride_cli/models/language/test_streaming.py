@@ -26,6 +26,7 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.spaces import SPACES, initial_space
 from stride_cli.operators.steered_model import SteeredModel
+from tests.stride_cli.commands.conftest import run_stride
 from tests.tiny_models import VOCAB, configurations, random_model
 
 pytest.importorskip("accelerate")
@@ -251,3 +252,42 @@ def test_damaged_weights_are_refused_as_ever(saved_llama: Path) -> None:
     file.write_bytes(file.read_bytes()[:-200])
     with pytest.raises(ModelError):
         load_model(saved_llama, device="cpu", stream=True)
+
+
+@pytest.mark.slow
+def test_from_index_to_query(saved_llama: Path, corpus: str, tmp_path: Path) -> None:
+    """Operators, answers and what is read are the whole model's; a plan and `model info` say what they do."""
+    answers = []
+    for flag in ("--no-stream", "--stream"):
+        index = tmp_path / f"{flag[2:]}.stride"
+        built = run_stride(f"index build {corpus} --model {saved_llama} --out {index}")
+        assert built.code == 0, built.err
+        trained = run_stride(f"train --index {index} --device cpu {flag} --json")
+        assert trained.code == 0, trained.err
+        asked = "query 'Ada number 3 lives in' --read 5 --measure exact --no-server --json"
+        found = run_stride(f"{asked} --index {index} --device cpu {flag}")
+        assert found.code == 0, found.err
+        (answer,) = found.records
+        answers.append(answer)
+        about = run_stride(f"model info {saved_llama} {flag} --json").records[0]
+        answer["info"] = about
+    whole, streamed = answers
+    assert streamed["info"] == whole["info"] and streamed["response"] == whole["response"]
+    assert [hit["document"] for hit in streamed["hits"]] == [hit["document"] for hit in whole["hits"]]
+    for this, that in zip(streamed["hits"], whole["hits"], strict=True):
+        assert this["influence"] == pytest.approx(that["influence"], rel=1e-5)
+    planned = run_stride(f"index plan {corpus} --model {saved_llama} --stream --json").records[0]
+    assert planned["streamed"] is True
+    assert run_stride(f"index plan {corpus} --model {saved_llama} --json").records[0]["streamed"] is False
+
+
+def test_a_setting_asks_for_it_too(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stride.yaml").write_text("general:\n  stream: true\n")
+    seen: list[bool] = []
+    plain = streaming.stream_from_disk
+    monkeypatch.setattr(checkpoint, "stream_from_disk", lambda *given: (seen.append(True), plain(*given)))
+    assert run_stride(f"model info {saved_llama} --json").code == 0 and seen == [True]
+    assert run_stride(f"model info {saved_llama} --json --no-stream").code == 0 and seen == [True]
