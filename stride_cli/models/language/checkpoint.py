@@ -27,6 +27,7 @@ from stride_cli.models.language.quantised import (
 )
 from stride_cli.models.language.streaming import (
     is_streamed,
+    outgrows,
     placement,
     stream_from_disk,
     stream_from_memory,
@@ -52,10 +53,8 @@ def load_language_model(
         model = _load_streamed(source, kind, where)
     else:
         model = _load_weights(source, kind, where) if model is None else model
-        if wanted:
-            stream_from_memory(model, where)
-        elif not is_quantised(model):  # which is where it belongs, and some cannot be moved
-            model = model.to(where)
+        if not is_quantised(model):  # which is where it belongs, and some cannot be moved
+            _place(model, where, wanted)
     return CausalLM(model, tokenizer, path=str(path_or_id))
 
 
@@ -72,6 +71,21 @@ def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) 
         if each is not None and each.gguf is None:
             refuse_training(each.directory, each.given)
     return _load_weights(source, dtype)
+
+
+def _place(model: Any, where: torch.device, wanted: bool | None) -> None:
+    """Move a model in memory to where it computes: whole, or where that is asked for or has no room for it,
+    block by block."""
+    if wanted or (wanted is None and outgrows(model, where)):
+        stream_from_memory(model, where)
+        return
+    try:
+        model.to(where)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"there is no room for the model's weights on {where}: {first_line(error)}",
+            fix="give --stream: weights of blocks are there while their block runs",
+        ) from error
 
 
 def _load_streamed(source: Source, dtype: torch.dtype, where: torch.device) -> Any:

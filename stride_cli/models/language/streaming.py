@@ -67,12 +67,24 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
     count, stored = stored_numbers(files)
     if device.type == "cpu" and stored == {dtype}:
         return False  # transformers maps them: they take no memory of the process's own
-    need = count * dtype.itemsize
+    return _told(count * dtype.itemsize, device, "on disk")
+
+
+def outgrows(model: nn.Module, device: torch.device) -> bool:
+    """Whether a model in memory is larger than what is free on the device that it is to compute on; says
+    so on stderr."""
+    if device.type == "cpu":  # where it is
+        return False
+    need = sum(each.numel() * each.element_size() for each in model.parameters())
+    return _told(need, device, "in memory")
+
+
+def _told(need: int, device: torch.device, where: str) -> bool:
     if not larger_than_memory(need, device):
         return False
     note(
         f"the model's weights take {need / 1e9:.1f} GB, {(free_bytes(device) or 0) / 1e9:.1f} GB are free: "
-        "they stay on disk, and each block's come while it runs (--no-stream loads them all)"
+        f"they stay {where}, and each block's come while it runs (--no-stream loads them all)"
     )
     return True
 

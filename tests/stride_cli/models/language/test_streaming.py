@@ -200,6 +200,28 @@ def test_it_is_done_where_weights_are_larger_than_memory(
     assert capsys.readouterr().err == ""
 
 
+def test_a_device_without_room_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, card = random_model("Llama"), torch.device("cuda")
+
+    def full(where: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    placed: list[torch.device] = []
+    monkeypatch.setattr(model, "to", full)
+    monkeypatch.setattr(checkpoint, "stream_from_memory", lambda model, where: placed.append(where))
+    monkeypatch.setattr(streaming, "free_bytes", lambda device: 10**9)
+    with pytest.raises(ModelError, match="no room for the model's weights on cuda") as refused:
+        checkpoint._place(model, card, None)
+    assert "--stream" in str(refused.value.fix) and placed == []
+    monkeypatch.setattr(streaming, "free_bytes", lambda device: 10**4)
+    checkpoint._place(model, card, None)
+    assert "they stay in memory" in capsys.readouterr().err and placed == [card]
+    with pytest.raises(ModelError):
+        checkpoint._place(model, card, False)
+
+
 @pytest.fixture
 def saved_llama(saved_model: Path, tmp_path: Path, tokenizer: Any) -> Path:
     """A tiny Llama in several files, with the saved model's tokenizer."""
