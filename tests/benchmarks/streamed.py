@@ -28,7 +28,7 @@ from stride_cli.output import emit, note
 from tests.benchmarks._machine import interleave, machine, resident
 
 PARTS = ("commands", "passes")
-BLOCKS = {"commands": 22, "passes": 6}
+BLOCKS = {"commands": 22, "passes": 4}
 _SHAPE = {
     "vocab_size": 32_000,
     "hidden_size": 2048,
