@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.characters import shortened
 from stride_cli.errors import UsageError, first_line
+from stride_cli.models.stream_choice import StreamOptions
 from stride_cli.operators.options import FLAT
 from stride_cli.options import MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions
@@ -78,12 +79,12 @@ def _hint(entry: Entry) -> Any:
 
 # device and dtype of "train" and "query" are set apart: fitting may run where queries do not
 SECTIONS: dict[str, type] = {
-    "general": _section("GeneralSettings", GeneralSettings, Permissions),
+    "general": _section("GeneralSettings", GeneralSettings, StreamOptions, Permissions),
     "train": _section("TrainSettings", *FLAT, CalibrationOptions, Placement),
     "query": _section("QuerySettings", QueryOptions, Placement),
 }
 _DECLARED = {
-    "general": entries(GeneralSettings, Permissions),
+    "general": entries(GeneralSettings, StreamOptions, Permissions),
     "train": entries(*FLAT, CalibrationOptions, Placement),
     "query": entries(QueryOptions, Placement),
 }

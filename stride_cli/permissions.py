@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,8 +47,15 @@ def variable(name: str) -> str:
 @contextmanager
 def permitted(permissions: Permissions) -> Iterator[None]:
     """Within: these permissions are given, here and in processes that are started; none is taken away."""
-    before = dict(os.environ)
     given = {variable(each.name): "1" for each in fields(permissions) if getattr(permissions, each.name)}
+    with with_variables(given):
+        yield
+
+
+@contextmanager
+def with_variables(given: Mapping[str, str]) -> Iterator[None]:
+    """Within: the environment has these variables, here and in processes that are started."""
+    before = dict(os.environ)
     os.environ.update(given)
     try:
         yield

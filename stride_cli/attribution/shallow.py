@@ -17,6 +17,7 @@ from stride_cli.attribution.stage_rates import (
     measure_rates,
 )
 from stride_cli.errors import ModelError, first_line
+from stride_cli.free_memory import available_bytes
 
 if TYPE_CHECKING:
     from stride_cli.corpus.plan import CorpusCounts
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _WHOLE = 20_000_000  # parameters: a smaller model is made as deep as it is
 _SCALE = 0.02  # of random weights
 _SYNTHETIC_TOKENS = 1 << 16
+_COPIED = 1 << 24  # numbers, by which it is measured how fast weights come
+_READ = 5e8  # bytes a second of weights from a disk, where memory does not keep the file
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Shape:
     token_bytes : of a token on its way through a pass with gradients
     has_base : whether a model before training takes part
     device : "cpu" or "cuda"
+    layers : how many blocks
+    block_bytes : of the weights of one, as it computes
+    fetch : seconds in which all of them come from where they are stored, once
+    streamed : whether they come while their block runs (`models.language.streaming`)
     """
 
     deep: Any
@@ -75,11 +82,26 @@ class Shape:
     token_bytes: int
     has_base: bool
     device: str
+    layers: int = 1
+    block_bytes: int = 0
+    fetch: float = 0.0
+    streamed: bool = False
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of the weights that are where the model computes if they are streamed: two blocks, and what is
+        around them."""
+        return self.weight_bytes - max(0, self.layers - 2) * self.block_bytes
+
+    @property
+    def placed_bytes(self) -> int:
+        """Of the weights that are where the model computes."""
+        return self.streamed_bytes if self.streamed else self.weight_bytes
 
     @property
     def held_bytes(self) -> int:
         """Of weights in memory, beside mapped files."""
-        return 0 if self.mapped else self.weight_bytes
+        return 0 if self.mapped else self.placed_bytes
 
     @property
     def gates(self) -> int:
@@ -176,6 +198,8 @@ def shape_of(
     """
     import torch
 
+    from stride_cli.models.language.streaming import larger_than_memory
+    from stride_cli.models.stream_choice import chosen_stream
     from stride_cli.operators.beginnings import has_beginning
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
@@ -201,7 +225,13 @@ def shape_of(
     from stride_cli.operators.budget import DIFFERENTIATED
 
     blocks = layers if kept else max(0, layers - settings.layer)
-    a_token = one.model.get_input_embeddings().weight.element_size() * one.d_model
+    a_number = one.model.get_input_embeddings().weight.element_size()
+    a_token = a_number * one.d_model
+    mapped = device == "cpu" and _stays_mapped(path, dtype)
+    weight_bytes = deep.n_parameters * a_number
+    wanted = chosen_stream()
+    larger = not mapped and larger_than_memory(weight_bytes, one.device)
+    streamed = larger if wanted is None else wanted
     return Shape(
         deep=deep,
         settings=settings,
@@ -209,13 +239,38 @@ def shape_of(
         spaces=spaces,
         d_model=one.d_model,
         vocabulary=one.vocab_size,
-        weight_bytes=deep.n_parameters * one.model.get_input_embeddings().weight.element_size(),
+        weight_bytes=weight_bytes,
         moment_bytes=moments,
-        mapped=device == "cpu" and _stays_mapped(path, dtype),
+        mapped=mapped,
         token_bytes=a_token * (DIFFERENTIATED * blocks + kept * layers),
         has_base=has_beginning(cast("Any", one), settings),
         device=device,
+        layers=layers,
+        block_bytes=a_block * a_number,
+        fetch=0.0 if mapped else _fetched(path, a_block, layers, one, clock),
+        streamed=streamed and layers > 1,
     )
+
+
+def _fetched(path: str, numbers: int, layers: int, model: CausalLM, clock: Clock) -> float:
+    """Seconds in which all blocks' weights, so many numbers each, come once from where they are stored."""
+    import torch
+
+    from stride_cli.corpus.context import read_configuration
+
+    kept = getattr(read_configuration(path), "dtype", None)
+    stored = torch.zeros(max(1, min(numbers, _COPIED)), dtype=kept or torch.float32)
+    taken = []
+    for _ in range(3):
+        begun = clock()
+        torch.empty_like(stored, dtype=model.dtype, device=model.device).copy_(stored)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(clock() - begun)
+    seconds = min(taken[1:]) * numbers / len(stored)
+    bytes_of_one, free = numbers * stored.element_size(), available_bytes()
+    beyond = free is not None and layers * bytes_of_one > free
+    return layers * (seconds + (bytes_of_one / _READ if beyond else 0.0))
 
 
 def _stays_mapped(path: str, dtype: Any) -> bool:

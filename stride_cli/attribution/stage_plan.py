@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.stage_rates import Clock, Rates
+from stride_cli.attribution.stage_rates import PROBES, STEPS_TRIED, Clock, Rates
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class StagePlan:
     reads : chunks that a query reads
     tokens_a_second : that pass through a fit, by these rates
     device : "cpu" or "cuda"
+    streamed : whether weights of blocks stay on disk, and come while their block runs
     advice : what to change where something does not fit
     """
 
@@ -96,12 +97,22 @@ class StagePlan:
     reads: int
     tokens_a_second: float
     device: str
+    streamed: bool
     advice: list[str]
 
     def to_record(self) -> dict[str, Any]:
         """Of `stride index plan`, without its schema."""
         found = asdict(self)
         return found.pop("plan") | found
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free; None where that is not known, or there is no such device."""
+
+    memory: int | None = None
+    disk: int | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,35 @@ def query_seconds(work: Work, rates: Rates, solve: float) -> dict[str, float]:
     return {"reading": reading, "query": asked + solve * (1 + _HALVES) + reading + shown}
 
 
+def fetching_seconds(work: Work, shape: Shape) -> dict[str, float]:
+    """Seconds of the stages in which weights of a streamed model come: `shape.fetch` for every pass through
+    all blocks, there and, where it is differentiated, back."""
+    from stride_cli.data.batches import TOGETHER
+    from stride_cli.data.query_set import QUERY_TOKENS
+
+    def batches(tokens: float, chunks: float) -> int:
+        return math.ceil(max(tokens / shape.settings.batch_tokens, chunks / TOGETHER))
+
+    mean = work.tokens / max(1, work.chunks)
+    corpus = batches(work.tokens, work.chunks)
+    drawn = sum(batches(tokens, 0) for tokens in work.sample)  # labels of their own, and of the model
+    step = 2 * round(STEPS_TRIED * PROBES)  # there and back, all subsets tried at once
+    groups = math.ceil(_NULL_RESPONSES / max(1, QUERY_TOKENS // _ASKED_TOKENS))
+    read_by_all = _read_together(work, _NULL_RESPONSES) if work.reads else 0.0
+    nulls = _NULL_GROUPS * _NULL_TOKENS + 2 * groups + 2 * batches(read_by_all * mean, read_by_all)
+    reading = 2 * batches(work.reads * mean, work.reads)
+    shown = 2 * batches(2 * _SHOWN * mean, 0)
+    passes = {
+        "before": corpus if work.fine_tuned else 0,
+        "fit": 3 * drawn + 2 * corpus + step,
+        "projections": 0,
+        "calibrate": nulls,
+        "query": _QUERY_TOKENS + 2 + reading + shown,
+        "reading": reading,
+    }
+    return {stage: shape.fetch * count for stage, count in passes.items()}
+
+
 def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tuple[int, int]:
     """Bytes that a fit holds at most, in memory and, where there is a GPU, on it."""
     from stride_cli.data.batches import TOGETHER
@@ -247,7 +287,7 @@ def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tup
     numbers = _NUMBERS_A_CHUNK * work.chunks
     stored = numbers + shape.held_bytes
     if shape.device == "cuda":
-        return imports + sums + numbers, shape.weight_bytes + max(observed, passing + sums)
+        return imports + sums + numbers, shape.placed_bytes + max(observed, passing + sums)
     finishing = sums // 4 if work.packed else 0
     return imports + stored + max(observed, sums + max(passing, finishing)), 0
 
@@ -268,7 +308,7 @@ def asking_memory(work: Work, shape: Shape, imports: int, batch_tokens: int, que
     working += 4 * work.gates * (_QUERY_COPIES * queries + _READ_GRADIENT_COPIES * held)
     small = imports + 8 * work.chunks
     if shape.device == "cuda":
-        return small + 4 * work.gates * queries, shape.weight_bytes + working
+        return small + 4 * work.gates * queries, shape.placed_bytes + working
     return small + shape.held_bytes + working, 0
 
 
@@ -282,26 +322,45 @@ def stored_bytes(subsets: int, space: SpaceSize) -> int:
     return gates + space.basis_bytes
 
 
-def advised(stages: Sequence[Stage], work: Work, free: int | None, room: int | None) -> list[str]:
+def advised(
+    stages: Sequence[Stage],
+    work: Work,
+    free: Room,
+    saved: int = 0,
+) -> list[str]:
     """What to change where the largest stage is more than the memory, or all of it more than the disk, that
-    there is."""
+    there is.
+
+    Parameters
+    ----------
+    saved : bytes of weights that --stream would leave on disk; 0 where they are there
+    """
     found = []
-    largest = max(stages, key=lambda stage: stage.memory_bytes)
-    if free is not None and largest.memory_bytes > free:
+    for what, there in (("memory", free.memory), ("device", free.device)):
+        largest = max(stages, key=lambda stage: getattr(stage, f"{what}_bytes"))
+        need = getattr(largest, f"{what}_bytes")
+        if there is None or need <= there:
+            continue
         sums = 4 * work.subsets * work.gates
-        what = f"{largest.stage} needs {_size(largest.memory_bytes)}, {_size(free)} are free"
-        if largest.stage != "build" and sums > largest.memory_bytes // 3:
-            fewer = max(1, int(work.subsets * free / largest.memory_bytes * 0.8))
+        where = " on the GPU" if what == "device" else ""
+        said = f"{largest.stage} needs {_size(need)}{where}, {_size(there)} are free"
+        if saved and need - saved <= there:
+            found.append(f"{said}: give --stream, which leaves {_size(saved)} of weights on disk")
+        elif largest.stage != "build" and sums > need // 3:
+            fewer = max(1, int(work.subsets * there / need * 0.8))
             found.append(
-                f"{what}: {_size(sums)} are sums of {work.subsets:,} subsets × {work.gates:,} gates; build "
+                f"{said}: {_size(sums)} are sums of {work.subsets:,} subsets × {work.gates:,} gates; build "
                 f"with --subsets {fewer}, or train with a smaller --buckets or --rank"
             )
         else:
-            found.append(f"{what}: give --dtype bf16, a smaller --batch-tokens, or a smaller --block-size")
+            streamed = f"--stream ({_size(saved)} less), " if saved else ""
+            found.append(
+                f"{said}: give {streamed}--dtype bf16, a smaller --batch-tokens, or a smaller --block-size"
+            )
     disk = sum(stage.disk_bytes for stage in stages)
-    if room is not None and disk > room:
+    if free.disk is not None and disk > free.disk:
         found.append(
-            f"the index takes {_size(disk)}, {_size(room)} are free on the disk: --no-text, a smaller "
+            f"the index takes {_size(disk)}, {_size(free.disk)} are free on the disk: --no-text, a smaller "
             "--project or --subsets"
         )
     return found
@@ -383,8 +442,9 @@ def _planned(
     from stride_cli.attribution.shallow import shape_of, synthetic_chunks
     from stride_cli.corpus.plan import choose_design, plan_index
     from stride_cli.data.batches import ChunkReader
+    from stride_cli.free_memory import available_bytes
     from stride_cli.models.language.language_recipe import was_finetuned
-    from stride_cli.training.engines import available_bytes
+    from stride_cli.models.language.streaming import free_bytes
 
     start = max(_START, clock() - begun)
     imports = _anonymous() or _IMPORTS
@@ -417,9 +477,12 @@ def _planned(
         for stage in stages
     ]
     rates = shape.rates
-    advice = advised(stages, work, available_bytes(), shutil.disk_usage(Path.cwd()).free)
+    card = free_bytes(shape.deep.device) if shape.device == "cuda" else None
+    free = Room(available_bytes(), shutil.disk_usage(Path.cwd()).free, card)
+    left = 0 if shape.mapped or shape.streamed else shape.weight_bytes - shape.streamed_bytes
+    advice = advised(stages, work, free, left)
     passing = work.tokens / max(1e-9, work.chunks * (rates.gradients + rates.sums + rates.project))
-    return StagePlan(plan, stages, rates, measured, work.reads, passing, shape.device, advice)
+    return StagePlan(plan, stages, rates, measured, work.reads, passing, shape.device, shape.streamed, advice)
 
 
 def _stages(
@@ -451,6 +514,12 @@ def _stages(
     nulls = asking_memory(work, shape, imports, batch, min(work.together, _NULL_RESPONSES))
     one = asking_memory(work, shape, imports, batch, 1)
     calibrated = start + opening + calibration_seconds(work, shape.rates, solve)
+    if shape.streamed:  # opened, and then block by block
+        start += shape.fetch
+        came = fetching_seconds(work, shape)
+        fit = {stage: seconds + came[stage] for stage, seconds in fit.items()}
+        asked = {stage: seconds + came[stage] for stage, seconds in asked.items()}
+        calibrated += shape.fetch + came["calibrate"]
     return [
         Stage("build", "index build", built, held, 0, plan.total_bytes),
         Stage("before", "train", fit["before"], *fitting, work.tokens if work.fine_tuned else 0),

@@ -26,8 +26,8 @@ _OPERATIONS = (
     1.5e10  # of the batch that a pass is measured on, at most; a processor core does as many a second
 )
 _A_PASS = 6  # for each token and parameter, forward and backward
-_PROBES, _PROBE_TOKENS = 2, 128  # sequences that a fit's step is chosen on, and their lengths
-_STEPS_TRIED = 2.5  # on both of them: most are too long by the first
+PROBES, _PROBE_TOKENS = 2, 128  # sequences that a fit's step is chosen on, and their lengths
+STEPS_TRIED = 2.5  # on both of them: most are too long by the first
 _ASKED = (8, 24)  # as null prompts are
 _SUBSETS = 24
 _SUM_BYTES = 64 << 20  # of the sums that are added to: more than a processor's cache
@@ -231,7 +231,7 @@ def _query_rates(
     a_row = max(0.0, many - few) / (most - least) / len(vectors[0])
     _, multiplied = timed(lambda: [gradient @ gradient.T for gradient in gradients])
     return {
-        "step": stepped / tried * min(_SUBSETS, n_subsets) * _PROBES * _STEPS_TRIED,
+        "step": stepped / tried * min(_SUBSETS, n_subsets) * PROBES * STEPS_TRIED,
         "pack": packing / most,
         "asked": asking / len(vectors[0]),
         "gates": a_row,

@@ -239,7 +239,8 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _no_memory(error):
         return errors.UsageError(
             f"there is not enough memory for this: {errors.first_line(error)}",
-            fix="ask for less (smaller numbers, fewer at once), or use a machine with more memory",
+            fix="ask for less (smaller numbers, fewer at once; a large model with --stream), or use a "
+            "machine with more memory",
         )
     if isinstance(error, OverflowError) or _too_large(error):
         return errors.UsageError(

@@ -18,6 +18,7 @@ from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
+    STREAM,
     AdapterPath,
     Flags,
     IndexPath,
@@ -26,6 +27,7 @@ from stride_cli.commands.options import (
     Reading,
     find_index,
     flag_of,
+    streamed,
     with_flags,
     writable_index,
 )
@@ -34,6 +36,7 @@ from stride_cli.commands.panels import CommandLine
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.models.stream_choice import streaming
 from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
@@ -265,6 +268,7 @@ def plan(
         typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
     ] = None,
     given: Annotated[dict[str, Any], Flags(PlanOptions, first=("chunks",))],
+    held: Annotated[dict[str, Any], STREAM],
     json: Json = False,
     reading: Reading,
 ) -> None:
@@ -292,7 +296,7 @@ def plan(
         return
     from stride_cli.attribution.stage_plan import plan_stages
 
-    with output.progress("measuring how long it will take"):
+    with output.progress("measuring how long it will take"), streaming(streamed(held)):
         found = plan_stages(model, options, sources=given_corpus, reading=ReadOptions.of(reading))
     record = {"schema": "stride.index_plan/1", **found.to_record()}
     if output.wants_json(json):
@@ -345,6 +349,8 @@ def _show_stages(found: StagePlan) -> None:
         f"estimates: time by rates measured here in {found.rates_seconds:.0f} s on shallow models of that "
         f"shape ({found.tokens_a_second:,.0f} tokens a second through a fit, on {found.device})"
     )
+    if found.streamed:
+        output.note("with --stream: weights of blocks stay on disk, and are there while their block runs")
     for line in found.advice:
         output.note(f"does not fit: {line}")
 

@@ -13,11 +13,12 @@ from stride_cli.characters import one_line
 from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument, _example
 from stride_cli.commands.next_steps import next_step
-from stride_cli.commands.options import READING, Flags, Json, Reading, with_flags
+from stride_cli.commands.options import READING, STREAM, Flags, Json, Reading, streamed, with_flags
 from stride_cli.commands.panels import CommandLine
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
+from stride_cli.models.stream_choice import streaming
 from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
@@ -149,16 +150,21 @@ def finetune(
     short_help="What a checkpoint is, and how it was trained.",
     epilog=_example("stride model info model", "stride model info model --json | jq .recipe"),
 )
+@with_flags
 def info(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
     ],
+    *,
+    held: Annotated[dict[str, Any], STREAM],
     json: Json = False,
 ) -> None:
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.description import describe_model
 
-    show_record(describe_model(model), json, title=model)
+    with streaming(streamed(held)):
+        found = describe_model(model)
+    show_record(found, json, title=model)
 
 
 def _next(corpus: list[str], out: Path) -> None:

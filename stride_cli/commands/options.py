@@ -24,6 +24,7 @@ from stride_cli.commands.completion import (
 from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
+from stride_cli.models.stream_choice import StreamOptions, streaming
 from stride_cli.options import MORE, Entry, entries
 from stride_cli.permissions import Permissions, permitted
 
@@ -136,7 +137,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of its parameters that are annotated with `Flags`.
 
     One that opens the model of an index, and so has a parameter annotated with `ModelPath`, gets the flags of
-    `Permissions` as well, and runs with those that are given; and `--adapter`, which it sees as its model.
+    `StreamOptions` and `Permissions` as well, and runs with those that are given; and `--adapter`, which it
+    sees as its model.
     """
     signature = inspect.signature(command, eval_str=True)
     opens_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
@@ -152,13 +154,16 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     if opens_model:
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("adapter", kind, default=None, annotation=AdapterPath))
-        parameters += PERMISSIONS.parameters.values()
+        parameters += [*STREAM.parameters.values(), *PERMISSIONS.parameters.values()]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        allowed = permissions(PERMISSIONS.given(values)) if opens_model else Permissions()
+        allowed, held = Permissions(), StreamOptions()
+        if opens_model:
+            held = streamed(STREAM.given(values))
+            allowed = permissions(PERMISSIONS.given(values))
         given = {name: flags.given(values) for name, flags in groups.items()}
-        with permitted(allowed), adapted(values):
+        with permitted(allowed), streaming(held), adapted(values):
             command(**values, **given)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -174,6 +179,7 @@ Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
 PERMISSIONS = Flags(Permissions)
+STREAM = Flags(StreamOptions)
 AdapterPath = Annotated[
     str | None,
     typer.Option(
@@ -210,6 +216,13 @@ def permissions(given: Mapping[str, Any]) -> Permissions:
 
     general = resolve("general", given)
     return Permissions(**{name: getattr(general, name) for name in entries(Permissions)})
+
+
+def streamed(given: Mapping[str, Any]) -> StreamOptions:
+    """How models are held, by flags or by settings."""
+    from stride_cli.config import resolve
+
+    return StreamOptions(stream=resolve("general", given).stream)
 
 
 def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:

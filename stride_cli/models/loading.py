@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 
-def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> AttributableModel:
+def load_model(
+    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
+) -> AttributableModel:
     """A causal language model with its tokenizer, frozen, in eval mode.
 
     Parameters
@@ -32,6 +34,10 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
         "auto": CUDA where there is one, else CPU; or a torch device name.
     dtype : str
         "auto": bf16 on CUDA, fp32 on CPU; or "fp32", "bf16", "fp16".
+    stream : bool, optional
+        Whether the weights of a language model's blocks stay on disk, each there while its block runs
+        (`stride_cli.models.language.streaming`). Default: as the environment says (STRIDE_GENERAL_STREAM),
+        else where they are larger than the memory that is free.
 
     Returns
     -------
@@ -45,7 +51,9 @@ def load_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "au
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
-    return _LOADERS[kind_of(path_or_id)](path_or_id, device=device, dtype=dtype)
+    kind = kind_of(path_or_id)
+    streamed = {} if kind == "classifier" else {"stream": stream}  # classifiers are small
+    return _LOADERS[kind](path_or_id, device=device, dtype=dtype, **streamed)
 
 
 def _language(path_or_id: str | Path, **options: Any) -> AttributableModel:

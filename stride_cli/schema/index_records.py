@@ -99,6 +99,9 @@ class IndexPlanRecord(TypedDict):
     tokens_a_second: NotRequired[Annotated[float, "that pass through a fit, by these rates"]]
     reads: NotRequired[Annotated[int, "chunks that a query reads"]]
     device: NotRequired[Annotated[str, "on which the rates were measured: cpu or cuda"]]
+    streamed: NotRequired[
+        Annotated[bool, "whether weights of the model's blocks stay on disk, and come while their block runs"]
+    ]
     advice: NotRequired[
         list[Annotated[str, "what to change where memory or disk, as free here, do not suffice"]]
     ]

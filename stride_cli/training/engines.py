@@ -21,11 +21,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError, UsageError, require_extra
+from stride_cli.free_memory import available_bytes
 from stride_cli.output import note
 from stride_cli.permissions import Permissions, permitted, variable
 
@@ -162,43 +162,6 @@ def default_workers(trainer: Trainer) -> int:
 def available_cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that processes can have without swapping, in the container (control group) that this one is in;
-    None where the system does not say."""
-    free = None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-    left = [] if free is None else [free]
-    for folder, limit, used in _memory_groups(root):
-        with contextlib.suppress(OSError, ValueError):
-            allowed = (folder / limit).read_text().strip()  # "max", or a huge number: none
-            if allowed != "max":
-                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                taken = int((folder / used).read_text()) - int(cached.get("inactive_file", 0))
-                left.append(max(0, int(allowed) - taken))
-    return min(left, default=None)
-
-
-def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """This process's control groups and those above: folder, files of the limit and of what is used."""
-    second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "none", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        own = top / path.lstrip("/")
-        for folder in (own, *own.parents):
-            yield folder, *(first if controllers else second)
-            if folder == top:
-                break
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from stride_cli.errors import UsageError
+from stride_cli.free_memory import available_bytes
 from stride_cli.operators.layer_projections import GATHERED, GatheredProjections, ProjectedLayers, rank_for
 from stride_cli.operators.saving import save_atomically
 from stride_cli.output import note
-from stride_cli.training.engines import available_bytes
 from stride_cli.training.gradient_hooks import Gatherer, trained_layers
 from stride_cli.training.recorded_order import RecordedOrder
 from stride_cli.training.run_directory import RunDirectory

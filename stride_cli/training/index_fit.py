@@ -157,9 +157,10 @@ def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path
 
     The workers of this machine share its cores; a task of Ray has one.
     """
+    from stride_cli.free_memory import available_bytes
     from stride_cli.operators.opener import Opener
     from stride_cli.operators.shared_fit import Crew, ModelPlace
-    from stride_cli.training.engines import available_bytes, available_cores, open_engine
+    from stride_cli.training.engines import available_cores, open_engine
 
     engine, opener = open_engine(run.engine), Opener.like(model)
     threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))

@@ -152,6 +152,22 @@ class Paths:
         prompts = [[row, 3, 5] for row in range(2)]
         return [np.asarray(row, float) for row in self.model.generate_together(prompts, 12)]
 
+    def streamed(self) -> list[np.ndarray]:
+        """Weights that come to the device while their block runs, and again for its gradients."""
+        from stride_cli.models.language.causal_lm import CausalLM
+        from stride_cli.models.language.streaming import stream_from_memory
+        from tests.tiny_chunks import VOCABULARY
+        from tests.tiny_models import tiny_nanochat
+
+        network = tiny_nanochat(VOCABULARY, width=24, layers=3)
+        stream_from_memory(network, torch.device(self.device))
+        resident, self.model = self.model, CausalLM(network)
+        try:
+            assert self.model.device.type == self.device
+            return [*self.closed("linear-matrix+residual-matrix"), *self.generation()]
+        finally:
+            self.model = resident
+
     def whole(self) -> list[np.ndarray]:
         """An index on disk: `train`, then queries that generate, measure, read and answer by token."""
         from stride_cli import api
@@ -206,6 +222,7 @@ def paths() -> dict[str, Callable[[Paths], list[np.ndarray]]]:
         "sgd": Paths.sgd,
         "classifier": Paths.labels,
         "generation": Paths.generation,
+        "streamed": Paths.streamed,
         "whole": Paths.whole,
     }
 

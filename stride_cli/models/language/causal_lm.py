@@ -158,7 +158,8 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        # a streamed block that does not run has no numbers anywhere
+        return next(each.device for each in self.model.parameters() if not each.is_meta)
 
     @property
     def dtype(self) -> torch.dtype:

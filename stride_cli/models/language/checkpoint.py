@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,23 +25,36 @@ from stride_cli.models.language.quantised import (
     quantisation,
     refuse_training,
 )
+from stride_cli.models.language.streaming import (
+    is_streamed,
+    outgrows,
+    placement,
+    stream_from_disk,
+    stream_from_memory,
+)
 from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
 from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
+from stride_cli.models.stream_choice import chosen_stream
 from stride_cli.startup import keep_imported, without_collection
 
 
-def load_language_model(path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto") -> CausalLM:
+def load_language_model(
+    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
+) -> CausalLM:
     """See `stride_cli.models.loading.load_model`."""
     source = find_checkpoint(path_or_id)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     tokenizer = tokenizer_of(source)
     _keep_torch()
+    wanted = chosen_stream() if stream is None else stream
     model = load_own(source, kind)
-    if model is None:
-        model = _load_weights(source, kind, where)
-    if not is_quantised(model):  # which is where it belongs, and some cannot be moved
-        model = model.to(where)
+    if model is None and is_streamed(source, kind, where, wanted):
+        model = _load_streamed(source, kind, where)
+    else:
+        model = _load_weights(source, kind, where) if model is None else model
+        if not is_quantised(model):  # which is where it belongs, and some cannot be moved
+            _place(model, where, wanted)
     return CausalLM(model, tokenizer, path=str(path_or_id))
 
 
@@ -58,8 +73,36 @@ def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) 
     return _load_weights(source, dtype)
 
 
+def _place(model: Any, where: torch.device, wanted: bool | None) -> None:
+    """Move a model in memory to where it computes: whole, or where that is asked for or has no room for it,
+    block by block."""
+    if wanted or (wanted is None and outgrows(model, where)):
+        stream_from_memory(model, where)
+        return
+    try:
+        model.to(where)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"there is no room for the model's weights on {where}: {first_line(error)}",
+            fix="give --stream: weights of blocks are there while their block runs",
+        ) from error
+
+
+def _load_streamed(source: Source, dtype: torch.dtype, where: torch.device) -> Any:
+    """The model with the weights of its blocks on disk, and all else where it computes."""
+    with tempfile.TemporaryDirectory(prefix="stride-", ignore_cleanup_errors=True) as folder:
+        model = _load_weights(source, dtype, placed=placement(source, dtype, folder))
+        stream_from_disk(model, where)
+    return model
+
+
 @without_collection()
-def _load_weights(source: Source, dtype: torch.dtype, where: torch.device | None = None) -> Any:
+def _load_weights(
+    source: Source,
+    dtype: torch.dtype,
+    where: torch.device | None = None,
+    placed: Mapping[str, Any] | None = None,
+) -> Any:
     if source.base is not None:
         from stride_cli.models.language.peft_adapter import with_adapter
 
@@ -74,7 +117,8 @@ def _load_weights(source: Source, dtype: torch.dtype, where: torch.device | None
     weight_files(source.directory / source.gguf if source.gguf else source.directory)
     check_gguf(source)
     method = None if source.gguf is not None else quantisation(source.directory)
-    placed = {} if method is None else {"device_map": {"": where or torch.device("cpu")}}
+    if method is not None:
+        placed = {"device_map": {"": where or torch.device("cpu")}}
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -83,7 +127,7 @@ def _load_weights(source: Source, dtype: torch.dtype, where: torch.device | None
                 output_loading_info=True,
                 **source.options,
                 **_unpacked(source),
-                **placed,
+                **(placed or {}),
             )
     except Exception as error:
         if method is not None and isinstance(error, ImportError):

@@ -26,6 +26,22 @@ def block_stack(model: Any) -> nn.ModuleList:
     return find_structure(model, next(model.parameters()).device).blocks
 
 
+def largest_stack(model: nn.Module) -> nn.ModuleList:
+    """The module list with the most parameters that is no part of another one; no pass is made.
+
+    Raises
+    ------
+    ModelError      there is none
+    """
+    stacks = list(_outermost_stacks(model))
+    if not stacks:
+        raise ModelError(
+            f"{type(model).__name__}: no stack of blocks",
+            fix="give a decoder-only transformer (Llama, Qwen2, OLMo-2, GPT-2, GPT-NeoX, NanoChat, …)",
+        )
+    return max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+
+
 def context_length(model: Any) -> int:
     """Longest sequence a transformers model has positions for, in tokens; 2,048 where it does not say."""
     config = model.config.get_text_config()

@@ -3,6 +3,7 @@ deep ones."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 from stride_cli import api
 from stride_cli.attribution.shallow import AsDeep, Shape, SpaceSize, shallow_model, space_sizes
 from stride_cli.attribution.stage_plan import (
+    Room,
     Stage,
     StagePlan,
     Work,
     advised,
     asking_memory,
     calibration_seconds,
+    fetching_seconds,
     fit_memory,
     fit_seconds,
     plan_stages,
@@ -44,6 +47,7 @@ SHAPE: Any = SimpleNamespace(
     vocabulary=4096,
     moment_bytes=10**7,
     weight_bytes=10**8,
+    placed_bytes=10**8,
     held_bytes=10**8,
     device="cpu",
 )
@@ -99,13 +103,46 @@ def test_memory_grows_with_what_is_held() -> None:
 
 def test_what_does_not_fit_is_named_with_its_setting() -> None:
     stages = [Stage("fit", "train", 1.0, fit_memory(WORK, SHAPE, 10**8, 4096)[0], 0, 10**9)]
-    assert advised(stages, WORK, 10**11, 10**11) == []
-    (said,) = advised(stages, WORK, 10**9, 10**11)
+    assert advised(stages, WORK, Room(10**11, 10**11)) == []
+    (said,) = advised(stages, WORK, Room(10**9, 10**11))
     assert "--subsets" in said and "sums of 1,600 subsets × 100,000 gates" in said
     few = replace(WORK, gates=100)
     stages = [Stage("fit", "train", 1.0, fit_memory(few, SHAPE, 10**8, 4096)[0], 0, 10**9)]
-    assert "--dtype bf16" in advised(stages, few, 10**8, 10**11)[0]
-    assert "on the disk: --no-text, a smaller --project" in advised(stages, few, 10**12, 10**8)[0]
+    assert "--dtype bf16" in advised(stages, few, Room(10**8, 10**11))[0]
+    assert "on the disk: --no-text, a smaller --project" in advised(stages, few, Room(10**12, 10**8))[0]
+
+
+def test_streaming_is_named_where_it_would_help() -> None:
+    few = replace(WORK, gates=100)
+    need = fit_memory(few, SHAPE, 10**8, 4096)[0]
+    stages = [Stage("fit", "train", 1.0, need, 2 * 10**9, 0)]
+    (said,) = advised(stages, few, Room(need - 10**7), 5 * 10**7)
+    assert "give --stream, which leaves 50 MB of weights on disk" in said
+    (said,) = advised(stages, few, Room(need - 10**8), 5 * 10**7)  # not by itself
+    assert "--stream (50 MB less), --dtype bf16" in said
+    assert "--stream" not in advised(stages, few, Room(need - 10**7))[0]  # they are there already
+    (said,) = advised(stages, few, Room(need, None, 10**9), 10**9)
+    assert "needs 2.0 GB on the GPU, 1.0 GB are free: give --stream" in said
+
+
+def test_a_streamed_model_takes_two_blocks_and_the_time_in_which_they_come() -> None:
+    settings: Any = SimpleNamespace(batch_tokens=4096)
+    given: dict[str, Any] = {"weight_bytes": 10**9, "layers": 40, "block_bytes": 2 * 10**7, "fetch": 0.5}
+    whole = Shape(None, settings, rates(), [], 8, 9, moment_bytes=0, mapped=False, token_bytes=0,
+                  has_base=True, device="cpu", **given)  # fmt: skip
+    streamed = replace(whole, streamed=True)
+    assert whole.held_bytes - streamed.held_bytes == 38 * 2 * 10**7
+    on_device = [replace(each, device="cuda") for each in (whole, streamed)]
+    devices = [fit_memory(WORK, each, 0, 4096)[1] for each in on_device]
+    assert devices[0] - devices[1] == 38 * 2 * 10**7
+    came = fetching_seconds(WORK, streamed)
+    batches = 5000 / 32  # chunks together
+    sample = 36_864 / 4096 + 16_384 / 4096
+    assert came["before"] == 0.5 * math.ceil(batches)
+    # true and drawn labels of the sample, forward and backward of all, five central differences on two probes
+    assert came["fit"] == pytest.approx(0.5 * (3 * sample + 2 * math.ceil(batches) + 10))
+    assert came["query"] > came["reading"] > 0 and came["projections"] == 0
+    assert fetching_seconds(replace(WORK, chunks=10_000), streamed)["fit"] > came["fit"]
 
 
 def test_rates_of_a_deep_model_lie_on_the_line_through_two_shallow_ones() -> None:
@@ -159,7 +196,7 @@ def test_a_plan_on_a_terminal_says_what_is_estimated(capsys: pytest.CaptureFixtu
         Stage("query", "query", 4.0, 10**9, 2 * 10**9, 0),
     ]
     plan = plan_index(CorpusCounts(documents=1, chunks=9, tokens=90))
-    _show_stages(StagePlan(plan, stages, rates(), 2.0, 9, 512.0, "cpu", ["fit needs 3 GB: give less"]))
+    _show_stages(StagePlan(plan, stages, rates(), 2.0, 9, 512.0, "cpu", False, ["fit needs 3 GB: give less"]))
     out, told = capsys.readouterr()
     assert "about 2 hours" in out and "3 GB" in out and "2 GB" in out and "before" not in out
     assert "estimates" in told and "512 tokens a second" in told and "does not fit: fit needs 3 GB" in told
