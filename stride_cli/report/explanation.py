@@ -214,8 +214,9 @@ def score(value: float, largest: float, record: Mapping[str, Any]) -> str:
 def what_scores_are(record: Mapping[str, Any]) -> str:
     """One clause on the numbers beside documents."""
     if scale := record.get("scale"):
-        error = scale["error"] / (scale["slope"] or scale["ceiling"])
-        alone = "" if scale["link"] == "linear" else " alone (of several shares add up, nats do not)"
+        linear = scale.get("link", "linear") == "linear"
+        error = scale["error"] / scale["slope" if linear else "ceiling"]
+        alone = "" if linear else " alone (of several shares add up, nats do not)"
         return f"nats: forecast rise of the loss without the document{alone}, a token, ± {error:.0%}"
     return "score: influence, 100 for the strongest shown"
 
