@@ -141,7 +141,8 @@ def _measured(title: str, own: Record, every: Record) -> tuple[float, list[str]]
     theirs, others = own.get("points", []), every.get("points", [])
     mean = [own["mean_predicted"], own["mean_measured"]]
     most = max(max(point) for point in [*others, mean, [2 * value for value in mean]])
-    across, down = Scale(0, most, 60, _WIDTH - 150), Scale(0, most, _FRONTIER - 40, _TOP)
+    least = [min([0.0, *(point[axis] for point in others)]) for axis in (0, 1)]
+    across, down = Scale(least[0], most, 60, _WIDTH - 150), Scale(least[1], most, _FRONTIER - 40, _TOP)
     slope = f"{figures.figure(own['slope'], 2)} ± {figures.figure(own['error'], 2)}"
     marks = [_title(f"{title}: measured over forecast rise, nats a token; slope {slope}")]
     step = 10.0 ** math.floor(math.log10(most))

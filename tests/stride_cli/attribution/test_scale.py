@@ -96,9 +96,7 @@ def test_what_a_forecast_is() -> None:
     assert Scale(2.0, 0.1, 0.9, 3, 288).rise(-3.0, 10.0, 0.2) == -6.0
 
 
-@pytest.mark.parametrize(
-    "scale", [Scale(2.0, 0.1, 0.9, 3, 288), CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)]
-)
+@pytest.mark.parametrize("scale", [Scale(2.0, 0.1, 0.9, 3, 288), CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)])
 def test_a_scale_comes_back_from_its_record(scale: Scale | CeilingScale) -> None:
     assert scale_of(scale.to_record()) == scale
     older = {"slope": 2.0, "error": 0.1, "correlation": 0.9, "models": 3, "pairs": 288}
