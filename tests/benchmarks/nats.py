@@ -12,14 +12,18 @@ reads by default.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.attribution.scale import fit_scale, predicted_sums
 from stride_cli.attribution.session import Session
-from stride_cli.data.query_files import read_queries
+from stride_cli.data.queries import Query
+from stride_cli.data.query_set import QuerySet
 from stride_cli.output import emit
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain, store_of
@@ -32,7 +36,10 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     workspace, attributor = session.workspace, session.attributor()
     assert session.calibration is not None and session.calibration.scale is not None
     scale = session.calibration.scale
-    queries = read_queries(workspace, given.queries)
+    prompts = [json.loads(line) for line in given.queries.read_text(encoding="utf-8").splitlines()]
+    # put to the model as `stride query` puts them: of a corpus of texts the response follows the prompt
+    built = [cast(Query, each) for each in session.build(prompts, QueryOptions())]
+    queries = QuerySet.from_queries(built, [str(each.get("id", "")) for each in prompts])
     chunks = workspace.n_chunks
     influences, totals = predicted_sums(attributor, queries, np.eye(chunks, dtype=bool))  # (n, Q), (Q,)
     documents = np.zeros((session.chunk_document.max() + 1, len(queries)))
@@ -73,6 +80,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "correlation": float(np.corrcoef(*pairs)[0, 1]),
             "correlation_of_sums": float(np.corrcoef(sums[chosen], pairs[1])[0, 1]),
             "pairs": int(chosen.sum()),
+            "mean_loss": float(full.losses[of].mean()),
             "mean_predicted": float(pairs[0].mean()),
             "mean_measured": float(pairs[1].mean()),
             "points": np.round(np.stack(pairs, axis=1), 3).tolist(),
@@ -83,7 +91,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks nats", description=__doc__)
     parser.add_argument("--index", required=True, help="of a language model, its scale measured")
     parser.add_argument("--model")
-    parser.add_argument("--queries", required=True, help="as stride query --file takes them")
+    parser.add_argument("--queries", type=Path, required=True, help="as stride query --file takes them")
     parser.add_argument("--count", type=int, default=12, help="queries whose documents are left out")
     parser.add_argument("--top", type=int, default=10, help="how many documents of each")
     parser.add_argument("--each", type=int, default=1, help="queries whose documents one model is without")

@@ -120,6 +120,25 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     assert outcome.code == 3 and "stride calibrate" in outcome.err and outcome.out == ""
 
 
+def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: Path) -> None:
+    """By its share; the whole document's is not the sum of its chunks'."""
+    from stride_cli.api import Session
+    from stride_cli.attribution.scale import CeilingScale
+
+    answer = Session.open(workspace / "run.stride").query("The French Revolution began in", response=" 1789")
+    scale = CeilingScale(8.0, 0.3, 0.5, 0.9, 3, 288)
+    relative, bounded = answer.to_record(), replace(answer, scale=scale).to_record()
+    assert bounded["unit"] == "nats" and bounded["scale"] == scale.to_record()
+    for one, other in zip(relative["hits"], bounded["hits"], strict=True):
+        forecast = 8 * (1 - 2 ** -((one["share"] / 0.3) ** 2))
+        assert other["influence"] == pytest.approx(forecast, rel=1e-6, abs=1e-12)
+        assert (other["share"], other["above_line"]) == (one["share"], one["above_line"])
+    line = bounded["judged"]["line"]
+    assert [hit["influence"] > line for hit in bounded["hits"]] == [
+        hit["above_line"] for hit in relative["hits"]
+    ]
+
+
 @pytest.mark.slow
 def test_influences_in_nats(run, index: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
