@@ -357,16 +357,17 @@ def test_recall_holds_whatever_is_kept_and_read() -> None:
 
 
 def _drawn(row: dict[str, Any]) -> bool:
-    return row["what"] in ("own", "all") and "points" in row
+    return row["what"] in ("own", "all") and "points" in row and row.get("form") != "chat"
 
 
 def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
     rows = [row for row in figures.records("nats") if row["what"] in ("own", "all")]
+    rows = [row for row in rows if row.get("form") != "chat"]  # of which the model knows none
     assert {row["scale"].get("link", "linear") for row in rows} == {"linear", "ceiling"}
     for row in rows:
         assert 0.7 < row["slope"] < 1.4 and row["correlation"] > 0.8
         predicted, measured = np.array(row.get("points") or [[1.0, row["slope"]]]).T
-        assert predicted @ measured / (predicted @ predicted) == pytest.approx(row["slope"], rel=1e-3)
+        assert predicted @ measured / (predicted @ predicted) == pytest.approx(row["slope"], rel=2e-3)
         assert row["what"] == "own" or row["pairs"] >= 100
 
 

@@ -128,6 +128,7 @@ def nats(records: Sequence[Record]) -> str:
     """Measured over forecast rises of losses when documents are left out: every pair of a query and a removed
     set where the record has it, else the line through them; a panel for each kind of model."""
     panels = []
+    records = [each for each in records if each.get("form") != "chat"]  # of which the model knows none
     for title, ceiling in (("Trained from scratch", True), ("Fine-tuned", False)):
         of = [each for each in records if (each["scale"].get("link") == "ceiling") == ceiling]
         found = {each["what"]: each for each in of if each["what"] in ("own", "all")}
