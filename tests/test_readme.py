@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
 
 from stride_cli.api import demo_corpus
@@ -345,7 +347,7 @@ def test_a_figure_that_is_not_as_recorded_is_seen() -> None:
         )
     assert figures.disagreements("Set it to 0.1, as `--lambda-ratio .25` and [this](.55.md) say.") == []
     pairs = (
-        "1,920<!-- = nats what=all chunks=2000 | pairs -->, 2.6<!-- = nats what=own chunks=408 | 1/slope -->"
+        "1,920<!-- = nats what=all chunks=2000 | pairs -->, .97<!-- = nats what=own chunks=2000 | 1/slope -->"
     )
     assert figures.disagreements(pairs) == []
     table = "<!-- table: five -->\n| |\n<!-- end -->\n"
@@ -357,11 +359,28 @@ def test_recall_holds_whatever_is_kept_and_read() -> None:
     assert len(rows) == 40 and all(row["held"] >= 0.95 for row in rows)
 
 
+def _drawn(row: dict[str, Any]) -> bool:
+    return row["what"] in ("own", "all") and "points" in row and row.get("form") != "chat"
+
+
+def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
+    rows = [row for row in figures.records("nats") if row["what"] in ("own", "all")]
+    rows = [row for row in rows if row.get("form") != "chat"]  # of which the model knows none
+    assert {row["scale"].get("link", "linear") for row in rows} == {"linear", "ceiling"}
+    for row in rows:
+        assert 0.7 < row["slope"] < 1.4 and row["correlation"] > 0.8
+        predicted, measured = np.array(row.get("points") or [[1.0, row["slope"]]]).T
+        assert predicted @ measured / (predicted @ predicted) == pytest.approx(row["slope"], rel=2e-3)
+        assert row["what"] == "own" or row["pairs"] >= 100
+
+
 def test_plots_show_what_is_recorded() -> None:
     quality, found = plot.quality(), plot.projections(plot.read(plot.RESULTS / "projections.jsonl"))
     kept = plot.frontier(plot.read(plot.RESULTS / "frontier.jsonl"))
     assert kept.count("<circle") == 7 + 5 + 4 + 3 and ">trackstar<" in kept  # a point for each size
-    for drawing in (quality, found, kept):
+    nats = plot.nats(plot.read(plot.RESULTS / "nats.jsonl"))
+    assert nats.count("<circle") == sum(len(row["points"]) for row in figures.records("nats") if _drawn(row))
+    for drawing in (quality, found, kept, nats):
         ElementTree.fromstring(drawing)
     assert ">.801 ± .012<" in quality and ">.552 ± .030<" in quality
     assert "2,048 B a chunk" in found and ">.94<" in found and "int8" not in found

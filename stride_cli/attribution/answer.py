@@ -11,7 +11,7 @@ from stride_cli.errors import StrideError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from stride_cli.attribution.scale import Scale
+    from stride_cli.attribution.scale import Nats
     from stride_cli.attribution.verdict import Verdict
     from stride_cli.data.queries import Query
     from stride_cli.recovery.lasso import Solution
@@ -56,7 +56,7 @@ class Answer:
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
-    scale : Scale or None              what influences are in nats, where they are what it was measured for;
+    scale : Nats or None               what influences are in nats, where they are what it was measured for;
                                        the record has them so, this object never
     """
 
@@ -84,22 +84,28 @@ class Answer:
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
-    scale: Scale | None = None
+    scale: Nats | None = None
     carried: bool = True
     other_loss: float | None = None
     added: str | None = None
 
+    def in_unit(self, influence: float) -> float:
+        """An influence as the record has it: of documents together, the forecast for all of them."""
+        if self.scale is None:
+            return influence
+        total = float(abs(self.influences.values).sum())
+        return float(self.scale.rise(influence, total, self.loss))
+
     def to_record(self) -> AnswerRecord:
         """The answer as one JSON object; `stride schema` documents the keys."""
         solution, verdict = self.solution, self.verdict
-        factor = 1.0 if self.scale is None else self.scale.slope
-        line = None if self.line is None else factor * self.line
+        line = None if self.line is None else self.in_unit(self.line)
 
         def hit(found: Hit) -> HitRecord:
             record: HitRecord = {
                 "rank": found.rank,
                 "document": self.document_ids[found.document],
-                "influence": factor * found.influence,
+                "influence": self.in_unit(found.influence),
                 "share": found.share,
                 "above_line": None if self.line is None else found.influence > self.line,
                 "sign": found.sign,
@@ -109,7 +115,7 @@ class Answer:
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
                 "read": found.read if self.read or self.estimated else None,
-                "prior": None if self.prior is None else factor * found.prior,
+                "prior": None if self.prior is None else self.in_unit(found.prior),
                 "stability": found.stability,
             }
             if found.chunk in self.labels:

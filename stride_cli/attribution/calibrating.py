@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from stride_cli.attribution.session import Session
-from stride_cli.errors import UsageError
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -39,12 +38,6 @@ def calibrate(session: Session, options: CalibrationOptions | None = None) -> Ca
 
         refuse_classifier(session.index, "influences in nats", fix="leave out --retrain")
         local_directory(session.index.path)  # refused before hours of training
-        if session.model.pretrained:
-            raise UsageError(
-                "influences in nats are for fine-tuned models: of what a model learnt from scratch by heart "
-                "they forecast 2.6 times the rise that was measured",
-                fix="leave out --retrain, and test single answers (stride verify-hit)",
-            )
         scale = measure_scale(attributor, options.retrain)
     session.calibration = ask(attributor, options.nulls, scale)
     return {

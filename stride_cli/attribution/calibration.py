@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.attribution.null_prompts import null_queries
-from stride_cli.attribution.scale import Scale
+from stride_cli.attribution.scale import scale_of
 from stride_cli.attribution.verdict import LENGTHS, NullAnswers
 from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
@@ -19,10 +19,11 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attributor
+    from stride_cli.attribution.scale import Nats
     from stride_cli.data.queries import Query
 
 
-def calibrate(attributor: Attributor, nulls: int, scale: Scale | None = None) -> NullAnswers:
+def calibrate(attributor: Attributor, nulls: int, scale: Nats | None = None) -> NullAnswers:
     """Ask null prompts, and publish the index's ``calibration/`` group.
 
     Parameters
@@ -76,7 +77,7 @@ def stored_calibration(index: Index) -> NullAnswers | None:
         for values in list(arrays.values())[1:]:
             if values.ndim != 2 or len(values) != len(arrays["scored"]):
                 raise ValueError(f"should be a row for each of {arrays['scored'].shape}, are {values.shape}")
-        return NullAnswers(**arrays, scale=None if scale is None else Scale(**scale))
+        return NullAnswers(**arrays, scale=None if scale is None else scale_of(scale))
 
 
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:

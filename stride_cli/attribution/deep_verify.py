@@ -331,7 +331,7 @@ def _calibration(index: Index) -> Found:
                 raise ValueError("a loss is not finite")
             if (np.diff(found.scored) <= 0).any() or (found.scored < 1).any():
                 raise ValueError("lengths of responses do not rise")
-            numbers = () if found.scale is None else found.scale.to_record().values()
+            numbers = () if found.scale is None else vars(found.scale).values()
             if not all(_is_number(number) for number in numbers):
                 raise ValueError("a scale that is no finite number")
 

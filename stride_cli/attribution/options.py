@@ -240,8 +240,8 @@ class CalibrationOptions(Options):
     )
     retrain: int = option(
         0,
-        "Of a fine-tuned model: also train so many again, each without a tenth of the documents, and one "
-        "with all: from then on influences are forecasts in nats. 3 do. [0]",
+        "Also train so many models again, each without a tenth of the documents, and one with all: from "
+        "then on influences are forecasts in nats. 3 do. [0]",
         low=0,
         high=5,
         example=3,

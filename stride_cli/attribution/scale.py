@@ -1,5 +1,7 @@
 """What influences are in nats: measured on models that are trained again without a part of the corpus.
 
+Of a fine-tuned model (`Scale`),
+
     loss of x after training without S  −  loss of x after training with everything  ≈  a Σ_{i ∈ S} w_i
 
 w are influences, whose size grows with the design; a makes them a forecast of what happens when documents
@@ -7,13 +9,24 @@ are taken out. It is found by least squares through the origin over random tenth
 responses that are chunks of the corpus themselves, some of them in S: a response's own document is the one
 whose absence shows most. Influences are against the average chunk, whose own influence by the same readout
 has a twentieth of the effect that its size says (2,000 instructions): nothing is added for it.
+
+What a model learnt by heart from scratch it says without loss as long as enough is left that says it, and
+without that no better than chance: its loss stays, then rises, and ends at a ceiling c, whatever the
+influences come to. What it depends on is the share f of all influence that is taken out (`CeilingScale`),
+
+    c (1 − 2^−(f / h)²),      f = Σ_{i ∈ S} w_i / Σ_i |w_i|,
+
+which is half of c at f = h. Responses to fit it by are parts of chunks, of 4 to 16 tokens as answers have
+them: of whole chunks all that are taken out are at the ceiling, and what is on the way there is not seen.
+Where a model trained from scratch has learnt nothing by heart, the straight line fits better, and is kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,13 +41,49 @@ if TYPE_CHECKING:
 
 _TENTH = 0.1  # of the documents, that a model does without
 _INSIDE, _OUTSIDE = 16, 48  # responses among what one of the models does without, and among what all have
+_PARTS = 64  # parts of chunks as responses, of what each model does without, and of what all have
+_LENGTHS = (4, 8, 16)  # scored tokens of a part, as of answers
+_PROMPT = 8  # tokens that a part has before it, where its chunk is long enough
 _FEWEST_DOCUMENTS = 40
 _SURE = 3.0  # standard errors that the slope is above zero, for influences to be told in nats
+_HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of the ceiling is reached at
+
+
+class Nats(Protocol):
+    """What influences are in nats, and how sure that is.
+
+    Attributes
+    ----------
+    additive : bool         whether forecasts of documents add up to that of all of them
+    relative_error : float  standard error of forecasts, as a share of them; of responses, not of seeds
+    sure : bool             whether influences can be told in nats
+    """
+
+    @property
+    def additive(self) -> bool: ...
+
+    @property
+    def relative_error(self) -> float: ...
+
+    @property
+    def sure(self) -> bool: ...
+
+    def rise(self, influence: Any, total: Any, loss: Any) -> Any:
+        """Forecast rise of a response's loss without some chunks, nats per scored token.
+
+        Parameters
+        ----------
+        influence : float or ndarray      of them together
+        total : likewise                  Σ |w_i| over all chunks
+        loss : likewise                   of the response; a forecast takes no more than that away
+        """
+
+    def to_record(self) -> ScaleRecord: ...
 
 
 @dataclass(frozen=True)
 class Scale:
-    """a, and how sure it is.
+    """Rises in proportion to influences: a, and how sure it is.
 
     Attributes
     ----------
@@ -52,12 +101,100 @@ class Scale:
     pairs: int
 
     @property
+    def additive(self) -> bool:
+        return True
+
+    @property
+    def relative_error(self) -> float:
+        return self.error / self.slope
+
+    @property
     def sure(self) -> bool:
-        """Whether influences can be told in nats."""
         return self.slope > _SURE * self.error
 
+    def rise(self, influence: Any, total: Any, loss: Any) -> Any:
+        """See `Nats`; an influence times the slope, whatever the total and the loss."""
+        return self.slope * influence
+
     def to_record(self) -> ScaleRecord:
-        return cast("ScaleRecord", asdict(self))
+        return {
+            "link": "linear",
+            "slope": self.slope,
+            "ceiling": None,
+            "half": None,
+            "error": self.error,
+            "correlation": self.correlation,
+            "models": self.models,
+            "pairs": self.pairs,
+        }
+
+
+@dataclass(frozen=True)
+class CeilingScale:
+    """Rises by the share of all influence that is taken out, up to a ceiling.
+
+    Attributes
+    ----------
+    ceiling : float     nats per scored token, without all that supports a response
+    half : float        share of all influence without which the loss rises by half of that
+    error : float       standard error of the ceiling, over responses; not over seeds of training
+    correlation, models, pairs : as of `Scale`
+    """
+
+    ceiling: float
+    half: float
+    error: float
+    correlation: float
+    models: int
+    pairs: int
+
+    @property
+    def additive(self) -> bool:
+        return False
+
+    @property
+    def relative_error(self) -> float:
+        return self.error / self.ceiling
+
+    @property
+    def sure(self) -> bool:
+        return self.ceiling > _SURE * self.error
+
+    def rise(self, influence: Any, total: Any, loss: Any) -> Any:
+        """See `Nats`; what opposes takes as much away, down to a loss of zero."""
+        share = np.divide(influence, total, where=np.asarray(total) > 0, out=np.zeros(np.shape(influence)))
+        found = np.maximum(self.ceiling * _climb(share, self.half), -np.asarray(loss))
+        return float(found) if np.ndim(found) == 0 else found
+
+    def to_record(self) -> ScaleRecord:
+        return {
+            "link": "ceiling",
+            "slope": None,
+            "ceiling": self.ceiling,
+            "half": self.half,
+            "error": self.error,
+            "correlation": self.correlation,
+            "models": self.models,
+            "pairs": self.pairs,
+        }
+
+
+def scale_of(record: Mapping[str, Any]) -> Nats:
+    """A scale as `to_record` gave it; without "link", of an index of before there were two.
+
+    Raises
+    ------
+    KeyError, TypeError      it is none
+    """
+    shared = {name: record[name] for name in ("error", "correlation", "models", "pairs")}
+    if record.get("link", "linear") == "linear":
+        return Scale(slope=record["slope"], **shared)
+    return CeilingScale(ceiling=record["ceiling"], half=record["half"], **shared)
+
+
+def _climb(share: Any, half: Any) -> Any:
+    """±(1 − 2^−(f / h)²)."""
+    return np.sign(share) * -np.expm1(-np.log(2) * np.square(share / half))
 
 
 def fit_scale(predicted: np.ndarray, measured: np.ndarray) -> Scale:
@@ -72,15 +209,51 @@ def fit_scale(predicted: np.ndarray, measured: np.ndarray) -> Scale:
         return Scale(0.0, np.inf, 0.0, len(predicted), predicted.size)
     slope = float(products.sum() / squares.sum())
     rest = np.maximum(squares.sum() - squares, np.finfo(float).tiny)
-    without = (products.sum() - products) / rest
-    count = len(without)
-    error = float(np.sqrt((count - 1) / count * np.square(without - without.mean()).sum()))
+    error = _jackknife((products.sum() - products) / rest)
+    return Scale(slope, error, _correlation(predicted, measured), len(predicted), predicted.size)
+
+
+def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> CeilingScale:
+    """Least squares; the error by leaving out one response at a time.
+
+    Parameters
+    ----------
+    shares, measured : (models, Q) float64      Σ_{i ∈ S} w_i / Σ_i |w_i|, and rises of the loss
+    """
+    climbs = _climb(shares[None], _HALVES[:, None, None])  # (H, models, Q)
+    products, squares = (climbs * measured).sum(axis=1), np.square(climbs).sum(axis=1)  # (H, Q)
+    if not shares.any():
+        return CeilingScale(0.0, float(_HALVES[-1]), np.inf, 0.0, len(shares), shares.size)
+    # with h given the best c is a quotient, and what it explains of the squares is products² / squares
+    whole, without = products.sum(axis=1), products.sum(axis=1)[:, None] - products
+    below, rest = squares.sum(axis=1), squares.sum(axis=1)[:, None] - squares
+    tiny = np.finfo(float).tiny
+    best = int(np.argmax(np.maximum(whole, 0.0) ** 2 / below))
+    each = np.argmax(np.maximum(without, 0.0) ** 2 / np.maximum(rest, tiny), axis=0)
+    one = np.arange(len(each))
+    ceilings = without[each, one] / np.maximum(rest[each, one], tiny)
+    return CeilingScale(
+        ceiling=float(whole[best] / below[best]),
+        half=float(_HALVES[best]),
+        error=_jackknife(ceilings),
+        correlation=_correlation(climbs[best], measured),
+        models=len(shares),
+        pairs=shares.size,
+    )
+
+
+def _jackknife(without: np.ndarray) -> float:
+    """The standard error of what comes to this without each response."""
+    return float(np.sqrt((len(without) - 1) / len(without) * np.square(without - without.mean()).sum()))
+
+
+def _correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
     spread = predicted.std() * measured.std()
     product = (predicted * measured).mean() - predicted.mean() * measured.mean()
-    return Scale(slope, error, float(product / spread) if spread > 0 else 0.0, len(predicted), predicted.size)
+    return float(product / spread) if spread > 0 else 0.0
 
 
-def measure_scale(attributor: Attributor, models: int, *, workers: int | None = None) -> Scale:
+def measure_scale(attributor: Attributor, models: int, *, workers: int | None = None) -> Nats:
     """Train ``models`` + 1 models by the recipe of the index's own, from one seed, and fit the scale.
 
     What is trained is kept beside the index: an interrupted measurement goes on.
@@ -104,17 +277,43 @@ def measure_scale(attributor: Attributor, models: int, *, workers: int | None = 
     workspace = attributor.workspace
     store = store_of(workspace.index)
     removed = removed_parts(workspace, models)
-    queries = own_responses(workspace, removed)
+    queries = responses_of(workspace, removed)
     trainer = open_trainer(workspace, queries)
     seed = int(subset_seeds(workspace.seed, 1)[0])
     masks = [np.ones(workspace.n_chunks, bool), *~removed]
     full, *others = retrain(trainer, [Job(mask, seed) for mask in masks], store=store, workers=workers)
     measured = np.stack([other.losses - full.losses for other in others])
-    return fit_scale(predicted_sums(attributor, queries, removed), measured)
+    sums, totals = predicted_sums(attributor, queries, removed)
+    return choose_scale(sums, totals, measured, heart=workspace.model.pretrained)
 
 
-def predicted_sums(attributor: Attributor, queries: QuerySet, removed: np.ndarray) -> np.ndarray:
-    """Σ of influences of what is removed, (sets, Q) float64, as answers have them by default.
+def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, heart: bool) -> Nats:
+    """The scale that rises go by.
+
+    Parameters
+    ----------
+    sums, measured : (models, Q) float64      Σ_{i ∈ S} w_i, and rises of the loss
+    totals : (Q,) float64                     Σ_i |w_i|
+    heart : whether the model may have learnt by heart: there may be a ceiling
+    """
+    linear = fit_scale(sums, measured)
+    if not heart:
+        return linear
+    ceiling = fit_ceiling(sums / np.maximum(totals, np.finfo(float).tiny), measured)
+    # both are least squares through the origin: the one that leaves less
+    scales: list[Nats] = [ceiling, linear]
+    return min(scales, key=lambda scale: _left(scale, sums, totals, measured))
+
+
+def _left(scale: Nats, sums: np.ndarray, totals: np.ndarray, measured: np.ndarray) -> float:
+    return float(np.square(measured - scale.rise(sums, totals, np.inf)).sum())
+
+
+def predicted_sums(
+    attributor: Attributor, queries: QuerySet, removed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Σ of influences of what is removed, (sets, Q) float64, and of the sizes of all, (Q,), as answers have
+    them by default.
 
     Parameters
     ----------
@@ -124,7 +323,7 @@ def predicted_sums(attributor: Attributor, queries: QuerySet, removed: np.ndarra
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QUERY_TOKENS
 
-    found = np.zeros((len(removed), len(queries)))
+    found, totals = np.zeros((len(removed), len(queries))), np.zeros(len(queries))
     for start in range(0, len(queries), attributor.together):
         rows = np.arange(start, min(start + attributor.together, len(queries)))
         groups = queries.groups(QUERY_TOKENS, rows)
@@ -132,7 +331,8 @@ def predicted_sums(attributor: Attributor, queries: QuerySet, removed: np.ndarra
         measured = attributor.measure(batches)
         influences = dense(attributor.influences(queries.take(rows), batches, measured.responses))
         found[:, rows] = removed.astype(np.float64) @ influences.T
-    return found
+        totals[rows] = np.abs(influences).sum(axis=1)
+    return found, totals
 
 
 def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
@@ -155,16 +355,47 @@ def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
     return np.stack([np.isin(document, order[k * size : (k + 1) * size]) for k in range(models)])
 
 
+def responses_of(workspace: Workspace, removed: np.ndarray) -> QuerySet:
+    """What a scale is found by: whole chunks, or parts of them where a model may know them by heart."""
+    if not workspace.model.pretrained:
+        return own_responses(workspace, removed)
+    random = stream(workspace.seed, "scale lengths")
+
+    def part(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        length = int(random.choice(_LENGTHS))
+        begins = np.flatnonzero(weights)
+        begins = begins[: max(1, len(begins) - length + 1)]
+        later = begins[begins >= _PROMPT]
+        begin = int(random.choice(later if len(later) else begins))
+        scored = np.zeros_like(weights)
+        scored[begin : begin + length] = weights[begin : begin + length]
+        return ids[: begin + length], scored[: begin + length]
+
+    return _responses(workspace, removed, _PARTS, _PARTS, part)
+
+
 def own_responses(workspace: Workspace, removed: np.ndarray) -> QuerySet:
     """Chunks of the corpus as queries: 16 of each removed part, 48 of what is in none."""
+    return _responses(workspace, removed, _INSIDE, _OUTSIDE, lambda ids, weights: (ids, weights))
+
+
+def _responses(
+    workspace: Workspace,
+    removed: np.ndarray,
+    inside: int,
+    outside: int,
+    of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> QuerySet:
+    """What `of` makes of chunks (ids, weights): so many of each removed part, and of what is in none."""
     from stride_cli.data.query_set import QuerySet
 
     random = stream(workspace.seed, "scale responses")
     found: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for part, count in (*((part, _INSIDE) for part in removed), (~removed.any(axis=0), _OUTSIDE)):
+    for part, count in (*((part, inside) for part in removed), (~removed.any(axis=0), outside)):
         drawn = (
             (int(row), *workspace.chunks.chunk(int(row))) for row in random.permutation(np.flatnonzero(part))
         )
         found.extend(islice((each for each in drawn if each[2].any()), count))
-    rows, ids, weights = zip(*found, strict=True)
-    return QuerySet(list(ids), list(weights), [str(row) for row in rows])
+    made = [(str(row), *of(ids, weights)) for row, ids, weights in found]
+    names, ids, weights = zip(*made, strict=True)
+    return QuerySet(list(ids), list(weights), list(names))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.attribution.attributor import Attribution, Attributor, Measured
-    from stride_cli.attribution.scale import Scale
+    from stride_cli.attribution.scale import Nats
     from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
@@ -396,7 +396,7 @@ class Session:
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
-            scale=None if query.parts else self._scale(attributor),
+            scale=None if query.parts else self._scale(attributor, options.prior),
             carried=not carrying or options.passages == "carrying",
         )
 
@@ -437,10 +437,11 @@ class Session:
             return None
         return float(gradients_with_loss(self.steered[0], asked.batch)[1][1])  # remembered
 
-    def _scale(self, attributor: Attributor) -> Scale | None:
-        """What influences are in nats: if that is sure, and they are found as they were for it."""
+    def _scale(self, attributor: Attributor, prior: str | None) -> Nats | None:
+        """What influences are in nats: if that is sure, and they are found as they were for it. Where
+        forecasts do not add up, nothing can be added to them: with a prior there is none."""
         found = None if self.calibration is None else self.calibration.scale
-        if found is None or not found.sure:
+        if found is None or not found.sure or (prior is not None and not found.additive):
             return None
         as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
         return found if as_measured else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.scale import Scale
+    from stride_cli.attribution.scale import Nats
     from stride_cli.schema.answer_records import JudgedRecord
 
 Word = Literal["clear", "weak", "guessing"]
@@ -70,14 +70,14 @@ class NullAnswers:
     losses : (L, m) float64        mean nats per scored token; NaN where a response is shorter
     strengths : (L, m) float64     influence of the strongest document / loss, ≥ 0; NaN likewise
     read : (L, m) float64 or None  the same where the likeliest chunks have been read; None where none are
-    scale : Scale or None          what influences are in nats; None: relative
+    scale : Nats or None           what influences are in nats; None: relative
     """
 
     scored: np.ndarray
     losses: np.ndarray
     strengths: np.ndarray
     read: np.ndarray | None = None
-    scale: Scale | None = None
+    scale: Nats | None = None
 
     @property
     def median_loss(self) -> float:

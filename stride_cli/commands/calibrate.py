@@ -58,7 +58,7 @@ def calibrate(
         found = f"of {scale['models']} models trained without a tenth of the documents"
         found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:
-            error = scale["error"] / scale["slope"]
+            error = scale["error"] / (scale["slope"] or scale["ceiling"] or 0.0)
             note(f"influences are in nats now, ± {error:.0%}, by {scale['pairs']:,} losses {found}")
         else:
             note(f"influences stay relative: they do not predict the losses {found}")

@@ -222,8 +222,10 @@ def score(value: float, largest: float, record: Mapping[str, Any]) -> str:
 def what_scores_are(record: Mapping[str, Any]) -> str:
     """One clause on the numbers beside documents."""
     if scale := record.get("scale"):
-        error = scale["error"] / scale["slope"]
-        return f"nats: forecast rise of the loss without the document, a token, ± {error:.0%}"
+        linear = scale.get("link", "linear") == "linear"
+        error = scale["error"] / scale["slope" if linear else "ceiling"]
+        alone = "" if linear else " alone (of several shares add up, nats do not)"
+        return f"nats: forecast rise of the loss without the document{alone}, a token, ± {error:.0%}"
     return "score: influence, 100 for the strongest shown"
 
 

@@ -324,9 +324,10 @@ def _plots(answer: ShownAnswer) -> str:
 def _unit(answers: Sequence[ShownAnswer]) -> str:
     """What influences are, in a sentence."""
     if all(answer.record.get("unit") == "nats" for answer in answers):
+        together = any((answer.record.get("scale") or {}).get("link") == "ceiling" for answer in answers)
         return (
             "An influence is a forecast, in nats a token: how much the loss would rise had the model been "
-            "trained without the document."
+            f"trained without the document{' alone; of several, shares add up and nats do not' * together}."
         )
     return "A score is an influence, 100 for the strongest shown: compare them within an answer."
 

@@ -126,8 +126,19 @@ class RecallRecord(TypedDict):
 
 
 class ScaleRecord(TypedDict):
-    slope: Annotated[float, "nats per scored token for a relative influence of 1"]
-    error: Annotated[float, "its standard error, over responses; seeds of training are not in it"]
+    link: Annotated[
+        str,
+        '"linear": rises are in proportion to influences, and add up; "ceiling": they go by the share f of '
+        "all influence that is taken out, ceiling · (1 − 2^−(f / half)²), so that the shares of documents "
+        "add up and their nats do not",
+    ]
+    slope: Annotated[float | None, "nats per scored token for a relative influence of 1; null: not linear"]
+    ceiling: Annotated[float | None, "nats per scored token that a loss rises by at most; null: linear"]
+    half: Annotated[float | None, "share without which a loss rises by half of the ceiling; null: linear"]
+    error: Annotated[
+        float,
+        "standard error of the slope, or of the ceiling, over responses; seeds of training are not in it",
+    ]
     correlation: Annotated[float, "of predicted and measured rises of the loss"]
     models: Annotated[int, "that were trained again, each without a tenth of the documents"]
     pairs: Annotated[int, "rises of a response's loss that it was found by"]
@@ -183,7 +194,8 @@ class AnswerRecord(TypedDict):
         Annotated[
             str,
             'of influences: "nats": forecast of the rise of the loss, per scored token, when the model is '
-            'trained without the document; "relative": comparable within this answer, and no number of nats',
+            'trained without this document alone; "relative": comparable within this answer, and no number '
+            "of nats",
         ]
     ]
     scale: NotRequired[Annotated[ScaleRecord | None, "how nats were found; null: influences are relative"]]

@@ -75,7 +75,11 @@ class TokensRecord(TypedDict):
     ]
     whole: list[Annotated[float, "influence on the whole response, read by itself: the sum of rows"]]
     losses: list[Annotated[float, "of each scored token, nats"]]
-    unit: Annotated[str, 'of influences, as in the answer: "nats" or "relative"']
+    unit: Annotated[
+        str,
+        'of influences, as in the answer: "nats" or "relative"; where the answer\'s nats do not add up (see '
+        '`scale`), "relative"',
+    ]
     chunks: Annotated[int, "that were read; what a document has in others is not in its column"]
     method: Annotated[str, "what the numbers are, in words"]
     seconds: Annotated[float, "seconds"]

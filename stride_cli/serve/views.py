@@ -80,11 +80,13 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     UsageError      they cannot be read with these operators
     """
     from stride_cli.attribution.by_token import token_influences
+    from stride_cli.attribution.scale import Scale
 
     begun = time.perf_counter()
     answer, session = index.answer(prompt, options), index.session()
     found = token_influences(session, answer, options)
-    factor = 1.0 if answer.scale is None else answer.scale.slope
+    # tokens' parts add up to the whole: in nats only where nats do
+    factor = answer.scale.slope if isinstance(answer.scale, Scale) else 1.0
     passages = session.passages(answer.query, found.strongest.tolist())
     return {
         "schema": "stride.tokens/1",
@@ -97,7 +99,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "influence": (factor * found.values).tolist(),
         "whole": (factor * found.whole).tolist(),
         "losses": found.losses.tolist(),
-        "unit": "relative" if answer.scale is None else "nats",
+        "unit": "nats" if isinstance(answer.scale, Scale) else "relative",
         "chunks": len(found.chunks),
         "method": _METHOD,
         "seconds": time.perf_counter() - begun,
@@ -169,11 +171,10 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
     """Puts influences and carrying sentences to a document's chunks; the influence of all of them."""
     from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
 
-    factor = 1.0 if answer.scale is None else answer.scale.slope
     solution = answer.influences
     weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
     for each in chunks:
-        each["influence"] = factor * weights.get(each["chunk"], 0.0)
+        each["influence"] = answer.in_unit(weights.get(each["chunk"], 0.0))
     looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
     own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
     direction = direction_of(session.steered[0], answer.query, own)
@@ -184,7 +185,7 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
         found = carried_by(session.model.tokenizer, tokens, values, supports=supports)
         if found.held is not None:
             each["carries"], each["held"] = list(found.span), found.held
-    return sum(each["influence"] or 0.0 for each in chunks)
+    return answer.in_unit(sum(weights.get(each["chunk"], 0.0) for each in chunks))
 
 
 def exported(session: Session, answer: Answer, form: str, *, title: str) -> str:

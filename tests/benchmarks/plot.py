@@ -1,5 +1,5 @@
 """Draw what the benchmarks recorded, as SVG: `recovery` and `solvers`, kept beside the records, and for the
-pages of docs/ also the quality of methods on three suites and what projections find.
+pages of docs/ also the quality of methods on three suites, what projections find, and forecasts in nats.
 
 Of recovery three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of
 a pass over the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time
@@ -122,6 +122,56 @@ def frontier(records: Sequence[Record]) -> str:
     marks.append(_rule(60, _WIDTH - 130, down(direct["lds"])))
     marks.append(label(_WIDTH - 122, down(direct["lds"]) + 4, "all chunks read", "start", faint=True))
     return _stacked("What to keep of each chunk", [(_FRONTIER, marks)])
+
+
+def nats(records: Sequence[Record]) -> str:
+    """Measured over forecast rises of losses when documents are left out: every pair of a query and a removed
+    set where the record has it, else the line through them; a panel for each kind of model."""
+    panels = []
+    records = [each for each in records if each.get("form") != "chat"]  # of which the model knows none
+    for title, ceiling in (("Trained from scratch", True), ("Fine-tuned", False)):
+        of = [each for each in records if (each["scale"].get("link") == "ceiling") == ceiling]
+        found = {each["what"]: each for each in of if each["what"] in ("own", "all")}
+        if found:
+            panels.append(_measured(title, found["own"], found["all"]))
+    return _stacked("Forecast and measured rises of losses", panels)
+
+
+def _measured(title: str, own: Record, every: Record) -> tuple[float, list[str]]:
+    """One panel; in colour what was left out for the query itself."""
+    theirs, others = own.get("points", []), every.get("points", [])
+    mean = [own["mean_predicted"], own["mean_measured"]]
+    most = max(max(point) for point in [*others, mean, [2 * value for value in mean]])
+    least = [min([0.0, *(point[axis] for point in others)]) for axis in (0, 1)]
+    across, down = Scale(least[0], most, 60, _WIDTH - 150), Scale(least[1], most, _FRONTIER - 40, _TOP)
+    slope = f"{figures.figure(own['slope'], 2)} ± {figures.figure(own['error'], 2)}"
+    marks = [_title(f"{title}: measured over forecast rise, nats a token; slope {slope}")]
+    step = 10.0 ** math.floor(math.log10(most))
+    step = step if most / step > 4 else step / 2 if most / step > 2 else step / 4
+    for number in range(int(most / step) + 1):
+        value = number * step
+        marks.append(_rule(60, _WIDTH - 150, down(value)))
+        marks.append(label(52, down(value) + 4, f"{value:g}", "end", faint=True))
+        marks.append(label(across(value), _FRONTIER - 18, f"{value:g}", "middle", faint=True))
+    marks.append(_line("rule", 0, 0, most, most, across, down))
+    marks.append(label(across(most) + 6, down(most) + 12, "as forecast", "start", faint=True))
+    marks.append(_line("line c1", 0, 0, most, min(most, own["slope"] * most), across, down))
+    for colour, points in (("c0", others), ("c1", theirs)):
+        marks += [
+            f'<circle class="{colour}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.5"/>' for x, y in points
+        ]
+    if not theirs:
+        marks.append(f'<rect class="c1" x="{across(mean[0]) - 4:.1f}" y="{down(mean[1]) - 4:.1f}" ')
+        marks[-1] += 'width="8" height="8"/>'
+        marks.append(label(across(mean[0]) + 9, down(mean[1]) + 14, f"mean of {own['pairs']}", "start"))
+    return _FRONTIER, marks
+
+
+def _line(kind: str, x: float, y: float, right: float, top: float, across: Scale, down: Scale) -> str:
+    return (
+        f'<line class="{kind}" x1="{across(x):.1f}" y1="{down(y):.1f}" '
+        f'x2="{across(right):.1f}" y2="{down(top):.1f}"/>'
+    )
 
 
 def _stacked(what: str, panels: Sequence[tuple[float, list[str]]]) -> str:

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution.scale import fit_scale, own_responses, removed_parts
+from stride_cli.attribution.scale import (
+    CeilingScale,
+    Scale,
+    choose_scale,
+    fit_ceiling,
+    fit_scale,
+    own_responses,
+    removed_parts,
+    responses_of,
+    scale_of,
+)
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
@@ -41,9 +51,98 @@ def test_what_predicts_nothing_is_not_sure() -> None:
     assert nothing.slope == 0 and not nothing.sure
 
 
-def _workspace(chunks: ChunkReader, documents: np.ndarray) -> Workspace:
+def _shares(random: np.random.Generator) -> np.ndarray:
+    """Of what is removed: most responses keep their source, some lose it. (3, 96)"""
+    return np.where(random.random((3, 96)) < 0.2, random.uniform(0.1, 0.9, (3, 96)), 0.02)
+
+
+@given(st.floats(0.5, 20), st.floats(0.1, 0.6), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_a_ceiling_and_the_way_to_it_are_found(ceiling: float, half: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shares = _shares(random)
+    rises = ceiling * (1 - 2.0 ** -((shares / half) ** 2))
+    found = fit_ceiling(shares, rises + 0.05 * ceiling * random.normal(size=rises.shape))
+    # shares that are tried for `half` are 2 % apart
+    assert abs(found.ceiling - ceiling) < 6 * found.error + 0.03 * ceiling and found.error < 0.3 * ceiling
+    assert found.half == pytest.approx(half, rel=0.25) and found.sure and found.correlation > 0.95
+    assert (found.models, found.pairs) == (3, 288)
+    exact = fit_ceiling(shares, rises)
+    assert exact.ceiling == pytest.approx(ceiling, rel=0.03) and exact.half == pytest.approx(half, rel=0.03)
+
+
+def test_rises_that_have_nothing_to_do_with_shares_have_no_sure_ceiling() -> None:
+    random = np.random.default_rng(0)
+    sure = [fit_ceiling(_shares(random), random.normal(size=(3, 96))).sure for _ in range(60)]
+    assert np.mean(sure) < 0.05
+    nothing = fit_ceiling(np.zeros((3, 96)), random.normal(size=(3, 96)))
+    assert nothing.ceiling == 0 and not nothing.sure
+
+
+def test_what_a_forecast_is() -> None:
+    found = CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)
+    assert found.rise(0.0, 10.0, 0.2) == 0
+    assert found.rise(2.5, 10.0, 0.2) == pytest.approx(4.0)  # half of the ceiling without a quarter
+    assert found.rise(5.0, 20.0, 0.2) == found.rise(2.5, 10.0, 0.2)  # shares, whatever the size of the design
+    assert 7.9 < found.rise(10.0, 10.0, 0.2) <= 8.0 == found.rise(np.inf, 10.0, 0.2)
+    assert found.rise(-0.4, 10.0, 0.2) == pytest.approx(-found.rise(0.4, 10.0, 0.2))
+    assert found.rise(-9.0, 10.0, 0.2) == -0.2  # there is no more loss to take away
+    assert found.rise(1.0, 0.0, 0.2) == 0  # nothing has any influence
+    # two documents together are not what they are one by one
+    assert found.rise(2.0, 10.0, 0.2) > 2 * found.rise(1.0, 10.0, 0.2)
+    many = found.rise(np.array([[1.0, 2.0], [3.0, -4.0]]), np.array([10.0, 20.0]), np.array([0.1, 0.2]))
+    one = [[found.rise(1.0, 10.0, 0.1), found.rise(2.0, 20.0, 0.2)], [found.rise(3.0, 10.0, 0.1), -0.2]]
+    np.testing.assert_allclose(many, one)
+    assert Scale(2.0, 0.1, 0.9, 3, 288).rise(-3.0, 10.0, 0.2) == -6.0
+
+
+@pytest.mark.parametrize("scale", [Scale(2.0, 0.1, 0.9, 3, 288), CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)])
+def test_a_scale_comes_back_from_its_record(scale: Scale | CeilingScale) -> None:
+    assert scale_of(scale.to_record()) == scale
+    older = {"slope": 2.0, "error": 0.1, "correlation": 0.9, "models": 3, "pairs": 288}
+    assert scale_of(older) == Scale(2.0, 0.1, 0.9, 3, 288)
+
+
+def test_rises_choose_between_a_line_and_a_ceiling() -> None:
+    """Of a model that was trained from scratch; of a fine-tuned one nothing is chosen."""
+    random = np.random.default_rng(1)
+    shares, totals = _shares(random), random.uniform(10, 100, 96)
+    climbing, rising = 8 * (1 - 2.0 ** -((shares / 0.3) ** 2)), 0.01 * shares * totals
+    noise = 0.01 * random.normal(size=shares.shape)
+    for measured, heart, kind in (
+        (climbing, True, CeilingScale),
+        (climbing, False, Scale),
+        (rising, True, Scale),
+        (rising, False, Scale),
+    ):
+        assert isinstance(choose_scale(shares * totals, totals, measured + noise, heart=heart), kind)
+
+
+def _workspace(chunks: ChunkReader, documents: np.ndarray, *, pretrained: bool = False) -> Workspace:
     index = SimpleNamespace(array=lambda name: {"corpus/chunk_document": documents}[name])
-    return Workspace(index, None, chunks, 5)
+    return Workspace(index, SimpleNamespace(pretrained=pretrained), chunks, 5)
+
+
+def test_responses_of_what_may_be_known_by_heart_are_short_parts(chunks: ChunkReader) -> None:
+    n = chunks.n_chunks
+    workspace = _workspace(chunks, np.arange(n), pretrained=True)
+    parts = removed_parts(workspace, 3)
+    queries, again = responses_of(workspace, parts), responses_of(workspace, parts)
+    whole = own_responses(workspace, parts)
+    assert [row.sum() for row in whole.weights] != [row.sum() for row in queries.weights]
+    fine_tuned = responses_of(_workspace(chunks, np.arange(n)), parts)
+    assert fine_tuned.fingerprint() == whole.fingerprint()  # whole, as ever
+    assert queries.fingerprint() == again.fingerprint()
+    lengths = []
+    for name, ids, weights in zip(queries.names, queries.ids, queries.weights, strict=True):
+        of, known = chunks.chunk(int(name))
+        np.testing.assert_array_equal(ids, of[: len(ids)])  # with what is before it
+        scored = np.flatnonzero(weights)
+        assert (known[scored] > 0).all() and scored[-1] == len(ids) - 1
+        if known[8:].sum() > 16:
+            assert scored[0] >= 8
+            lengths.append(len(scored))
+    assert lengths and set(lengths) <= {4, 8, 16}
 
 
 def test_parts_are_tenths_of_the_documents_and_have_responses_in_them(chunks: ChunkReader) -> None:

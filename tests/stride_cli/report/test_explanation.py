@@ -112,7 +112,11 @@ def test_the_line_parts_hits_where_their_order_allows_it() -> None:
 def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
     assert score(0.2, 0.8, record()) == "score +25" and score(-0.8, 0.8, record()) == "score -100"
     assert score(0.2, 0.8, record(unit="nats")) == "+0.2 nats" and score(0.0, 0.0, record()) == "score +0"
-    assert what_scores_are(record(scale={"slope": 2.0, "error": 0.5})).startswith("nats: ")
+    straight = what_scores_are(record(scale={"link": "linear", "slope": 2.0, "error": 0.5}))
+    assert straight == "nats: forecast rise of the loss without the document, a token, ± 25%"
+    ceiling = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
+    bounded = what_scores_are(record(scale=ceiling))  # what two documents come to is not their sum
+    assert "± 10%" in bounded and "without the document alone" in bounded and "nats do not" in bounded
 
 
 def test_a_document_known_by_its_words_alone_says_so(record) -> None:

@@ -104,6 +104,14 @@ def test_the_overview_says_what_the_model_said_and_the_verdict(shown) -> None:
     )  # words break where nothing else fits
 
 
+def test_nats_are_said_to_add_up_only_where_they_do(shown) -> None:
+    scale = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
+    bounded = render_report([shown(unit="nats", scale=scale)], title="x")
+    straight = render_report([shown(unit="nats", scale={"link": "linear", "slope": 2.0})], title="x")
+    assert "trained without the document alone; of several, shares add up and nats do not." in bounded
+    assert "trained without the document." in straight and "nats do not" not in straight
+
+
 def test_documents_cannot_write_html(shown) -> None:
     nasty = "</mark></p><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x00 “quotes” & \ud800"
     answer = shown(prompt=nasty, response=nasty, id=nasty)
