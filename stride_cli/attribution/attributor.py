@@ -20,6 +20,7 @@ from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from stride_cli.attribution.direct_readout import InfluenceUnit, SecondEstimates
+    from stride_cli.attribution.redundancy import Preconditioner
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -151,8 +152,8 @@ class Attributor:
 
     @property
     def looks_at_chunks(self) -> bool:
-        """Whether influences are not the recovery's alone."""
-        return bool(self.reads) or self.estimates
+        """Whether influences are not the recovery's alone, and the queries themselves are looked at."""
+        return bool(self.reads) or self.estimates or bool(self.options.redundancy)
 
     @property
     def together(self) -> int:
@@ -186,6 +187,7 @@ class Attributor:
         """Whether influences are what they are by default, up to how exactly they are measured and read."""
         default = replace(self, options=RecoveryOptions())
         same = self.settings == default.settings and self.estimates == default.estimates
+        same = same and not self.options.redundancy
         return same and self.options.shrink
 
     def measure(
@@ -275,11 +277,13 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models
 
+        if self.options.redundancy:
+            batches, responses = self.preconditioned(batches)
         solutions = solve_models(
             self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
         )
         reached("recover")
-        if not self.looks_at_chunks:
+        if not (self.reads or self.estimates):
             return self.unread(solutions)
         assert queries is not None
         found = self.read(queries, batches, responses, solutions)
@@ -291,6 +295,50 @@ class Attributor:
         reached("read")
         return found
 
+    def preconditioned(self, batches: Sequence[Batch]) -> tuple[Sequence[Batch], np.ndarray]:
+        """The queries with gradients in which what the chunks have in common is made small, and the subsets'
+        responses to these, (Q, C K) float64; see `stride_cli.attribution.redundancy`.
+
+        Raises
+        ------
+        UsageError      the operators are not whitened, or measured exactly
+        """
+        from stride_cli.attribution.direct_readout import direct_scale
+        from stride_cli.attribution.measuring import stack_checkpoints
+        from stride_cli.data.batches import RememberingBatch
+        from stride_cli.operators.linear_response import gradients_with_loss
+
+        if self.method != "linear":
+            raise UsageError(
+                "--redundancy changes a query's gradient, and exact measurement takes none",
+                fix="measure linearly (--measure linear), or leave out --redundancy",
+            )
+        fresh = [
+            RememberingBatch(batch.rows, batch.ids, batch.weights, parts=batch.parts) for batch in batches
+        ]
+        sizes = np.atleast_2d(self.designs.row_sizes)
+        found = []
+        for number, steered in enumerate(self.steered()):
+            operators = steered.operators
+            direct_scale(operators)  # or an error
+            precondition = self._preconditioner(number, sizes[number])
+            own = []
+            for batch, new in zip(batches, fresh, strict=True):
+                gradients, losses = gradients_with_loss(steered, batch)
+                gradients, responses = precondition(gradients)
+                new.passes[id(operators)] = operators, (gradients, losses)
+                own.append(responses)
+            found.append(np.concatenate(own))
+        return fresh, stack_checkpoints(found, self.designs.row_sizes if self.intercept else None)
+
+    def _preconditioner(self, number: int, row_sizes: np.ndarray) -> Preconditioner:
+        """That of one model; its gates' products with each other are kept with the operators."""
+        from stride_cli.attribution.redundancy import Preconditioner
+
+        degree = next(iter(self.designs.each)).shape[1]
+        ridge = self.options.redundancy
+        return Preconditioner.of(self.operators[number], row_sizes, degree, self.workspace.n_chunks, ridge)
+
     def path(self, responses: np.ndarray, lambda_ratios: Sequence[float]) -> list[list[Attribution]]:
         """`influences` for several λ / λ_max, each query going on from one to the next; nothing is read.
 
@@ -300,8 +348,11 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models_path
 
-        if self.options.read:
-            raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
+        if self.options.read or self.options.redundancy:
+            raise UsageError(
+                "chunks are read, and redundancy is looked at, at one λ, not along a path",
+                fix="read none (read=0, redundancy=0)",
+            )
         found = solve_models_path(
             self.designs.each,
             self.explained(responses),
@@ -313,7 +364,7 @@ class Attributor:
 
     def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
         """What the Lasso's solutions come to where no chunk is looked at."""
-        alone = replace(self, options=replace(self.options, read=0, estimate="subsets"))
+        alone = replace(self, options=replace(self.options, read=0, estimate="subsets", redundancy=0.0))
         return [Attribution(solution, alone._shrunk(solution)) for solution in solutions]
 
     def _shrunk(self, solution: Solution) -> Solution:

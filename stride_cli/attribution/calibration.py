@@ -97,7 +97,9 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     ]
     asked = QuerySet.from_queries([query for _, _, query in cut])
     together = attributor.together
-    unread = replace(attributor, options=replace(attributor.options, read=0, estimate="subsets"))
+    unread = replace(
+        attributor, options=replace(attributor.options, read=0, estimate="subsets", redundancy=0.0)
+    )
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
         for start in range(0, len(cut), together):
             some = cut[start : start + together]

@@ -29,6 +29,8 @@ class RecoveryOptions(Options):
         tokens make most likely, from their own gradients; None: as many as take a few seconds
     estimate : what chunks that are not read count with: "auto", what their projections and the recovery say
         together, where there are projections; "subsets", what the recovery does
+    redundancy : 0, or the ridge with which chunks that say the same share what they explain
+        (`attribution.redundancy`)
     batch_size : steered continuations at once (exact)
     """
 
@@ -68,6 +70,17 @@ class RecoveryOptions(Options):
         "where the index keeps projections; subsets, the recovery alone.",
         choices=("auto", "subsets"),
         setting=True,
+        panel=MORE,
+    )
+    redundancy: float = option(
+        0.0,
+        "Let chunks that say the same share what they explain: a corpus whose texts have much in common, a "
+        "template or a task, is ranked better with 10, or with 30 for less of it. Takes up to a minute of "
+        "the first query of a process. [0: does not]",
+        low=0,
+        high=1e6,
+        setting=True,
+        example=10,
         panel=MORE,
     )
     shrink: bool = option(

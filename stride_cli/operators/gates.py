@@ -142,11 +142,11 @@ def _rounded(matrix: np.ndarray, kind: type[np.signedinteger[Any]]) -> tuple[np.
 
 
 def combined_gates(gates: Gates, weights: np.ndarray) -> np.ndarray:
-    """``Σ_k c_k a_k`` for weights (K,), (p,) float32."""
-    total = np.zeros(gates.shape[1], np.float32)
+    """``Σ_k c_k a_k`` for weights (..., K), (..., p) float32."""
+    total = np.zeros((*weights.shape[:-1], gates.shape[1]), np.float32)
     for start in range(0, len(gates), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)
-        total += weights[some].astype(np.float32) @ gate_rows(gates, some)
+        total += weights[..., some].astype(np.float32) @ gate_rows(gates, some)
     return total
 
 

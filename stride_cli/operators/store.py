@@ -12,17 +12,19 @@ import numpy as np
 
 from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
-from stride_cli.operators.gates import Gates, PackedGates, gate_rows
+from stride_cli.operators.gates import Gates, PackedGates, gate_responses, gate_rows
 from stride_cli.operators.layer_projections import GatheredProjections
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
 from stride_cli.operators.spaces import space_from_arrays
+from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.shards import ShardedArray
 
 _CHECKPOINT = "checkpoint_"
+_MOST_PRODUCTS = 1024  # subsets whose gates are multiplied with each other
 _SOME = 16  # subsets whose gates say how long usual ones are
 
 
@@ -81,6 +83,20 @@ class Operators:
     def gate_size(self) -> int:
         """p summed over the spaces."""
         return sum(gate.shape[1] for gate in self.gates)
+
+    @cached_property
+    def gram(self) -> np.ndarray:
+        """Products of subsets' gates with each other, all spaces added up, of at most 1,024 subsets: (m, m)
+        float64."""
+        count = min(_MOST_PRODUCTS, self.n_subsets)
+        found = np.zeros((count, count))
+        with progress("products of subsets", count, unit="subsets") as bar:
+            for start in range(0, count, _SOME):
+                rows = slice(start, min(start + _SOME, count))
+                for gates in self.gates:
+                    found[rows] += gate_responses(gates, gate_rows(gates, rows))[:, :count]
+                bar.advance(rows.stop - start)
+        return (found + found.T) / 2.0
 
     @cached_property
     def usual_length(self) -> float:
