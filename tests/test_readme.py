@@ -37,7 +37,7 @@ def blocks(page: str) -> list[str]:
 
 INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
 _, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
-_, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
+_, STREAMED, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, HABIT, REPORT = blocks("docs/howto/prove.md")
 (AUDITED,) = blocks("docs/howto/leaks.md")
 (SELECT,) = blocks("docs/howto/select.md")
@@ -57,6 +57,7 @@ RUN = {
     UNKNOWN,
     COMPARED,
     LOOKED_AT,
+    STREAMED,
     ADAPTED,
     CHECKPOINTS,
     REPORT,
@@ -230,6 +231,8 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     (shell.directory / "my-model").symlink_to(shell.directory / "model")
     about, built = _values(shell(MODEL))
     assert about["parameters"] > 0 and built["documents"] == 30
+    planned, fitted = _values(shell(STREAMED))
+    assert planned["streamed"] and fitted["coverage"] == 1
     _adapt(shell.directory / "my-model", shell.directory / "lora")
     *_, fitted, answer = _values(shell(ADAPTED))
     assert fitted["space"] == "linear-matrix" and len(answer["hits"]) == 3

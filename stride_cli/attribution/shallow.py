@@ -258,8 +258,9 @@ def _fetched(path: str, numbers: int, layers: int, model: CausalLM, clock: Clock
 
     from stride_cli.corpus.context import read_configuration
 
-    kept = getattr(read_configuration(path), "dtype", None)
-    stored = torch.zeros(max(1, min(numbers, _COPIED)), dtype=kept or torch.float32)
+    kept = getattr(read_configuration(path), "dtype", None) or torch.float32
+    kept = getattr(torch, kept) if isinstance(kept, str) else kept
+    stored = torch.zeros(max(1, min(numbers, _COPIED)), dtype=kept)
     taken = []
     for _ in range(3):
         begun = clock()

@@ -36,6 +36,7 @@ def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pyte
 def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {int: "3", float: "0.5", bool: "true", list: os.pathsep.join("xy"), str: "x"}
     chosen = {"train.fit": "sgd", "train.residuals": "final", "query.measure": "exact", "train.nulls": "30"}
+    chosen["query.estimate"] = "subsets"
     for setting in settings():
         section, name = setting.key.split(".")
         hint = SECTIONS[section].__dataclass_fields__[name].type
@@ -53,6 +54,7 @@ def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
         "train.nulls": 30,
         "train.residuals": "final",
         "query.measure": "exact",
+        "query.estimate": "subsets",
         "train.checkpoints": ["x", "y"],
     }
     samples = {bool: True, int: 3, float: 0.5, str: "x"}

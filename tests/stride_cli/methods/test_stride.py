@@ -73,7 +73,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     task, queries = task_and_queries
     path = task.model.path
     # checkpoints' default
-    small = "space=logit,subsets=16,degree=3,shrink=false,read=0,residuals=final,normalize=0"
+    small = "space=logit,subsets=16,degree=3,shrink=false,read=0,estimate=subsets,residuals=final,normalize=0"
     one = fitted(task, f"stride:{small}")
     first = score_all(one, queries)
     method = fitted(task, f"stride:{small},checkpoints={path}|{path}")
@@ -100,7 +100,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
 
 def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
     task, queries = task_and_queries
-    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3,read=0")
+    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3,read=0,estimate=subsets")
     scores = score_all(method, queries)
     assert method.active_bound == 20
     assert (scores >= 0).all() and ((scores != 0).sum(1) <= 20).all()
@@ -156,8 +156,8 @@ def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) 
     from stride_cli.recovery.several import solve_models
 
     task, queries = task_and_queries
-    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3,read=0"), queries)
-    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,read=0,prior={prior}")
+    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets"), queries)
+    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets,prior={prior}")
     overlap = score_all(fitted(task, alone), queries)
     found = score_all(method, queries)
     y = additive_measurement(method._responses(queries), method._designs.row_sizes)

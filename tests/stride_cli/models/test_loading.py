@@ -144,7 +144,7 @@ def test_no_weights(model_dir: Path) -> None:
 def test_truncated_weights(model_dir: Path, kept: int) -> None:
     weights = model_dir / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_model(model_dir)
 
 
@@ -153,7 +153,7 @@ def test_a_corrupt_header(model_dir: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[8:40] = b"\xff" * 32
     weights.write_bytes(data)
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_model(model_dir)
 
 

@@ -22,7 +22,7 @@ def test_of_normal_values_it_is_the_closed_form(spread: float) -> None:
     seen = noisy(3.0 + spread * np.random.default_rng(0).standard_normal(N))
     at = 3.0 + np.linspace(-1.5, 1.5, 7) * np.sqrt(1 + spread**2)
     expected = 3.0 + (at - 3.0) * spread**2 / (1 + spread**2)
-    np.testing.assert_allclose(Posterior.learnt(seen)(at), expected, atol=0.12 * spread)
+    np.testing.assert_allclose(Posterior.learnt(seen)(at), expected, atol=0.2 * spread)
 
 
 def test_of_noise_alone_next_to_nothing_is_left() -> None:
