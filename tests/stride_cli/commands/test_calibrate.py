@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from index_format.reader import Index
-from stride_cli.models.language.language_recipe import Recipe, read_recipe
 
 
 @pytest.fixture
@@ -140,20 +139,11 @@ def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: 
 
 
 @pytest.mark.slow
-def test_influences_in_nats(run, index: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
     from stride_cli.api import Session
     from stride_cli.attribution.calibration import calibrate
     from stride_cli.attribution.scale import measure_scale, scale_of
-    from stride_cli.training import language_trainer
-
-    def shorter(path: Path) -> Recipe:
-        """A quarter of the steps: influences go with the losses of such models as well (0.94)."""
-        recipe = read_recipe(path)
-        assert recipe is not None
-        return replace(recipe, steps=recipe.steps // 4, epochs=recipe.epochs / 4)
-
-    monkeypatch.setattr(language_trainer, "read_recipe", shorter)
 
     attributor = Session.open(index).attributor()
     measured = measure_scale(attributor, 1)
