@@ -179,7 +179,7 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     from stride_cli.api import QueryOptions, Session
 
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --json"
-    plain, some = run(f"{line} --read 0").records[0], run(f"{line} --read 40").records[0]
+    plain, some = run(f"{line} --read 0 --estimate subsets").records[0], run(f"{line} --read 40").records[0]
     assert plain["read"] == 0 and some["read"] == 40
     assert "read" in some["seconds"] and "read" not in plain["seconds"]
     assert some["hits"][0]["document"] == plain["hits"][0]["document"]
