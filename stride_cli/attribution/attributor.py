@@ -152,8 +152,13 @@ class Attributor:
 
     @property
     def looks_at_chunks(self) -> bool:
-        """Whether influences are not the recovery's alone, and the queries themselves are looked at."""
-        return bool(self.reads) or self.estimates or bool(self.options.redundancy)
+        """Whether influences are not the recovery's alone."""
+        return bool(self.reads) or self.estimates
+
+    @property
+    def needs_queries(self) -> bool:
+        """Whether `influences` looks at the queries themselves, and not at their responses alone."""
+        return self.looks_at_chunks or bool(self.options.redundancy)
 
     @property
     def together(self) -> int:
@@ -265,7 +270,7 @@ class Attributor:
 
         Parameters
         ----------
-        queries : Q queries               only looked at where chunks are (`looks_at_chunks`)
+        queries : Q queries               only looked at where `needs_queries`
         batches : the same, in order      likewise
         responses : (Q, C K) float64      of `measure`
         reached : callable, optional      told "recover" and "read" when that is done
@@ -283,7 +288,7 @@ class Attributor:
             self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
         )
         reached("recover")
-        if not (self.reads or self.estimates):
+        if not self.looks_at_chunks:
             return self.unread(solutions)
         assert queries is not None
         found = self.read(queries, batches, responses, solutions)

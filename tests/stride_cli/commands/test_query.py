@@ -483,3 +483,14 @@ def test_answers_without_transformers_are_those_with_it(
         wanted = answer()
     monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
     assert answer() == wanted
+
+
+def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
+    """Nothing read, nothing estimated: the subsets' responses to the preconditioned gradient."""
+    from stride_cli.api import QueryOptions, Session
+
+    session = Session.open(workspace / "run.stride")
+    alone = QueryOptions(read=0, estimate="subsets", redundancy=3.0)
+    answer = session.query("The French Revolution began in", alone)
+    assert answer.read == 0 and not answer.estimated and "read" not in answer.seconds
+    assert answer.supporters
