@@ -91,7 +91,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _agreement(session: Session, exact: list[np.ndarray], linear: list[np.ndarray]) -> dict[str, Any]:
-    attributor = session.attributor(RecoveryOptions(read=0))
+    attributor = session.attributor(RecoveryOptions(read=0, estimate="subsets"))
     correlation = [pearson(a, b) for a, b in zip(exact, linear, strict=True)]
     ranks, top = [], []
     for pair in zip(exact, linear, strict=True):

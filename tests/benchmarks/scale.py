@@ -201,7 +201,7 @@ def recovering(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
     from stride_cli.recovery.screening import Design
 
     session = Session.open(folder / f"{chunks}.stride")
-    attributor = session.attributor(RecoveryOptions(read=0))
+    attributor = session.attributor(RecoveryOptions(read=0, estimate="subsets"))
     design = Design(session.designs.columns, session.index.n_subsets)
     rng = np.random.default_rng(1)
     planted = np.sort(rng.choice(design.n_chunks, PLANTED, replace=False))
