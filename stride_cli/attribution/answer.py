@@ -53,6 +53,7 @@ class Answer:
     prior : str or None                what the supporters are ranked by, beside their influence
     read : int                         chunks whose influence was read from their own gradients
     estimated : bool                   others count with what their projections say, too
+    redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -80,6 +81,7 @@ class Answer:
     prior: str | None = None
     read: int = 0
     estimated: bool = False
+    redundancy: float = 0.0
     recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
@@ -148,6 +150,7 @@ class Answer:
             "scale": None if self.scale is None else self.scale.to_record(),
             "read": self.read,
             "estimated": self.estimated,
+            "redundancy": self.redundancy,
             "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],

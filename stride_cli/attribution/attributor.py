@@ -19,8 +19,8 @@ from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.direct_readout import InfluenceUnit, SecondEstimates
-    from stride_cli.attribution.redundancy import Preconditioner
+    from stride_cli.attribution.direct_readout import SecondEstimates
+    from stride_cli.attribution.estimated import Read
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -151,14 +151,27 @@ class Attributor:
         )
 
     @property
+    def redundancy(self) -> float:
+        """With which ridge chunks that say the same share what they explain; 0: they do not.
+
+        Raises
+        ------
+        UsageError      it is asked for where chunks are not estimated
+        """
+        own = self.options.redundancy
+        if own and not self.estimates:
+            raise UsageError(
+                "--redundancy needs a projection of every chunk, and to estimate by it",
+                fix="leave out --redundancy and --estimate, or make projections: stride train --project 8192",
+            )
+        if not self.estimates:
+            return 0.0
+        return float(self.defaults["redundancy"] if own is None else own)
+
+    @property
     def looks_at_chunks(self) -> bool:
         """Whether influences are not the recovery's alone."""
         return bool(self.reads) or self.estimates
-
-    @property
-    def needs_queries(self) -> bool:
-        """Whether `influences` looks at the queries themselves, and not at their responses alone."""
-        return self.looks_at_chunks or bool(self.options.redundancy)
 
     @property
     def together(self) -> int:
@@ -192,7 +205,7 @@ class Attributor:
         """Whether influences are what they are by default, up to how exactly they are measured and read."""
         default = replace(self, options=RecoveryOptions())
         same = self.settings == default.settings and self.estimates == default.estimates
-        same = same and not self.options.redundancy
+        same = same and self.redundancy == default.redundancy
         return same and self.options.shrink
 
     def measure(
@@ -270,7 +283,7 @@ class Attributor:
 
         Parameters
         ----------
-        queries : Q queries               only looked at where `needs_queries`
+        queries : Q queries               only looked at where `looks_at_chunks`
         batches : the same, in order      likewise
         responses : (Q, C K) float64      of `measure`
         reached : callable, optional      told "recover" and "read" when that is done
@@ -282,8 +295,7 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models
 
-        if self.options.redundancy:
-            batches, responses = self.preconditioned(batches)
+        _ = self.redundancy  # or an error
         solutions = solve_models(
             self.designs.each, self.explained(responses), self.settings, n_subsets=self.operators[0].n_subsets
         )
@@ -300,50 +312,6 @@ class Attributor:
         reached("read")
         return found
 
-    def preconditioned(self, batches: Sequence[Batch]) -> tuple[Sequence[Batch], np.ndarray]:
-        """The queries with gradients in which what the chunks have in common is made small, and the subsets'
-        responses to these, (Q, C K) float64; see `stride_cli.attribution.redundancy`.
-
-        Raises
-        ------
-        UsageError      the operators are not whitened, or measured exactly
-        """
-        from stride_cli.attribution.direct_readout import direct_scale
-        from stride_cli.attribution.measuring import stack_checkpoints
-        from stride_cli.data.batches import RememberingBatch
-        from stride_cli.operators.linear_response import gradients_with_loss
-
-        if self.method != "linear":
-            raise UsageError(
-                "--redundancy changes a query's gradient, and exact measurement takes none",
-                fix="measure linearly (--measure linear), or leave out --redundancy",
-            )
-        fresh = [
-            RememberingBatch(batch.rows, batch.ids, batch.weights, parts=batch.parts) for batch in batches
-        ]
-        sizes = np.atleast_2d(self.designs.row_sizes)
-        found = []
-        for number, steered in enumerate(self.steered()):
-            operators = steered.operators
-            direct_scale(operators)  # or an error
-            precondition = self._preconditioner(number, sizes[number])
-            own = []
-            for batch, new in zip(batches, fresh, strict=True):
-                gradients, losses = gradients_with_loss(steered, batch)
-                gradients, responses = precondition(gradients)
-                new.passes[id(operators)] = operators, (gradients, losses)
-                own.append(responses)
-            found.append(np.concatenate(own))
-        return fresh, stack_checkpoints(found, self.designs.row_sizes if self.intercept else None)
-
-    def _preconditioner(self, number: int, row_sizes: np.ndarray) -> Preconditioner:
-        """That of one model; its gates' products with each other are kept with the operators."""
-        from stride_cli.attribution.redundancy import Preconditioner
-
-        degree = next(iter(self.designs.each)).shape[1]
-        ridge = self.options.redundancy
-        return Preconditioner.of(self.operators[number], row_sizes, degree, self.workspace.n_chunks, ridge)
-
     def path(self, responses: np.ndarray, lambda_ratios: Sequence[float]) -> list[list[Attribution]]:
         """`influences` for several λ / λ_max, each query going on from one to the next; nothing is read.
 
@@ -353,11 +321,8 @@ class Attributor:
         """
         from stride_cli.recovery.several import solve_models_path
 
-        if self.options.read or self.options.redundancy:
-            raise UsageError(
-                "chunks are read, and redundancy is looked at, at one λ, not along a path",
-                fix="read none (read=0, redundancy=0)",
-            )
+        if self.options.read:
+            raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
         found = solve_models_path(
             self.designs.each,
             self.explained(responses),
@@ -369,7 +334,7 @@ class Attributor:
 
     def unread(self, solutions: Sequence[Solution]) -> list[Attribution]:
         """What the Lasso's solutions come to where no chunk is looked at."""
-        alone = replace(self, options=replace(self.options, read=0, estimate="subsets", redundancy=0.0))
+        alone = replace(self, options=replace(self.options, read=0, estimate="subsets", redundancy=None))
         return [Attribution(solution, alone._shrunk(solution)) for solution in solutions]
 
     def _shrunk(self, solution: Solution) -> Solution:
@@ -418,6 +383,7 @@ class Attributor:
         """The solutions with what their likeliest chunks' own gradients say, all in one pass over these, and
         with what projections say of the others."""
         from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
+        from stride_cli.attribution.estimated import Estimates, projected_part, with_estimates
         from stride_cli.data.batches import RememberingBatch
         from stride_cli.recovery.recall import stated_recall
         from stride_cli.recovery.refinement import Debiased, with_weights
@@ -454,7 +420,11 @@ class Attributor:
                 recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
             weights = with_weights(solution, own.chunks, values, others=own.others)
             if self.estimates and seconds is not None:
-                weights = self._estimated(weights, own.chunks, recovered[query], seconds, found.unit, query)
+                part = projected_part([each.asked for each in seconds.projected], found.unit, query)
+                exact = self._exact(own.chunks, values, found.unit.offset[query])
+                debiased = recovered[query]
+                others = Estimates.of(weights.n_chunks, part, debiased, debiased.noise, exact)
+                weights = with_estimates(weights, exact, others)
             if self.options.nonneg:
                 weights = replace(weights, values=np.maximum(weights.values, 0.0))
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))
@@ -484,24 +454,10 @@ class Attributor:
             for solution, own, both in zip(solutions, recovered, guides, strict=True)
         ]
 
-    def _estimated(
-        self,
-        weights: Solution,
-        read: np.ndarray,
-        recovered: Debiased,
-        seconds: SecondEstimates,
-        unit: InfluenceUnit,
-        query: int,
-    ) -> Solution:
-        """The weights of chunks that were read, and of the others what projections and recovery say."""
-        from stride_cli.attribution.estimated import Estimates, projected_part
+    def _exact(self, chunks: np.ndarray, influences: np.ndarray, mean: float) -> Read:
+        """What was read for a query, and what is shared out."""
+        from stride_cli.attribution.estimated import Read
 
-        part = projected_part([each.asked for each in seconds.projected], unit, query)
-        found = Estimates.of(weights.n_chunks, part, recovered, recovered.noise)
-        own = np.isin(weights.indices, read)
-        others, values = found.kept(read)
-        indices = np.concatenate([weights.indices[own], others])
-        order = np.argsort(indices)
-        return replace(
-            weights, indices=indices[order], values=np.concatenate([weights.values[own], values])[order]
-        )
+        order = np.argsort(chunks)
+        directions = [own.redundancy for own in self.operators] if self.redundancy else []
+        return Read(chunks[order], influences[order], float(mean), directions, self.redundancy)

@@ -98,7 +98,7 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
     asked = QuerySet.from_queries([query for _, _, query in cut])
     together = attributor.together
     unread = replace(
-        attributor, options=replace(attributor.options, read=0, estimate="subsets", redundancy=0.0)
+        attributor, options=replace(attributor.options, read=0, estimate="subsets", redundancy=None)
     )
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
         for start in range(0, len(cut), together):

@@ -6,22 +6,28 @@ say of it: the mean of (u_i − v_i)² over chunks is the sum of both errors' sq
 difference of what is seen and the other. Weighed by their precisions the two are one estimate, and the
 posterior mean under a prior that all chunks share (`recovery.posterior`) is what a chunk that is not read
 counts with. So small influences, of which there are thousands, do not add up to noise.
+
+Before that, what many chunks say alike is shared out among them (`attribution.shared_influence`), whether
+they were read or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.attribution.shared_influence import Shared
 from stride_cli.recovery.posterior import Posterior
 
 if TYPE_CHECKING:
     from stride_cli.attribution.direct_readout import InfluenceUnit
     from stride_cli.operators.projections import AskedProjections
+    from stride_cli.operators.redundancy import Redundancy
+    from stride_cli.recovery.problem import Solution
     from stride_cli.recovery.refinement import Guide
 
 _ROWS = 1 << 18  # chunks that are estimated together
@@ -29,6 +35,25 @@ _ROWS = 1 << 18  # chunks that are estimated together
 _SAMPLED, _STRETCH = 1 << 18, 1 << 12
 _MOST_KEPT = 1 << 17  # influences of a query, the largest of those that are not read
 _LEAST = 0.5  # of the error that the recovery states: what is measured of it is not less by more
+
+
+@dataclass(frozen=True)
+class Read:
+    """What is known exactly, and of which chunks others repeat what they say.
+
+    Attributes
+    ----------
+    chunks : (t,) int64 ascending      that were read
+    influences : (t,) float64          theirs
+    mean : float                       of all chunks' products with the query, which influences leave out
+    directions, ridge                  of `Shared`; without directions nothing is shared out
+    """
+
+    chunks: np.ndarray
+    influences: np.ndarray
+    mean: float = 0.0
+    directions: Sequence[Redundancy] = ()
+    ridge: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,7 @@ class Estimates:
                                   projections are all there is
     error : float                 the standard deviation of its error, as projections tell it
     posterior : Posterior         of estimates in units of their errors
+    shared : Shared or None       what is taken from all of them, and from what was read
     """
 
     n_chunks: int
@@ -50,6 +76,7 @@ class Estimates:
     recovered: Guide | None
     error: float
     posterior: Posterior
+    shared: Shared | None = None
 
     @classmethod
     def of(
@@ -58,28 +85,36 @@ class Estimates:
         projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
         recovered: Guide | None = None,
         stated: float = 0.0,
+        read: Read | None = None,
     ) -> Estimates:
         """Learnt from all chunks, or a sample of them.
 
         Parameters
         ----------
         stated : float      the error that the recovery states by itself
+        read : Read         by default nothing was
         """
         seen = zip(*_looked_at(n_chunks, projected, recovered), strict=True)
-        mine, errors, others = (np.concatenate(parts) for parts in seen)
-        if recovered is None:
-            known = errors > 0
-            return cls(n_chunks, projected, None, np.inf, Posterior.learnt(mine[known] / errors[known]))
-        apart = float(np.mean(np.square(mine - others) - np.square(errors))) if len(mine) else 0.0
-        error = float(np.sqrt(max(apart, (_LEAST * stated) ** 2)))
+        chunks, mine, errors, others = (np.concatenate(parts) for parts in seen)
+        error = np.inf
+        if recovered is not None:
+            apart = float(np.mean(np.square(mine - others) - np.square(errors))) if len(mine) else 0.0
+            error = float(np.sqrt(max(apart, (_LEAST * stated) ** 2)))
         values, spread = _together(mine, errors, others, error)
+        shared = None
+        if read is not None and read.directions:
+            shared = _shared(read, chunks, values, n_chunks)
+            values = values - shared[chunks]
         known = spread > 0
-        return cls(n_chunks, projected, recovered, error, Posterior.learnt(values[known] / spread[known]))
+        learnt = Posterior.learnt(values[known] / spread[known])
+        return cls(n_chunks, projected, recovered, error, learnt, shared)
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
         others = 0.0 if self.recovered is None else self.recovered[start:stop]
         values, spread = _together(*self.projected(start, stop), others, self.error)
+        if self.shared is not None:
+            values = values - self.shared[start:stop]
         known = spread > 0
         found = values.copy()
         found[known] = spread[known] * self.posterior(values[known] / spread[known])
@@ -100,6 +135,15 @@ class Estimates:
                 strongest = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
                 chunks, values = chunks[strongest], values[strongest]
         return chunks, values
+
+
+def with_estimates(weights: Solution, read: Read, estimates: Estimates) -> Solution:
+    """The weights of chunks that were read, and of the others what is estimated."""
+    exact = read.influences if estimates.shared is None else read.influences - estimates.shared[read.chunks]
+    others, values = estimates.kept(read.chunks)
+    indices = np.concatenate([read.chunks, others])
+    order = np.argsort(indices)
+    return replace(weights, indices=indices[order], values=np.concatenate([exact, values])[order])
 
 
 def projected_part(
@@ -129,8 +173,8 @@ def projected_part(
 
 def _looked_at(
     n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]], recovered: Guide | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Both estimates, and the errors of the first, of what is learnt from."""
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """What is learnt from: chunks, both estimates of them, and the errors of the first."""
     if n_chunks <= _ROWS:
         ranges = [(0, n_chunks)]
     else:
@@ -138,7 +182,19 @@ def _looked_at(
         ranges = [(start, start + _STRETCH) for start in starts]
     for start, stop in ranges:
         own = projected(start, stop)
-        yield *own, own[0] if recovered is None else recovered[start:stop]
+        yield np.arange(start, stop), *own, own[0] if recovered is None else recovered[start:stop]
+
+
+def _shared(read: Read, chunks: np.ndarray, values: np.ndarray, n_chunks: int) -> Shared:
+    """By estimates of chunks, all of them or a sample, and exact influences of those that were read."""
+    others = ~np.isin(chunks, read.chunks)
+    stands_for = (n_chunks - len(read.chunks)) / max(1, int(others.sum()))
+    # of products with the query, of which influences leave the mean out
+    seen = [
+        (chunks[others], values[others] + read.mean, stands_for),
+        (read.chunks, read.influences + read.mean, 1.0),
+    ]
+    return Shared.of(read.directions, read.ridge, seen)
 
 
 def _together(
@@ -148,5 +204,7 @@ def _together(
     a chunk that has no gradient) is what it is."""
     if not error > 0:
         return mine * 0.0 + others, np.zeros_like(mine)
+    if np.isinf(error):
+        return mine, errors
     share = np.square(errors) / (np.square(errors) + error**2)  # of the other
     return mine + share * (others - mine), errors * np.sqrt(1.0 - share)

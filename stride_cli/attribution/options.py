@@ -29,8 +29,8 @@ class RecoveryOptions(Options):
         tokens make most likely, from their own gradients; None: as many as take a few seconds
     estimate : what chunks that are not read count with: "auto", what their projections and the recovery say
         together, where there are projections; "subsets", what the recovery does
-    redundancy : 0, or the ridge with which chunks that say the same share what they explain
-        (`attribution.redundancy`)
+    redundancy : the ridge, in chunks, with which those that say the same share what they explain
+        (`operators.redundancy`), where chunks that are not read are estimated; 0: they do not
     batch_size : steered continuations at once (exact)
     """
 
@@ -72,11 +72,11 @@ class RecoveryOptions(Options):
         setting=True,
         panel=MORE,
     )
-    redundancy: float = option(
-        0.0,
-        "Let chunks that say the same share what they explain: a corpus whose texts have much in common, a "
-        "template or a task, is ranked better with 10, or with 30 for less of it. Takes up to a minute of "
-        "the first query of a process. [0: does not]",
+    redundancy: float | None = option(
+        None,
+        "Let chunks that say the same share what they explain, by so many chunks of ridge: the fewer, the "
+        "more is shared. 0: every chunk counts as if it said it alone. [10 where chunks are estimated; "
+        "classifiers: 0]",
         low=0,
         high=1e6,
         setting=True,

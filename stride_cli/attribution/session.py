@@ -393,6 +393,7 @@ class Session:
             read=attributor.reads,
             recall=found.recall,
             estimated=found.estimated,
+            redundancy=attributor.redundancy,
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,

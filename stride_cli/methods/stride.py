@@ -187,11 +187,11 @@ class StrideMethod:
         attributor = self._attributor()
         responses = self._responses(queries)
         # chunks that are read are read for a block of queries in one pass
-        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.needs_queries else 1
+        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.looks_at_chunks else 1
         block = blocks * QUERY_BLOCK
         for start in range(0, len(responses), block):
             rows = np.arange(start, min(start + block, len(responses)))
-            reading = queries.groups(QUERY_TOKENS, rows) if attributor.needs_queries else []
+            reading = queries.groups(QUERY_TOKENS, rows) if attributor.looks_at_chunks else []
             batches = [queries.batch(group) for group in reading]
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):

@@ -20,6 +20,7 @@ from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import Projections, Projector
+from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
@@ -180,7 +181,7 @@ def project_index(
                 save_seconds=save_seconds,
             )
         fitted = time.perf_counter()
-        for name, values in made.arrays().items():
+        for name, values in (made.arrays() | Redundancy.of(made).arrays()).items():
             writer.append(array_name(name, number), values)
         report = {"load": loaded, "fit": fitted - begun - loaded, "write": time.perf_counter() - fitted}
         reports.append({"loss": float(operators.log["loss"][-1]), **report})

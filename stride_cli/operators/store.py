@@ -12,19 +12,18 @@ import numpy as np
 
 from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
-from stride_cli.operators.gates import Gates, PackedGates, gate_responses, gate_rows
+from stride_cli.operators.gates import Gates, PackedGates, gate_rows
 from stride_cli.operators.layer_projections import GatheredProjections
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
+from stride_cli.operators.redundancy import Redundancy, read_redundancy
 from stride_cli.operators.spaces import space_from_arrays
-from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.shards import ShardedArray
 
 _CHECKPOINT = "checkpoint_"
-_MOST_PRODUCTS = 1024  # subsets whose gates are multiplied with each other
 _SOME = 16  # subsets whose gates say how long usual ones are
 
 
@@ -59,6 +58,7 @@ class Operators:
                                         the same of what its training did, where that was recorded and there
                                         are no others
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
+    shared : Redundancy or None         what the projected chunks have in common, where it is known already
     log : curves of the fit, name → (steps,) float64
     """
 
@@ -73,6 +73,7 @@ class Operators:
     normalized: float = 0.0
     projections: Projections | None = None
     gathered: GatheredProjections | None = None
+    shared: Redundancy | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -85,18 +86,10 @@ class Operators:
         return sum(gate.shape[1] for gate in self.gates)
 
     @cached_property
-    def gram(self) -> np.ndarray:
-        """Products of subsets' gates with each other, all spaces added up, of at most 1,024 subsets: (m, m)
-        float64."""
-        count = min(_MOST_PRODUCTS, self.n_subsets)
-        found = np.zeros((count, count))
-        with progress("products of subsets", count, unit="subsets") as bar:
-            for start in range(0, count, _SOME):
-                rows = slice(start, min(start + _SOME, count))
-                for gates in self.gates:
-                    found[rows] += gate_responses(gates, gate_rows(gates, rows))[:, :count]
-                bar.advance(rows.stop - start)
-        return (found + found.T) / 2.0
+    def redundancy(self) -> Redundancy:
+        """What the chunks that have projections of these operators have in common."""
+        assert self.projections is not None
+        return Redundancy.of(self.projections) if self.shared is None else self.shared
 
     @cached_property
     def usual_length(self) -> float:
@@ -137,7 +130,7 @@ class Operators:
             stored.append({**space.settings(), "arrays": sorted(space.arrays())})
         arrays["seen"] = self.seen
         if self.projections is not None:
-            arrays |= self.projections.arrays()
+            arrays |= self.projections.arrays() | self.redundancy.arrays()
         for name, values in self.log.items():
             arrays[f"training_log_{name}"] = np.asarray(values, dtype=np.float64)
         attributes = {
@@ -190,7 +183,8 @@ class Operators:
             direct_scale=attributes.get("direct_scale"),
             averaged=bool(attributes.get("averaged", False)),
             normalized=float(attributes.get("normalized", 0.0)),
-            projections=read_projections(arrays, attributes),
+            projections=(projections := read_projections(arrays, attributes)),
+            shared=None if projections is None else read_redundancy(arrays, len(projections)),
             log=log,
         )
 

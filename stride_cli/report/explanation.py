@@ -167,7 +167,8 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
 def estimated_from(record: Mapping[str, Any], subsets: int) -> str:
     """What chunks that were not read count with."""
     if record.get("estimated"):
-        return f"estimated from projections and {subsets:,} subsets"
+        found = f"estimated from projections and {subsets:,} subsets"
+        return f"{found}; what many say alike is shared out" if record.get("redundancy") else found
     return f"recovered from {subsets:,} subsets"
 
 

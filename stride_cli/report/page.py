@@ -346,6 +346,8 @@ def _certificate(answer: ShownAnswer) -> str:
         rows.append(("read directly", f"{read:,} chunks, from their own gradients"))
     if answer.record.get("estimated"):
         rows.append(("others", "estimated from projections and subsets together"))
+    if answer.record.get("redundancy"):
+        rows.append(("said alike by many", f"shared out (--redundancy {answer.record['redundancy']:g})"))
     if recall := answer.record.get("recall"):
         rows.append(("strongest chunks read", found_of(recall)))
     if answer.record.get("reliability") is not None:

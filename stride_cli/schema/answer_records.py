@@ -211,6 +211,12 @@ class AnswerRecord(TypedDict):
             "chunks that were not read count with what projections and subsets say of them together",
         ]
     ]
+    redundancy: NotRequired[
+        Annotated[
+            float,
+            "ridge with which chunks share what they say alike, read or estimated; 0: each counts as if alone",
+        ]
+    ]
     recall: NotRequired[
         Annotated[
             RecallRecord | None,

@@ -1,0 +1,161 @@
+"""What chunks have in common, as projections tell: the leading directions of the kernel of their gradients.
+
+The Fisher matrix in the bases is a Kronecker product, and of labels drawn from the model. What the chunks of
+one corpus share, a template or a task, it does not know: every chunk is taken to teach all of it. With G
+(n, p) the chunks' gradients as the fit weighs them, and K = G Gᵀ with m its mean diagonal, the query's
+gradient preconditioned by the chunks' own second moments too,
+
+    g'_x = (I + GᵀG / γ)⁻¹ g_x,      has the influences      w' = γ (K + γ)⁻¹ w,      γ = ridge · m,
+
+which is kernel ridge regression in the chunks. K is a diagonal and what lies beside it; the diagonal takes
+the same part of every chunk, which changes no order. What lies beside it has few large directions:
+
+    K ≈ m I + m V Λ Vᵀ,              w' = w − V (Λ / (Λ + ridge + 1)) Vᵀ w      up to a factor.
+
+Projections are a sketch of G, so they hold K, of any two chunks to m π / (2 √r): V and Λ are those of a
+random sample of chunks, carried over to all of them by one scan (Nyström; Williams & Seeger, NeurIPS 2000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.errors import IndexDamaged
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.operators.projections import Projections
+
+SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
+_MOST = 64  # directions; of all chunks so many numbers
+_NUMBERS = 1 << 23
+_LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
+_COLUMNS = 1 << 14  # of signs that are unpacked together
+_ROWS = 1 << 16  # chunks that a scan carries over together
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """Directions in which many chunks say the same.
+
+    Attributes
+    ----------
+    vectors : (n, k) float32      orthonormal columns, V
+    values : (k,) float64         Λ, descending: roughly how many chunks say the same in each
+    """
+
+    vectors: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, projections: Projections) -> Redundancy:
+        """From the projections of all chunks."""
+        count, bits = len(projections), 8 * projections.size
+        most = min(_MOST, max(1, _NUMBERS // max(1, count)))
+        random = stream(projections.seed, "redundancy sample")
+        sample = np.sort(random.permutation(count)[:SAMPLE])
+        lengths = np.asarray(projections.step[sample], np.float64) * np.sqrt(2.0 * bits / np.pi)
+        mean = float(np.mean(np.square(lengths))) if len(sample) else 0.0
+        if not (np.isfinite(mean) and mean > 0):
+            return cls(np.zeros((count, 0), np.float32), np.zeros(0))
+        lengths /= np.sqrt(mean)
+        kernel = _cosines(np.asarray(projections.codes[sample])) * lengths[:, None] * lengths
+        np.fill_diagonal(kernel, 0.0)
+        values, vectors = np.linalg.eigh(kernel)
+        # noise alone, of π / (2 √bits) a product, has eigenvalues up to 2 √m times that
+        noise = np.sqrt(len(sample)) * np.pi / np.sqrt(bits)
+        kept = np.flatnonzero(values > max(_LEAST * len(sample) / count, noise))[::-1][:most]
+        values, vectors = values[kept], vectors[:, kept]
+        if len(sample) == count:
+            return cls(vectors.astype(np.float32), values)
+        found = _carried_over(projections, sample, vectors, mean)
+        found[sample] = kernel @ vectors
+        return cls(*_orthonormal(found, values))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.vectors.nbytes + self.values.nbytes)
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        """(k,) float64: of the columns."""
+        count = max(1, len(self.vectors))
+        return np.ones(len(self.vectors), np.float32) @ np.asarray(self.vectors) / np.float64(count)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Name within the index's group of operators → values, for `read_redundancy`."""
+        return {"redundancy_vectors": self.vectors, "redundancy_values": self.values}
+
+
+def read_redundancy(arrays: Mapping[str, Any], n_chunks: int) -> Redundancy | None:
+    """The inverse of `Redundancy.arrays`, of so many chunks; None where none was stored.
+
+    Raises
+    ------
+    IndexDamaged      the arrays are not of these shapes
+    """
+    vectors, values = (arrays.get(f"redundancy_{name}") for name in ("vectors", "values"))
+    if vectors is None or values is None:
+        return None
+    if vectors.dtype != np.float32 or vectors.shape != (n_chunks, len(values)):
+        raise IndexDamaged(
+            f"what chunks have in common is not {n_chunks:,} rows of {len(values)} numbers",
+            fix="fit the operators again: stride train --overwrite",
+        )
+    return Redundancy(vectors, np.asarray(values, np.float64))
+
+
+def _cosines(codes: np.ndarray) -> np.ndarray:
+    """Of the angles between chunks, from how many of their signs agree: (m, b) uint8 → (m, m) float64."""
+    bits = 8 * codes.shape[1]
+    agree = np.zeros((len(codes), len(codes)))
+    for start in range(0, codes.shape[1], _COLUMNS // 8):
+        signs = np.unpackbits(codes[:, start : start + _COLUMNS // 8], axis=1).astype(np.float32)
+        signs *= 2.0
+        signs -= 1.0
+        agree += signs @ signs.T
+    # E[sign · sign] = (2 / π) asin ρ (Charikar, STOC 2002)
+    return np.sin(agree * (np.pi / 2.0 / bits))
+
+
+def _carried_over(
+    projections: Projections, sample: np.ndarray, vectors: np.ndarray, mean: float
+) -> np.ndarray:
+    """Products of all chunks with combinations of the sample's, (n, k) float32, in units of `mean`."""
+    from stride_cli.operators.projections import AskedProjections, bit_planes
+
+    signs = np.unpackbits(np.asarray(projections.codes[sample]), axis=1).astype(np.float32) * 2.0 - 1.0
+    steps = np.asarray(projections.step[sample], np.float64)
+    # step · sign stands for the sample's numbers: of two chunks with little in common as good as these
+    combined = (vectors * steps[:, None]).T.astype(np.float32) @ signs
+    asked = AskedProjections(projections, *bit_planes(combined))
+    count = len(projections)
+    found = np.empty((count, vectors.shape[1]), np.float32)
+    with progress("what chunks have in common", count, unit="chunks") as bar:
+        for start in range(0, count, _ROWS):
+            stop = min(start + _ROWS, count)
+            found[start:stop] = asked.estimates(start, stop).T
+            bar.advance(stop - start)
+    found /= np.float32(mean)
+    return found
+
+
+def _orthonormal(found: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """F Λ⁻¹ Fᵀ with F (n, k) as V Λ' Vᵀ with orthonormal V (n, k) float32; Λ' descending."""
+    gram = (found.T @ found).astype(np.float64)
+    # F = Q R with RᵀR the Gram matrix, of which the root is taken: F (RᵀR)^-½ has orthonormal columns
+    sizes, turn = np.linalg.eigh(gram)
+    kept = sizes > 1e-9 * max(float(sizes.max(initial=0.0)), np.finfo(np.float64).tiny)
+    sizes, turn = sizes[kept], turn[:, kept]
+    root = np.sqrt(sizes)
+    inner = (root[:, None] * turn.T) / values @ (turn * root)
+    strength, mixed = np.linalg.eigh(inner)
+    strength, mixed = strength[::-1], mixed[:, ::-1]
+    basis = (turn / root) @ mixed
+    return (found @ basis.astype(np.float32)), np.maximum(strength, 0.0)

@@ -1,0 +1,80 @@
+"""What chunks have in common, as their projections tell, against the kernel of the gradients themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from index_format.errors import IndexDamaged
+from stride_cli.operators import redundancy
+from stride_cli.operators.projections import Folding, Projections, encode
+from stride_cli.operators.redundancy import Redundancy, read_redundancy
+
+N, P, SIZE, SHARED = 600, 8_000, 2048, 3
+
+
+def gradients(shared: float = 1.0) -> np.ndarray:
+    """Chunks of different lengths, some of which share one of three directions each."""
+    random = np.random.default_rng(0)
+    own = random.standard_normal((N, P))
+    for _ in range(SHARED):
+        some = random.random(N) < 0.4
+        own[some] += shared * random.standard_normal(P)
+    return own * random.uniform(0.5, 2.0, N)[:, None]
+
+
+def projected(values: np.ndarray) -> Projections:
+    folded = Folding(P, 8 * SIZE, seed=0)([torch.from_numpy(values.astype(np.float32))])
+    return Projections(*encode(folded), 0)
+
+
+def kernel_of(values: np.ndarray) -> np.ndarray:
+    """Products in units of the mean square length, but for chunks' own."""
+    kernel = values @ values.T
+    kernel /= np.trace(kernel) / len(kernel)
+    np.fill_diagonal(kernel, 0.0)
+    return kernel
+
+
+@pytest.mark.parametrize("sample", [N, 200])
+def test_it_is_what_stands_out_of_the_kernel(sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redundancy, "SAMPLE", sample)
+    values = gradients()
+    found = Redundancy.of(projected(values))
+    kernel = kernel_of(values)
+    np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(len(found.values)), atol=1e-3)
+    leading = np.linalg.eigvalsh(kernel)[::-1][:SHARED]
+    np.testing.assert_allclose(found.values[:SHARED], leading, rtol=0.1 if sample == N else 0.2)
+    # it holds nearly all of the kernel that the leading directions hold
+    values, vectors = np.linalg.eigh(kernel)
+    best = vectors[:, -SHARED:]
+    inside = np.linalg.svd(found.vectors[:, :SHARED].T @ best)[1]
+    assert inside.min() > (0.99 if sample == N else 0.97)
+    np.testing.assert_allclose(found.means, found.vectors.mean(axis=0), atol=1e-6)
+
+
+def test_where_nothing_is_shared_there_is_nothing() -> None:
+    """Nothing to speak of: the ridge is ten times what stands out by chance."""
+    assert Redundancy.of(projected(gradients(0.0))).values.max(initial=0.0) < 1.5
+
+
+def test_chunks_without_gradient_share_nothing() -> None:
+    found = Redundancy.of(projected(np.zeros((N, P))))
+    assert found.vectors.shape == (N, 0) and found.means.shape == (0,)
+
+
+def test_many_chunks_have_few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redundancy, "_NUMBERS", 2 * N)
+    assert Redundancy.of(projected(gradients())).vectors.shape == (N, 2)
+
+
+def test_it_is_read_as_it_was_stored() -> None:
+    found = Redundancy.of(projected(gradients()))
+    again = read_redundancy(found.arrays(), N)
+    assert again is not None
+    np.testing.assert_array_equal(again.vectors, found.vectors)
+    np.testing.assert_array_equal(again.values, found.values)
+    assert read_redundancy({}, N) is None
+    with pytest.raises(IndexDamaged, match="rows of"):
+        read_redundancy(found.arrays(), N + 1)
