@@ -214,7 +214,7 @@ class AnswerRecord(TypedDict):
     redundancy: NotRequired[
         Annotated[
             float,
-            "ridge with which chunks share what they say alike, read or estimated; 0: each counts as if alone",
+            "ridge with which chunks share what they say alike, read or not; 0: each counts as if alone",
         ]
     ]
     recall: NotRequired[
