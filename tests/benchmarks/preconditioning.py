@@ -7,7 +7,8 @@ queries:
 `direct`: as it is. `redundancy`: ``(I + K / γ)⁻¹ w`` with ``K = G Gᵀ`` and γ times its mean diagonal: the
 query's gradient preconditioned by the chunks' own second moments, which Kronecker factors cannot hold, so
 that chunks that say the same share what they explain (kernel ridge regression). With `rank`, along so many
-leading directions of K alone. `layers`: non-negative weights of every layer and space, which predict the
+leading directions of what K has beside its diagonal, which takes the same part of every chunk: what `stride
+query` does, by projections. `layers`: non-negative weights of every layer and space, which predict the
 retrained models' responses to every second query best by least squares; judged on the others. `query
 residuals`: the query's tokens, too, count as on average over training. `power`: sign(w) |w|^e. Of several
 models (`--checkpoints`) their readouts, each at unit spread, added up.
@@ -169,12 +170,17 @@ def compare(truth: Truth, found: Products) -> Iterator[dict[str, Any]]:
 
 
 def corrected(found: Products, ridge: float, rank: int | None = None) -> np.ndarray:
-    """(I + K / γ)⁻¹ w of every query, (Q, n), with γ = ridge × the mean diagonal of K."""
-    values, vectors = np.linalg.eigh(found.kernel)  # ascending
-    factor = 1.0 / (1.0 + values.clip(0) / (ridge * np.trace(found.kernel) / len(values)))
+    """(I + K / γ)⁻¹ w of every query, (Q, n), with γ = ridge × the mean diagonal of K; along so many leading
+    directions of K without its diagonal, or all of K's."""
+    kernel = found.kernel / (np.trace(found.kernel) / len(found.kernel))
     if rank is not None:
-        factor[:-rank] = 1.0
-    scores: np.ndarray = (found.direct @ vectors * factor) @ vectors.T
+        kernel -= np.diag(np.diag(kernel))
+        ridge += 1.0
+    values, vectors = np.linalg.eigh(kernel)  # ascending
+    values = values.clip(0)
+    if rank is not None:
+        values[:-rank] = 0.0
+    scores: np.ndarray = (found.direct @ vectors * (ridge / (ridge + values))) @ vectors.T
     return scores
 
 
