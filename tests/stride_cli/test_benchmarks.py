@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stride_cli.attribution.shared_influence import Shared
+from stride_cli.operators.redundancy import Redundancy
 from stride_cli.training.truth import Truth
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import (
