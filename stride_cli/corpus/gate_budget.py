@@ -39,6 +39,8 @@ LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
 # bytes of a chunk's projection by default, at most and at least, and of all chunks'
 _PROJECTED, _ALL_PROJECTED = (8192, 512), 1 << 30
 MOST_PROJECTED = 1 << 16  # bytes of a chunk's projection: see `projections`
+# directions that chunks have in common: so many at most, and of all chunks so many numbers
+_SHARED, _ALL_SHARED = 64, 1 << 23
 
 
 def inside_gates(allowed: GateRange, n_subsets: int) -> int:
@@ -93,3 +95,8 @@ def check_projection(size: int | None) -> None:
 def projection_bytes(n_chunks: int, size: int) -> int:
     """What projections of so many bytes a chunk take on disk: these, and a scale."""
     return n_chunks * (size + 4) if size else 0
+
+
+def shared_directions(n_chunks: int) -> int:
+    """How many directions that chunks have in common are kept, at most; see `operators.redundancy`."""
+    return min(_SHARED, max(1, _ALL_SHARED // max(1, n_chunks)), n_chunks)

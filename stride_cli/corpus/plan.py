@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from index_format.layout import keeps_members
-from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projection_bytes
+from stride_cli.corpus.gate_budget import (
+    PACKED_BYTES,
+    default_gates,
+    default_projection,
+    projection_bytes,
+    shared_directions,
+)
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 
@@ -58,7 +64,8 @@ class Plan:
     gate_dimension, gate_bytes : int
         p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
     projection_bytes : int
-        What the projections of all models take on disk; 0 without.
+        What the projections of all models, and what chunks have in common by them, take on disk, at most; 0
+        without.
     pass_bytes : int
         What the fit's passes keep beside these: a byte a chunk that was seen, and, of a fine-tuned model, a
         byte a token, which the model before its training says.
@@ -212,7 +219,7 @@ def plan_index(
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
     size = default_projection(n) if options.project is None else options.project
-    projected = projection_bytes(n, size)
+    projected = projection_bytes(n, size) + (4 * n * shared_directions(n) if size else 0)
     models = 1 + options.checkpoints
     return Plan(
         n_documents=counts.documents or None,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexDamaged
+from stride_cli.corpus.gate_budget import shared_directions
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.projections import Projections
 
 SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
-_MOST = 64  # directions; of all chunks so many numbers
-_NUMBERS = 1 << 23
 _LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
 _COLUMNS = 1 << 14  # of signs that are unpacked together
 _ROWS = 1 << 16  # chunks that a scan carries over together
@@ -57,7 +56,7 @@ class Redundancy:
     def of(cls, projections: Projections) -> Redundancy:
         """From the projections of all chunks."""
         count, bits = len(projections), 8 * projections.size
-        most = min(_MOST, max(1, _NUMBERS // max(1, count)))
+        most = shared_directions(count)
         random = stream(projections.seed, "redundancy sample")
         sample = np.sort(random.permutation(count)[:SAMPLE])
         lengths = np.asarray(projections.step[sample], np.float64) * np.sqrt(2.0 * bits / np.pi)

@@ -65,7 +65,7 @@ def test_chunks_without_gradient_share_nothing() -> None:
 
 
 def test_many_chunks_have_few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redundancy, "_NUMBERS", 2 * N)
+    monkeypatch.setattr(redundancy, "shared_directions", lambda count: 2)
     assert Redundancy.of(projected(gradients())).vectors.shape == (N, 2)
 
 
