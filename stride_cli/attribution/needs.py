@@ -50,7 +50,7 @@ def measure_needs(
     CorpusError      the corpus cannot be read, or has no chunk
     """
     from stride_cli.corpus.build import sample_corpus
-    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.context import context_length, subsets_bound
     from stride_cli.corpus.options import PlanOptions
     from stride_cli.corpus.plan import choose_block_size, choose_design, plan_index
     from stride_cli.models.language.language_recipe import was_finetuned
@@ -60,14 +60,17 @@ def measure_needs(
     size = choose_block_size(None, context_length(model_path))
     with progress("looking at the corpus"):
         sample = sample_corpus(sources, tokenizer=tokenizer, block_size=size, reading=reading)
-    subsets, _ = choose_design(sample.counts.chunks)
+    finetuned = was_finetuned(model_path)
+    most = subsets_bound(model_path, finetuned=finetuned)
+    subsets, _ = choose_design(sample.counts.chunks, most=most)
     with progress("measuring how long it will take"):
         seconds, measured, gates = _seconds(model, sample, subsets)
     plan = plan_index(
         sample.counts,
         PlanOptions(gate_dimension=gates),
-        finetuned=was_finetuned(model_path),
+        finetuned=finetuned,
         vocabulary=len(tokenizer),
+        most_subsets=most,
     )
     return Needs(
         documents=sample.counts.documents,

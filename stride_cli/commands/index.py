@@ -311,7 +311,7 @@ def _planned_sizes(
 ) -> Plan:
     """K, d and bytes of a corpus, or of `options.chunks`, without a look at the model's shape."""
     from stride_cli.corpus.build import survey_corpus
-    from stride_cli.corpus.context import context_length
+    from stride_cli.corpus.context import context_length, subsets_bound
     from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
     from stride_cli.models.language.language_recipe import was_finetuned
 
@@ -324,7 +324,14 @@ def _planned_sizes(
     tokenizer = load_tokenizer(model)
     size = choose_block_size(options.block_size, context_length(model))
     counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
-    return plan_index(counts, options, finetuned=was_finetuned(model), vocabulary=len(tokenizer))
+    finetuned = was_finetuned(model)
+    return plan_index(
+        counts,
+        options,
+        finetuned=finetuned,
+        vocabulary=len(tokenizer),
+        most_subsets=subsets_bound(model, finetuned=finetuned),
+    )
 
 
 def _show_stages(found: StagePlan) -> None:

@@ -53,6 +53,7 @@ class IndexedModel:
                                                is, what is on disk as it is seen from the index
     context : int, optional                    its longest sequence, which no chunk exceeds
     settings_fingerprint : str, optional       recorded, and compared as the others are
+    most_subsets : int, optional               K at most, where none is asked for: `context.subsets_bound`
     """
 
     tokenizer: Any
@@ -61,6 +62,7 @@ class IndexedModel:
     path: str | None = None
     context: int | None = None
     settings_fingerprint: str | None = None
+    most_subsets: int | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -138,7 +140,7 @@ def build_index(
         progress = corpus.add(documents, log, _Progress(), options.commit_seconds)
         # of a part, whose design is for looking at it alone
         design = options if part is None else limited_design(corpus.n_chunks, options)
-        k, d = choose_design(corpus.n_chunks, design)
+        k, d = choose_design(corpus.n_chunks, design, model.most_subsets)
         writer.commit(asdict(progress))
         append_design(writer, corpus.n_chunks, n_subsets=k, degree=d, seed=options.seed)
         writer.publish(
@@ -161,7 +163,7 @@ def build_index(
 
 def settings_of_build(model: IndexedModel, options: BuildOptions, block_size: int) -> dict[str, Any]:
     """All that decides an index beside its corpus."""
-    return {
+    settings = {
         "format_version": FORMAT_VERSION,
         **model.fingerprints,
         "block_size": block_size,
@@ -170,6 +172,9 @@ def settings_of_build(model: IndexedModel, options: BuildOptions, block_size: in
         "seed": options.seed,
         "store_text": options.store_text,
     }
+    if options.n_subsets is None and model.most_subsets is not None:
+        settings["most_subsets"] = model.most_subsets
+    return settings
 
 
 def recorded_config(

@@ -1,17 +1,20 @@
-"""How many tokens a checkpoint reads at once, and knows, from its configuration; no weights are loaded."""
+"""What a checkpoint's configuration says of its sizes; no weights are loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from stride_cli.corpus.adapter_base import base_name, is_adapter
+from stride_cli.corpus.gate_budget import most_subsets
 from stride_cli.corpus.own_config import own_config
 from stride_cli.errors import ModelError
 
 # the names that model families give it; as in models/language/structure.py
 _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
 
 
 def context_length(path_or_id: str | Path) -> int | None:
@@ -27,18 +30,30 @@ def context_length(path_or_id: str | Path) -> int | None:
     ModelError
         The configuration cannot be read.
     """
+    return _first(read_configuration(path_or_id), _NAMES)
+
+
+def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int | None:
+    """How many subsets an index for that checkpoint has at most, where none are asked for; None: it is not a
+    fine-tuned one, or does not say how large it is. Raises as `context_length`."""
+    # an adapter's layers have no more directions than its rank
+    if is_adapter(path_or_id) or not finetuned:
+        return None
     config = read_configuration(path_or_id)
-    for name in _NAMES:
-        length = getattr(config, name, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    return None
+    depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
+    return None if depth is None or width is None else most_subsets(depth, width)
 
 
 def vocabulary_size(path_or_id: str | Path) -> int | None:
     """How many tokens a checkpoint's logits are of; None when it does not say. Raises as `context_length`."""
     size = getattr(read_configuration(path_or_id), "vocab_size", None)
     return size if isinstance(size, int) and size > 0 else None
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    """The first of these that a configuration has, as a positive number."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def read_configuration(path_or_id: str | Path) -> Any:

@@ -27,11 +27,12 @@ class GateRange:
 # of LDS in pre-training, half as much again gains .01
 _GATES = 1 << 29
 _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell chunks apart
-# of the gates inside the blocks. At every linear layer of a fine-tuned model,
-# 2¹⁸ gates lose .02 of LDS against 2¹⁹, which is all that a model of 1.3 M parameters has; of the
-# feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, of which the same is true
+# of the gates inside the blocks. At every linear layer of a fine-tuned model, 2¹⁸ gates lose .02 of LDS against
+# 2¹⁹, which is all that a model of 1.3 M parameters has, and 2²⁰ of one of 135 M .055 against 2²²; of the
+# feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
-LINEAR_GATES = GateRange(1 << 16, 1 << 20, 1 << 29)
+LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
+_FEWEST_SUBSETS = 128  # that leave a fine-tuned model so many gates
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
 _PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
@@ -60,6 +61,14 @@ def logit_gates(n_subsets: int, others: int, count: int) -> int:
 def pair_gates(n_subsets: int) -> int:
     """The most pairs of tokens that have a gate of their own, for K subsets."""
     return _PAIR_GATES.gates(n_subsets)
+
+
+def most_subsets(n_layers: int, width: int) -> int:
+    """How many subsets a fine-tuned model may have by default: as many as leave its operators all the gates
+    that its linear layers can have, 8 L d² or so, or 2²². Directions say more than subsets, where chunks have
+    projections."""
+    wanted = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
+    return max(_FEWEST_SUBSETS, LINEAR_GATES.of_all_subsets // wanted)
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:

@@ -188,7 +188,7 @@ def copy_parts(writer: IndexWriter, parts: Sequence[Index]) -> Merged:
     IndexIncomplete               what is committed is the beginning of another kind of build
     """
     n_chunks = sum(part.n_chunks for part in parts)
-    k, d = choose_design(n_chunks, _design(parts[0]))
+    k, d = choose_design(n_chunks, _design(parts[0]), _config(parts[0]).get("most_subsets"))
     numbered = all(_numbered(part) for part in parts)
     state = writer.state or {"parts": 0, "digest": parts[0].attributes["fingerprints"]["corpus"]}
     if "parts" not in state:

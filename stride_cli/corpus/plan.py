@@ -100,12 +100,14 @@ class Plan:
     query_memory_bytes: int
 
 
-def choose_design(n_chunks: int, design: DesignOptions = DesignOptions()) -> tuple[int, int]:
+def choose_design(
+    n_chunks: int, design: DesignOptions = DesignOptions(), most: int | None = None
+) -> tuple[int, int]:
     """K and d for n chunks: what is given, defaults for what is None.
 
     Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
-    `DEFAULT_GATE_BYTES` of gates allow. Default d: 10, at most K / 2 (a chunk in all subsets cannot be told
-    from another).
+    `DEFAULT_GATE_BYTES` of gates allow; of a fine-tuned model at most `most` (`context.subsets_bound`).
+    Default d: 10, at most K / 2 (a chunk in all subsets cannot be told from another).
 
     Raises
     ------
@@ -118,7 +120,7 @@ def choose_design(n_chunks: int, design: DesignOptions = DesignOptions()) -> tup
     if n_chunks < 1:
         raise CorpusError("the corpus has no chunk", fix="give documents that hold text")
     if n_subsets is None:
-        n_subsets = max(default_subsets(n_chunks), degree or 1)
+        n_subsets = max(min(default_subsets(n_chunks), most or MAX_SUBSETS), degree or 1)
         if n_subsets > n_chunks:
             raise UsageError(
                 f"--degree is {degree}, expected at most the number of chunks, {n_chunks}",
@@ -182,6 +184,7 @@ def plan_index(
     *,
     finetuned: bool = False,
     vocabulary: int = 1 << 16,
+    most_subsets: int | None = None,
 ) -> Plan:
     """What an index of that corpus will be.
 
@@ -195,9 +198,11 @@ def plan_index(
         Whether the model is a fine-tuned one, whose default operators are larger.
     vocabulary : int
         Decides whether a token takes 2 bytes or 4.
+    most_subsets : int, optional
+        As `choose_design` has it.
     """
     n = counts.chunks
-    k, d = choose_design(n, options)
+    k, d = choose_design(n, options, most_subsets)
     p = options.gate_dimension
     if p is None:
         p = default_gates(k, counts.tokens, finetuned=finetuned)
