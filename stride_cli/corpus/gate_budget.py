@@ -27,9 +27,9 @@ class GateRange:
 # of LDS in pre-training, half as much again gains .01
 _GATES = 1 << 29
 _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell chunks apart
-# of the gates inside the blocks. At every linear layer of a fine-tuned model, 2¹⁸ gates lose .02 of LDS against
-# 2¹⁹, which is all that a model of 1.3 M parameters has, and 2²⁰ of one of 135 M .055 against 2²²; of the
-# feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
+# of the gates inside the blocks. At every linear layer of a fine-tuned model, 2¹⁸ gates lose .02 of LDS
+# against 2¹⁹, which is all that a model of 1.3 M parameters has, and 2²⁰ of one of 135 M .055 against 2²²; of
+# the feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 _FEWEST_SUBSETS = 128  # that leave a fine-tuned model so many gates

@@ -36,8 +36,8 @@ def test_a_configuration_that_cannot_be_read(data: str, tmp_path: Path) -> None:
 
 
 def test_a_large_fine_tuned_model_has_few_subsets(tmp_path: Path) -> None:
-    """As many as leave its operators the directions that its layers have; a small one, or one that was trained
-    from scratch, as many as ever."""
+    """As many as leave its operators the directions that its layers have; a small one, or one that was
+    trained from scratch, as many as ever."""
 
     def bound(layers: int, width: int, *, finetuned: bool = True) -> int | None:
         config = {"model_type": "llama", "num_hidden_layers": layers, "hidden_size": width, "vocab_size": 100}
