@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
+    from stride_cli.corpus.documents import Document
     from stride_cli.data.queries import Form, Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -30,8 +31,11 @@ def read_queries(workspace: Workspace, path: str | Path, *, number_ids: bool = F
 
         model: Any = workspace.model
         return read_examples(model, path)
+    from stride_cli.data.queries import form_of
+
     block_size = int(workspace.index.attributes["block_size"])
-    return read_texts(workspace.model, path, block_size=block_size, number_ids=number_ids)
+    plain = form_of(workspace) == "none"
+    return read_texts(workspace.model, path, block_size=block_size, number_ids=number_ids, plain=plain)
 
 
 def as_query(
@@ -93,7 +97,12 @@ def _of_rows(model: ClassifierModel, asked: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def read_texts(
-    model: AttributableModel, path: str | Path, *, block_size: int, number_ids: bool = False
+    model: AttributableModel,
+    path: str | Path,
+    *,
+    block_size: int,
+    number_ids: bool = False,
+    plain: bool = False,
 ) -> QuerySet:
     """Queries from a file of documents, tokenised as an index tokenises its corpus.
 
@@ -105,6 +114,8 @@ def read_texts(
     path : JSON Lines (also compressed) or Parquet
     block_size : int      most tokens of a query
     number_ids : bool     call them 0, 1, …, whatever ids they have
+    plain : bool          a response goes on where its prompt ends, as in a corpus that has no such pairs, and
+                          as `stride query` asks its model
 
     Raises
     ------
@@ -127,15 +138,26 @@ def read_texts(
         raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')
     ids, weights = [], []
     for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
+        if plain and document.prompt is not None:
+            query = as_query(model, document.prompt, response=document.response)
+            if len(query.ids) > block_size:
+                raise _too_many(path, document, len(query.ids), block_size)
+            ids.append(query.ids)
+            weights.append(query.weights)
+            continue
         chunks = cutter.chunks(encoded)
         if len(chunks) != 1:
             found = sum(len(chunk.tokens) for chunk in chunks)
-            raise QueryError(
-                f"{path}: query '{document.id}' has {found} tokens (expected at most {block_size}, a chunk)",
-                fix="shorten it, or split it into several queries",
-            )
+            raise _too_many(path, document, found, block_size)
         weight = np.zeros(len(chunks[0].tokens), np.float32)
         weight[scored_positions(chunks[0])] = 1.0
         ids.append(np.asarray(chunks[0].tokens, np.int64))
         weights.append(weight)
     return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])
+
+
+def _too_many(path: str | Path, document: Document, tokens: int, most: int) -> QueryError:
+    return QueryError(
+        f"{path}: query '{document.id}' has {tokens} tokens (expected at most {most}, a chunk)",
+        fix="shorten it, or split it into several queries",
+    )
