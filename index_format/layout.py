@@ -152,6 +152,20 @@ _SPECS = (
         "row i: signs of a random projection of chunk i's gate gradient, a bit each, the highest first",
     ),
     ArraySpec("operators/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
+    ArraySpec(
+        "operators/projection_common",
+        ("float32",),
+        ("...",),
+        False,
+        "row i: chunk i in the directions that many chunks have in common, orthonormal columns",
+    ),
+    ArraySpec(
+        "operators/projection_common_values",
+        ("float64",),
+        ("...",),
+        False,
+        "of each of these, how many chunks say the same, roughly; descending",
+    ),
     ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
     ArraySpec(
         "operators/checkpoint_*",

@@ -89,7 +89,7 @@ class Redundancy:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Name within the index's group of operators → values, for `read_redundancy`."""
-        return {"redundancy_vectors": self.vectors, "redundancy_values": self.values}
+        return {"projection_common": self.vectors, "projection_common_values": self.values}
 
 
 def read_redundancy(arrays: Mapping[str, Any], n_chunks: int) -> Redundancy | None:
@@ -99,7 +99,7 @@ def read_redundancy(arrays: Mapping[str, Any], n_chunks: int) -> Redundancy | No
     ------
     IndexDamaged      the arrays are not of these shapes
     """
-    vectors, values = (arrays.get(f"redundancy_{name}") for name in ("vectors", "values"))
+    vectors, values = arrays.get("projection_common"), arrays.get("projection_common_values")
     if vectors is None or values is None:
         return None
     if vectors.dtype != np.float32 or vectors.shape != (n_chunks, len(values)):

@@ -121,7 +121,9 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     assert project(copied)["projected"] == n_chunks
     assert sorted(np.concatenate(read)) == sorted([*range(before, n_chunks)] * 2)  # by both models
     assert estimates().argmax() >= before  # the text that the query repeats
-    assert Operators.from_index(Index.open(copied)).seen.shape == (before,)  # the fit's own coverage stays
+    operators = Operators.from_index(Index.open(copied))
+    assert operators.seen.shape == (before,)  # the fit's own coverage stays
+    assert operators.shared is not None and len(operators.shared.vectors) == n_chunks
     with pytest.raises(IndexExists, match="every chunk already"):
         project(copied)
     read.clear()
