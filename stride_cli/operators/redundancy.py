@@ -18,7 +18,7 @@ random sample of chunks, carried over to all of them by one scan (Nyström; Will
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -114,13 +114,19 @@ def _cosines(codes: np.ndarray) -> np.ndarray:
     """Of the angles between chunks, from how many of their signs agree: (m, b) uint8 → (m, m) float64."""
     bits = 8 * codes.shape[1]
     agree = np.zeros((len(codes), len(codes)))
+    for signs in _signs(codes):
+        agree += signs @ signs.T
+    # E[sign · sign] = (2 / π) asin ρ (Charikar, STOC 2002)
+    return np.sin(agree * (np.pi / 2.0 / bits))
+
+
+def _signs(codes: np.ndarray) -> Iterator[np.ndarray]:
+    """Columns of signs, ±1, (m, c) float32, one part after the other."""
     for start in range(0, codes.shape[1], _COLUMNS // 8):
         signs = np.unpackbits(codes[:, start : start + _COLUMNS // 8], axis=1).astype(np.float32)
         signs *= 2.0
         signs -= 1.0
-        agree += signs @ signs.T
-    # E[sign · sign] = (2 / π) asin ρ (Charikar, STOC 2002)
-    return np.sin(agree * (np.pi / 2.0 / bits))
+        yield signs
 
 
 def _carried_over(
@@ -129,11 +135,11 @@ def _carried_over(
     """Products of all chunks with combinations of the sample's, (n, k) float32, in units of `mean`."""
     from stride_cli.operators.projections import AskedProjections, bit_planes
 
-    signs = np.unpackbits(np.asarray(projections.codes[sample]), axis=1).astype(np.float32) * 2.0 - 1.0
     steps = np.asarray(projections.step[sample], np.float64)
     # step · sign stands for the sample's numbers: of two chunks with little in common as good as these
-    combined = (vectors * steps[:, None]).T.astype(np.float32) @ signs
-    asked = AskedProjections(projections, *bit_planes(combined))
+    weights = (vectors * steps[:, None]).T.astype(np.float32)
+    combined = [weights @ signs for signs in _signs(np.asarray(projections.codes[sample]))]
+    asked = AskedProjections(projections, *bit_planes(np.concatenate(combined, axis=1)))
     count = len(projections)
     found = np.empty((count, vectors.shape[1]), np.float32)
     with progress("what chunks have in common", count, unit="chunks") as bar:
