@@ -31,6 +31,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
+    from index_format.shards import ShardedArray
     from stride_cli.operators.projections import Projections
 
 SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
@@ -45,11 +46,12 @@ class Redundancy:
 
     Attributes
     ----------
-    vectors : (n, k) float32      orthonormal columns, V
+    vectors : (n, k) float32      orthonormal columns, V; of an index they stay mapped, and may lie in several
+                                  files
     values : (k,) float64         Λ, descending: roughly how many chunks say the same in each
     """
 
-    vectors: np.ndarray
+    vectors: np.ndarray | ShardedArray
     values: np.ndarray
 
     @classmethod
@@ -61,8 +63,9 @@ class Redundancy:
         sample = np.sort(random.permutation(count)[:SAMPLE])
         lengths = np.asarray(projections.step[sample], np.float64) * np.sqrt(2.0 * bits / np.pi)
         mean = float(np.mean(np.square(lengths))) if len(sample) else 0.0
+        nothing = cls(np.zeros((count, 1), np.float32), np.zeros(1))  # an array has a column at least
         if not (np.isfinite(mean) and mean > 0):
-            return cls(np.zeros((count, 0), np.float32), np.zeros(0))
+            return nothing
         lengths /= np.sqrt(mean)
         kernel = _cosines(np.asarray(projections.codes[sample])) * lengths[:, None] * lengths
         np.fill_diagonal(kernel, 0.0)
@@ -70,6 +73,8 @@ class Redundancy:
         # noise alone, of π / (2 √bits) a product, has eigenvalues up to 2 √m times that
         noise = np.sqrt(len(sample)) * np.pi / np.sqrt(bits)
         kept = np.flatnonzero(values > max(_LEAST * len(sample) / count, noise))[::-1][:most]
+        if not len(kept):
+            return nothing
         values, vectors = values[kept], vectors[:, kept]
         if len(sample) == count:
             return cls(vectors.astype(np.float32), values)
@@ -77,17 +82,15 @@ class Redundancy:
         found[sample] = kernel @ vectors
         return cls(*_orthonormal(found, values))
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.vectors.nbytes + self.values.nbytes)
-
     @cached_property
     def means(self) -> np.ndarray:
         """(k,) float64: of the columns."""
-        count = max(1, len(self.vectors))
-        return np.ones(len(self.vectors), np.float32) @ np.asarray(self.vectors) / np.float64(count)
+        count, found = len(self.vectors), np.zeros(len(self.values))
+        for start in range(0, count, _ROWS):
+            found += np.asarray(self.vectors[start : start + _ROWS], np.float64).sum(axis=0)
+        return found / max(1, count)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Any]:
         """Name within the index's group of operators → values, for `read_redundancy`."""
         return {"projection_common": self.vectors, "projection_common_values": self.values}
 

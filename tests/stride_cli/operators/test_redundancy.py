@@ -61,7 +61,9 @@ def test_where_nothing_is_shared_there_is_nothing() -> None:
 
 def test_chunks_without_gradient_share_nothing() -> None:
     found = Redundancy.of(projected(np.zeros((N, P))))
-    assert found.vectors.shape == (N, 0) and found.means.shape == (0,)
+    assert found.vectors.shape == (N, 1) and not found.vectors.any() and found.values.tolist() == [0.0]
+    again = read_redundancy(found.arrays(), N)
+    assert again is not None and again.means.tolist() == [0.0]
 
 
 def test_many_chunks_have_few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
