@@ -186,7 +186,7 @@ def test_ctrl_c_during_later_imports() -> None:
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except BaseException:\n"
         "        raise ImportError('half')\n"
-        "app.app.command('broken')(broken)\n"
+        "app.command_line().command('broken')(broken)\n"
         "sys.argv = ['stride', 'broken']\n"
         "app.main()\n"
     )
@@ -211,7 +211,7 @@ def test_another_pipe_that_breaks_is_an_error() -> None:
         "from stride_cli.commands import app\n"
         "def broken():\n"
         "    raise BrokenPipeError(32, 'Broken pipe')\n"
-        "app.app.command('broken')(broken)\n"
+        "app.command_line().command('broken')(broken)\n"
         "sys.argv = ['stride', 'broken']\n"
         "app.main()\n"
     )
