@@ -152,13 +152,18 @@ def _command(first: str) -> Any:
 
 @functools.cache
 def _parser_of(first: str) -> Any:
-    return _parser(command_line(first))
+    return _parser(_line(first))
+
+
+def command_line() -> CommandLine:
+    """All commands."""
+    return _line("")
 
 
 @functools.cache
-def command_line(first: str = "") -> CommandLine:
-    """All commands; or the one that is called ``first`` alone: to import all and make their parsers takes a
-    tenth of a second more."""
+def _line(first: str) -> CommandLine:
+    """The one command that is called ``first``, or all: to import these and make their parsers takes a tenth
+    of a second more."""
     line = CommandLine(
         name="stride",
         help="Which training documents made this language model say that?",

@@ -207,9 +207,7 @@ def signals(
         "inner": inner,
         "prediction": prediction if with_prediction else None,
     }
-    true = Signals(
-        hidden, final, pull_hidden, [joined(parts) for parts in logit], loss, given=given, **seen
-    )
+    true = Signals(hidden, final, pull_hidden, [joined(parts) for parts in logit], loss, given=given, **seen)
     if uniform is None:
         return true, None
     return true, Signals(

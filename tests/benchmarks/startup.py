@@ -35,8 +35,7 @@ def stage(name):
     global last
     now = time.process_time()
     times[name], last = now - last, now
-from stride_cli.commands.app import command_line
-command_line("query")
+import stride_cli.commands.app, stride_cli.commands.query
 stage("command line")
 import numpy
 from index_format.reader import Index
@@ -78,6 +77,7 @@ main()
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     about = machine("torch", "transformers", "numba", "typer")
+    about["threads"] = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     stride = [sys.executable, "-m", "stride_cli"]
     commands = {
         "python -c pass": [sys.executable, "-c", "pass"],

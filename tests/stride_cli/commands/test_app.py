@@ -45,7 +45,7 @@ def test_a_command_imports_no_other() -> None:
         "import sys\n"
         "from stride_cli.commands.app import _command\n"
         "_command('verify-hit')\n"
-        "print([name in sys.modules for name in ('stride_cli.commands.verify_hit', 'stride_cli.commands.audit')])"
+        "print([f'stride_cli.commands.{name}' in sys.modules for name in ('verify_hit', 'audit')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[True, False]"

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[3]
 MOST = 8
 
 
-def commands(group: typer.Typer | None = None, path: str = "stride") -> Iterator[tuple[str, Callable[..., Any]]]:
+def commands(
+    group: typer.Typer | None = None, path: str = "stride"
+) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every command as it is written, before it was given its flags."""
     group = group or command_line()
     for command in group.registered_commands:
