@@ -92,12 +92,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "python -c pass": commands["python -c pass"],
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
         "one prompt": [*stride, *asked],
-        "one prompt, recovery alone": [*stride, *asked, "--read", "0"],
-        "one prompt, by transformers": [sys.executable, "-c", THEIRS, *asked],
+        "one prompt by recovery alone": [*stride, *asked, "--read", "0"],
+        "one prompt by transformers": [sys.executable, "-c", THEIRS, *asked],
         f"{given.prompts} prompts in one process": [*stride, "query", "-", *here, "--no-server"],
-        "one prompt, of a server": [*stride, "query", given.prompt, *here],
-        "one prompt, of a server, warm": [*stride, "query", given.prompt, *here, "--warm"],
-        f"{given.prompts} prompts of a server, warm": [*stride, "query", "-", *here, "--warm"],
+        "one prompt of a server": [*stride, "query", given.prompt, *here],
+        "one warm prompt of a server": [*stride, "query", given.prompt, *here, "--warm"],
+        f"{given.prompts} warm prompts of a server": [*stride, "query", "-", *here, "--warm"],
     }
     with tempfile.TemporaryDirectory() as home, served(Path(given.index), Path(home)):
         time.sleep(given.settle)
@@ -110,6 +110,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         | {
             "processor_seconds_of_a_further_prompt": (many - one) / (given.prompts - 1),
             "one_prompt_in_imports_of_torch": one / torch,
+            "further_prompt_in_imports_of_torch": (many - one) / (given.prompts - 1) / torch,
             "one_prompt_of_that_by_transformers": one / theirs,
             "imports_of_torch": {name: value / torch for name, value in record["processor_seconds"].items()},
             "wall_in_imports_of_torch": {
