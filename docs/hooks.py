@@ -183,9 +183,9 @@ def _root() -> Any:
     """The command line, as the parser has it."""
     from typer.main import get_command
 
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
-    return get_command(app)
+    return get_command(command_line())
 
 
 def _command_page(command: Any, name: str, deep: bool = True) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
@@ -238,6 +237,8 @@ class Stored(Place):
         IndexUnreachable      the store does not answer, or refuses
         IndexDamaged          a zip file's own checksum fails
         """
+
+        import asyncio
 
         async def all_of_them() -> list[bytes | None]:
             gate = asyncio.Semaphore(_AT_ONCE)

@@ -264,8 +264,10 @@ def _prepare() -> None:
     from stride_cli.startup import freeze, share_cores
 
     share_cores()
-    import stride_cli.commands.app
     import stride_cli.preloaded  # noqa: F401
+    from stride_cli.commands.app import command_line
+
+    command_line()
 
     for name in _OFTEN:
         importlib.import_module(name)

@@ -414,10 +414,11 @@ def test_links_of_pages_lead_to_files() -> None:
 
 
 def test_every_command_is_mentioned() -> None:
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
-    names = [command.name or command.callback.__name__ for command in app.registered_commands]
-    names += [group.name for group in app.registered_groups]
+    line = command_line()
+    names = [command.name or command.callback.__name__ for command in line.registered_commands]
+    names += [group.name for group in line.registered_groups]
     pages = README + (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     for name in names:
         assert f"stride {name}" in pages, name

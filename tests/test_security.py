@@ -44,13 +44,13 @@ def test_a_table_adds_up_the_runs_of_a_target() -> None:
 def test_what_is_named_exists(page: str) -> None:
     from typer.main import get_command
 
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).is_file(), link
     own = {"--help", "--read-data", "--table"}  # of all, of restic, and of tests.fuzz
-    assert set(re.findall(r"--[a-z][a-z-]+", text)) - own <= _options(get_command(app))
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) - own <= _options(get_command(command_line()))
     assert page in (ROOT / "README.md").read_text(encoding="utf-8") or page.startswith("docs/")
 
 

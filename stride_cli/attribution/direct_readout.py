@@ -16,8 +16,8 @@ import torch
 
 from stride_cli.errors import UsageError
 from stride_cli.operators.gates import gate_responses
-from stride_cli.operators.gradients import gradient_products
-from stride_cli.operators.linear_response import gradients_with_loss, joined
+from stride_cli.operators.gradients import gradient_products, joined
+from stride_cli.operators.linear_response import gradients_with_loss
 from stride_cli.output import progress
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import errno
 import functools
+import importlib
 import io
 import os
 import select as polling
@@ -20,27 +20,7 @@ import typer
 from index_format.errors import IndexFormatError
 from stride_cli import __version__, errors, interrupts
 from stride_cli.characters import printable
-from stride_cli.commands import (
-    ask,
-    audit,
-    baseline,
-    calibrate,
-    completion,
-    config,
-    demo,
-    evaluate,
-    export,
-    index,
-    model,
-    query,
-    report,
-    schema,
-    select,
-    serve,
-    train,
-    tune,
-    verify_hit,
-)
+from stride_cli.commands import completion
 from stride_cli.commands.panels import ASK, BUILD, CHECK, RESEARCH, CommandLine
 from stride_cli.corpus.readers import Fields
 from stride_cli.options import entries
@@ -69,40 +49,26 @@ _REMEDIES = {
     errno.EBADF: "open what is read and written: < FILE, > FILE",
 }
 
-app = CommandLine(
-    name="stride",
-    help="Which training documents made this language model say that?",
-    epilog="\b\nCompletion for another shell than this one: stride --install-completion zsh",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-_COMMANDS: dict[Any, tuple[str, str]] = {  # module: panel, and description where help lists it
-    demo: (ASK, "Try it: a small model, its corpus, and ten questions."),
-    ask: (ASK, "Ask a corpus: builds its index, fits, answers."),
-    query: (ASK, "Rank the documents behind what the model says."),
-    report: (ASK, "Write a page of answers, to mail and to open offline."),
-    serve: (ASK, "A local page and API that answer at once."),
-    model: (BUILD, "Train or fine-tune a language model, or look at one."),
-    index: (BUILD, "Build an index of a corpus, and look after it."),
-    train: (BUILD, "Fit the index's operators, which queries need."),
-    calibrate: (BUILD, "Learn to tell clear answers from weak ones and guesses."),
-    audit: (CHECK, "Find benchmark items that leaked into the corpus."),
-    export: (CHECK, "Answers and audits as SQLite, CSV or Parquet."),
-    verify_hit: (CHECK, "Retrain without the top documents: did they matter?"),
-    evaluate: (RESEARCH, "How good an attribution is, measured by retraining."),
-    config: (RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),
-    tune: (RESEARCH, "Try settings of the operators, and keep the best."),
-    select: (RESEARCH, "Choose training documents for a task."),
-    baseline: (RESEARCH, "Rank documents by any other attribution method."),
-    schema: (RESEARCH, "Print the JSON Schema of the records."),
+_COMMANDS: dict[str, tuple[str, str]] = {  # module: panel, and description where help lists it
+    "demo": (ASK, "Try it: a small model, its corpus, and ten questions."),
+    "ask": (ASK, "Ask a corpus: builds its index, fits, answers."),
+    "query": (ASK, "Rank the documents behind what the model says."),
+    "report": (ASK, "Write a page of answers, to mail and to open offline."),
+    "serve": (ASK, "A local page and API that answer at once."),
+    "model": (BUILD, "Train or fine-tune a language model, or look at one."),
+    "index": (BUILD, "Build an index of a corpus, and look after it."),
+    "train": (BUILD, "Fit the index's operators, which queries need."),
+    "calibrate": (BUILD, "Learn to tell clear answers from weak ones and guesses."),
+    "audit": (CHECK, "Find benchmark items that leaked into the corpus."),
+    "export": (CHECK, "Answers and audits as SQLite, CSV or Parquet."),
+    "verify_hit": (CHECK, "Retrain without the top documents: did they matter?"),
+    "evaluate": (RESEARCH, "How good an attribution is, measured by retraining."),
+    "config": (RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),
+    "tune": (RESEARCH, "Try settings of the operators, and keep the best."),
+    "select": (RESEARCH, "Choose training documents for a task."),
+    "baseline": (RESEARCH, "Rank documents by any other attribution method."),
+    "schema": (RESEARCH, "Print the JSON Schema of the records."),
 }
-for _module, (_panel, _short) in _COMMANDS.items():
-    _name = _module.__name__.rpartition(".")[2]
-    _listed: Any = {"name": _name.replace("_", "-"), "short_help": _short, "rich_help_panel": _panel}
-    if hasattr(_module, "app"):
-        app.add_typer(_module.app, **_listed)
-    else:
-        app.command(epilog=_module.EXAMPLE, **_listed)(getattr(_module, _name))
 
 
 def _version(wanted: bool) -> None:
@@ -111,7 +77,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -181,20 +146,46 @@ def _run(arguments: list[str]) -> int:
 
 
 def _command(first: str) -> Any:
-    """The parser of a command line whose first word is ``first``.
-
-    Where that is a command of ours it knows no other: to make the parsers of all takes 50 ms.
-    """
-    names = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
-    return _parser_of(first) if first in names else _parser(app)
+    """The parser of a command line whose first word is ``first``."""
+    return _parser_of(first if first in map(_called, _COMMANDS) else "")
 
 
 @functools.cache
-def _parser_of(name: str) -> Any:
-    line = copy.copy(app)
-    line.registered_commands = [each for each in app.registered_commands if each.name == name]
-    line.registered_groups = [each for each in app.registered_groups if each.name == name]
-    return _parser(line)
+def _parser_of(first: str) -> Any:
+    return _parser(_line(first))
+
+
+def command_line() -> CommandLine:
+    """All commands."""
+    return _line("")
+
+
+@functools.cache
+def _line(first: str) -> CommandLine:
+    """The one command that is called ``first``, or all: to import these and make their parsers takes a tenth
+    of a second more."""
+    line = CommandLine(
+        name="stride",
+        help="Which training documents made this language model say that?",
+        epilog="\b\nCompletion for another shell than this one: stride --install-completion zsh",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    line.callback()(_root)
+    for name, (panel, short) in _COMMANDS.items():
+        if first not in ("", _called(name)):
+            continue
+        module = importlib.import_module(f"stride_cli.commands.{name}")
+        listed: Any = {"name": _called(name), "short_help": short, "rich_help_panel": panel}
+        if hasattr(module, "app"):
+            line.add_typer(module.app, **listed)
+        else:
+            line.command(epilog=module.EXAMPLE, **listed)(getattr(module, name))
+    return line
+
+
+def _called(module: str) -> str:
+    return module.replace("_", "-")
 
 
 def _parser(line: typer.Typer) -> Any:

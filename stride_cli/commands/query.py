@@ -60,6 +60,7 @@ Examples:
   stride query --file prompts.jsonl --out hits.csv
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
+  stride query "The capital of France is" --warm
   stride query --file prompts.jsonl --workers 4 --out answers.jsonl
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
@@ -151,12 +152,20 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm",
+            help="Where a stride serve has the index open: by the chunks' gradients that it keeps, in a "
+            "fraction of the time. Numbers differ in their last digits.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
-    from stride_cli import api
     from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.commands.classifier import classifier_queries
     from stride_cli.config import resolve
@@ -179,6 +188,13 @@ def query(
             f"--workers and --engine share out the prompts of a file, and {what}",
             fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
         )
+    # many prompts of a file are read for together, which takes less time than a server saves
+    here = no_server or text is None or pool
+    if warm and here:
+        raise UsageError(
+            "--warm asks a running stride serve, which --no-server, --file, --row and --pool do not",
+            fix="leave it out, or give a prompt (- for stdin) alone",
+        )
     if add not in (None, "support", "all"):
         raise UsageError(f"--add is '{add}' (expected support or all)", fix="try --add support")
     if add is not None and not pool:
@@ -197,9 +213,7 @@ def query(
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
-    # many prompts of a file are read for together, which takes less time than a server saves
-    here = no_server or text is None or pool
-    served = None if here else _served(place, options, given)
+    served = None if here else _served(place, options, given, warm)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span, "instead": instead}
     asking: Any
@@ -211,6 +225,8 @@ def query(
         options, asking = _shared(place, sharing, options, given)
         prompts, total = read_prompts(None, file), count_prompts(file)
     else:
+        from stride_cli import api  # which a server's answer does without
+
         asking = session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
         )
@@ -272,9 +288,10 @@ def _shared(
     return with_judges(options, index, given), SharedSession(place, sharing)
 
 
-def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:
+def _served(
+    place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any], warm: bool
+) -> ServedSession | None:
     """What asks a running server that has the index open; None where there is none."""
-    from stride_cli import api
     from stride_cli.serve.client import ServedSession, find_server
 
     server = find_server(place)
@@ -282,6 +299,8 @@ def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any
         return None
 
     def opened() -> tuple[api.Session, QueryOptions]:
+        from stride_cli import api
+
         session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
         )
@@ -289,4 +308,4 @@ def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any
 
     presence, served, n_chunks = server
     stability = bool(given.get("stability", False))
-    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened)
+    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened, warm)

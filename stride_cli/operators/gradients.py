@@ -207,20 +207,23 @@ def signals(
         "inner": inner,
         "prediction": prediction if with_prediction else None,
     }
-    true = Signals(
-        hidden, final, pull_hidden, [torch.cat(parts) for parts in logit], loss, given=given, **seen
-    )
+    true = Signals(hidden, final, pull_hidden, [joined(parts) for parts in logit], loss, given=given, **seen)
     if uniform is None:
         return true, None
     return true, Signals(
         hidden,
         final,
         pull_drawn,
-        [torch.cat(parts) for parts in logit_drawn],
+        [joined(parts) for parts in logit_drawn],
         torch.cat(losses_drawn),
         given=given_drawn,
         **seen,
     )
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parts of rows as one; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals, torch.Tensor]]:
@@ -310,4 +313,4 @@ def weighted_gradients(
     batches = map(chunks.batch, groups)
     for batch, gradients in ShrinkingBatches().each(batches, lambda part: chunk_gradients(steered, part)[0]):
         share = chunks.share(batch).to(steered.model.device)
-        yield batch, [gradient * share for gradient in gradients]
+        yield batch, [gradient.mul_(share) for gradient in gradients]

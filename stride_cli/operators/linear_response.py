@@ -11,7 +11,7 @@ import torch
 from stride_cli.data.batches import Batch, RememberingBatch
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gates import gate_responses
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import gate_gradients, joined
 from stride_cli.operators.steered_model import SteeredModel
 
 
@@ -92,8 +92,3 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
         done += len(loss)
         losses.append(loss.cpu().numpy())
     return [joined(kept).cpu() for kept in gradients], np.concatenate(losses)
-
-
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Parts of rows as one; a single one as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from stride_cli import errors
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError
-from stride_cli.recovery.shrinkage import Shrinkage
 from stride_cli.serve.presence import Presence, ServedPlace, running
 from stride_cli.serve.questions import OPTIONS
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer, Refused
     from stride_cli.attribution.session import Session
     from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds
 
 _PATIENCE = 2.0  # seconds for a server to say that it is there
@@ -81,6 +81,8 @@ class ServedAnswer:
 
     @property
     def shrinkage(self) -> Shrinkage | None:
+        from stride_cli.recovery.shrinkage import Shrinkage  # numba, which a record does without
+
         recovery = self.record["recovery"]
         found = Shrinkage(recovery["shrink_exponent"], recovery["shrink_opposing"])
         return None if found == Shrinkage(1.0, 1.0) else found
@@ -112,6 +114,8 @@ class ServedSession:
     n_chunks : int               of the index
     halves, stability : as given
     open_session : callable      opens the index in this process, and gives its options their judges
+    warm : bool                  by the chunks' gradients that the server keeps; else to the last digit as a
+                                 process that opens the index
     """
 
     presence: Presence
@@ -120,6 +124,7 @@ class ServedSession:
     halves: int | None
     stability: bool
     open_session: Callable[[], tuple[Session, QueryOptions]]
+    warm: bool = False
 
     def outcomes(
         self,
@@ -159,7 +164,7 @@ class ServedSession:
             "halves": self.halves,
             "stability": self.stability,
             "index": self.place.name,
-            "alone": True,
+            "alone": not self.warm,
         }
         status, found = exchange(self.presence, "POST", "/query", body, patience=None)
         if status == 200 and found.get("schema") == "stride.answer/1":

@@ -3,8 +3,9 @@
 Commands run in turn as processes of their own; processor seconds (user and system) and wall seconds, minima
 and ratios. `--index` has operators. The stages of a cold query are timed in a process of its own: imports,
 loading, kernels, the first query and the second. One prompt is also asked of transformers' own model, which a
-query of a plain checkpoint does without, and held against importing torch alone. Kernels: the first query of
-a process with an empty cache directory, which compiles, and with the one that this filled.
+query of a plain checkpoint does without, and held against importing torch alone; and of a running server, to
+the last digit as without one, and `--warm`: its own time is in wall seconds alone. Kernels: the first query
+of a process with an empty cache directory, which compiles, and with the one that this filled.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine
+from tests.benchmarks.serve import served
 
 STAGES = """
 import json, sys, time
@@ -32,7 +35,7 @@ def stage(name):
     global last
     now = time.process_time()
     times[name], last = now - last, now
-import stride_cli.commands.app
+import stride_cli.commands.app, stride_cli.commands.query
 stage("command line")
 import numpy
 from index_format.reader import Index
@@ -74,6 +77,7 @@ main()
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     about = machine("torch", "transformers", "numba", "typer")
+    about["threads"] = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     stride = [sys.executable, "-m", "stride_cli"]
     commands = {
         "python -c pass": [sys.executable, "-c", "pass"],
@@ -82,22 +86,37 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     yield _compare(commands, given.repeats) | about
     prompts = "\n".join(f"{given.prompt} {number}" for number in range(given.prompts))
-    asked = ["query", given.prompt, "--index", given.index, "--json", "--no-server"]
+    here = ["--index", given.index, "--json"]
+    asked = ["query", given.prompt, *here, "--no-server"]
     queries = {
         "python -c pass": commands["python -c pass"],
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
         "one prompt": [*stride, *asked],
-        "one prompt, by transformers": [sys.executable, "-c", THEIRS, *asked],
-        f"{given.prompts} prompts in one process": [*stride, "query", "-", "--index", given.index, "--json"],
+        "one prompt by recovery alone": [*stride, *asked, "--read", "0"],
+        "one prompt by transformers": [sys.executable, "-c", THEIRS, *asked],
+        f"{given.prompts} prompts in one process": [*stride, "query", "-", *here, "--no-server"],
+        "one prompt of a server": [*stride, "query", given.prompt, *here],
+        "one warm prompt of a server": [*stride, "query", given.prompt, *here, "--warm"],
+        f"{given.prompts} warm prompts of a server": [*stride, "query", "-", *here, "--warm"],
     }
-    record = _compare(queries, given.query_repeats, prompts)
-    torch, one, theirs, many = list(record["processor_seconds"].values())[1:]
+    with tempfile.TemporaryDirectory() as home, served(Path(given.index), Path(home)):
+        time.sleep(given.settle)
+        record = _compare(queries, given.query_repeats, prompts, {"XDG_STATE_HOME": home})
+    torch, one, _, theirs, many, *_ = list(record["processor_seconds"].values())[1:]
+    passed = record["wall_seconds"]
+    *_, warm, warm_many = passed.values()
     yield (
         record
         | {
             "processor_seconds_of_a_further_prompt": (many - one) / (given.prompts - 1),
             "one_prompt_in_imports_of_torch": one / torch,
+            "further_prompt_in_imports_of_torch": (many - one) / (given.prompts - 1) / torch,
             "one_prompt_of_that_by_transformers": one / theirs,
+            "imports_of_torch": {name: value / torch for name, value in record["processor_seconds"].items()},
+            "wall_in_imports_of_torch": {
+                name: value / passed["python -c 'import torch'"] for name, value in passed.items()
+            },
+            "wall_seconds_of_a_further_prompt_warm": (warm_many - warm) / (given.prompts - 1),
         }
         | about
     )
@@ -126,13 +145,22 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         } | about
 
 
-def _compare(commands: dict[str, list[str]], repeats: int, text: str = "") -> dict[str, Any]:
+def _compare(
+    commands: dict[str, list[str]], repeats: int, text: str = "", environment: dict[str, str] | None = None
+) -> dict[str, Any]:
     spent: dict[str, list[float]] = {name: [] for name in commands}
     wall: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(repeats):
         for name, command in commands.items():
             before, began = _children(), time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, input=text, text=True)
+            subprocess.run(
+                command,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                input=text,
+                text=True,
+                env=_environment(environment),
+            )
             wall[name].append(time.perf_counter() - began)
             spent[name].append(_children() - before)
     least = {name: min(values) for name, values in spent.items()}
@@ -147,6 +175,11 @@ def _compare(commands: dict[str, list[str]], repeats: int, text: str = "") -> di
     }
 
 
+def _environment(more: dict[str, str] | None) -> dict[str, str]:
+    """In which modules are compiled once and no more, as where `stride` is installed."""
+    return {**os.environ, **(more or {}), "PYTHONDONTWRITEBYTECODE": ""}
+
+
 def _children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
@@ -158,7 +191,7 @@ def _child(arguments: list[str], environment: dict[str, str] | None = None) -> d
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **(environment or {})},
+        env=_environment(environment),
     ).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -170,5 +203,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--query-repeats", type=int, default=2)
+    parser.add_argument("--settle", type=float, default=20, help="seconds in which the server reads ahead")
     for record in run(parser.parse_args(arguments)):
         emit(record)

@@ -215,7 +215,7 @@ def _commands() -> dict[str, list[Any]]:
     """Every command but those left out, with its parameters."""
     import typer
 
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
     found: dict[str, list[Any]] = {}
 
@@ -225,7 +225,7 @@ def _commands() -> dict[str, list[Any]]:
         if not hasattr(command, "commands") and name not in _LEFT_OUT:
             found[name] = command.params
 
-    add(typer.main.get_command(app), "")
+    add(typer.main.get_command(command_line()), "")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ PANELS = ("Ask", "Build", "Check", "Research")
 
 def commands() -> list[str]:
     """Every command, by walking what is registered."""
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
     def walk(command, path: str) -> list[str]:
         if hasattr(command, "commands"):
@@ -24,17 +25,51 @@ def commands() -> list[str]:
             ]
         return [path]
 
-    return walk(typer.main.get_command(app), "")
+    return walk(typer.main.get_command(command_line()), "")
 
 
 def test_help_needs_no_heavy_library() -> None:
     code = (
-        "import sys, stride_cli.commands.app\n"
+        "import sys\n"
+        "from stride_cli.commands.app import command_line\n"
+        "command_line()\n"
         "heavy = {'torch', 'transformers', 'numba', 'zarr', 'scipy', 'pyarrow', 'numpy', 'tokenizers'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys\n"
+        "from stride_cli.commands.app import _command\n"
+        "_command('verify-hit')\n"
+        "print([f'stride_cli.commands.{name}' in sys.modules for name in ('verify_hit', 'audit')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[True, False]"
+
+
+def test_a_query_of_an_own_checkpoint_imports_what_it_needs(workspace: Path) -> None:
+    code = (
+        "import sys\n"
+        "from stride_cli.commands import app\n"
+        "try:\n"
+        "    app.main()\n"
+        "finally:\n"
+        "    print(*sys.modules, file=sys.stderr)\n"
+    )
+    line = ["query", "Rome", "--index", f"{workspace}/run.stride", "--json", "--no-server", "--read", "1"]
+    done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["read"] == 1
+    imported = set(done.stderr.split())
+    assert {"torch", "numba"} <= imported
+    needless = {
+        "transformers", "torch._dynamo", "torch._inductor", "sympy", "triton", "zarr", "pandas", "pyarrow",
+        "scipy.optimize", "scipy.stats", "rich", "httpx", "starlette", "huggingface_hub", "datasets",
+    }  # fmt: skip
+    assert not imported & needless
 
 
 @pytest.mark.parametrize("command", commands())
@@ -53,7 +88,7 @@ def section(text: str, title: str) -> list[str]:
 
 
 def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
     def walk(group) -> None:
         for name, command in group.commands.items():
@@ -62,7 +97,7 @@ def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
             if hasattr(command, "commands"):
                 walk(command)
 
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(command_line())
     walk(root)
     text = run("--help").out
     listed = {title: [row.split()[0] for row in section(text, title)] for title in PANELS}
@@ -75,7 +110,7 @@ def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
 
 def test_everyday_options_come_first(run) -> None:
     """What is left stands in panels below; nothing is left out."""
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
     from stride_cli.options import MORE, PAPER
 
     text = run("query --help").out
@@ -86,7 +121,7 @@ def test_everyday_options_come_first(run) -> None:
     assert {row.split()[0] for row in shown} == {
         "--fit", "--recipe", "--steps", "--lr", "--stability-loss", "--fidelity", "--linearity",
     }  # fmt: skip
-    query = typer.main.get_command(app).commands["query"]
+    query = typer.main.get_command(command_line()).commands["query"]
     assert all(option.opts[0] in text for option in query.params if option.param_type_name == "option")
 
 

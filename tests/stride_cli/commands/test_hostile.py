@@ -154,7 +154,7 @@ def test_closed_streams(line: str, code: int, told: str) -> None:
     assert told in done.stderr and (told or done.stderr == "")
 
 
-@pytest.mark.parametrize("module", ["typer", "stride_cli.selection.options"])
+@pytest.mark.parametrize("module", ["typer", "stride_cli.corpus.readers", "stride_cli.commands.schema"])
 @pytest.mark.parametrize("kind", ["signal", "error"])
 def test_ctrl_c_during_the_first_imports(module: str, kind: str) -> None:
     """Also where what is imported turns it into another error."""
@@ -186,7 +186,7 @@ def test_ctrl_c_during_later_imports() -> None:
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except BaseException:\n"
         "        raise ImportError('half')\n"
-        "app.app.command('broken')(broken)\n"
+        "app.command_line().command('broken')(broken)\n"
         "sys.argv = ['stride', 'broken']\n"
         "app.main()\n"
     )
@@ -211,7 +211,7 @@ def test_another_pipe_that_breaks_is_an_error() -> None:
         "from stride_cli.commands import app\n"
         "def broken():\n"
         "    raise BrokenPipeError(32, 'Broken pipe')\n"
-        "app.app.command('broken')(broken)\n"
+        "app.command_line().command('broken')(broken)\n"
         "sys.argv = ['stride', 'broken']\n"
         "app.main()\n"
     )

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from jsonschema import Draft202012Validator
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, NumericalError, QueryError, UsageError
+from stride_cli.operators import gradients
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.kept_gradients import KeptGradients
 from stride_cli.output import progress, progress_told_to
@@ -518,6 +520,47 @@ def test_stride_query_asks_the_server(
         assert opened, other
         opened.clear()
     assert find_server(WorkspacePath(workspace / "other.stride")) is None
+
+
+def test_a_query_of_a_server_imports_next_to_nothing(server: Server, workspace: Path) -> None:
+    code = (
+        "import sys\n"
+        "from stride_cli.commands import app\n"
+        "try:\n"
+        "    app.main()\n"
+        "finally:\n"
+        "    print(*sys.modules, file=sys.stderr)\n"
+    )
+    line = ["query", PROMPT, "--index", f"{workspace}/run.stride", "--json", "--explain"]
+    done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["prompt"] == PROMPT
+    imported = set(done.stderr.split())
+    assert "stride_cli.serve.client" in imported
+    assert not imported & {"numpy", "torch", "numba", "scipy", "rich", "stride_cli.api"}
+
+
+def test_a_warm_query_reads_no_chunk_that_the_server_keeps(
+    run: Callable[..., Any], server: Server, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f'query "{PROMPT}" --json --top 3 --index {workspace}/run.stride'
+    (exact,) = run(line).records
+    run(f"{line} --warm")  # all that it reads is kept from here on
+    read: list[int] = []
+    anew = gradients.chunk_gradients
+
+    def counted(steered: Any, batch: Any) -> Any:
+        read.append(len(batch.rows))
+        return anew(steered, batch)
+
+    monkeypatch.setattr(gradients, "chunk_gradients", counted)
+    (warm,) = run(f"{line} --warm").records
+    assert warm["read"] > 0 and read == []
+    assert_alike(warm, exact)
+    assert without_times(run(line).records[0]) == without_times(exact)
+    assert sum(read) == exact["read"]
+    for more in ("--no-server", "--pool"):
+        refused = run(f"query - --warm {more} --index {workspace}/run.stride", stdin=PROMPT)
+        assert refused.code == 2 and "--warm" in refused.err and "fix:" in refused.err
 
 
 def test_a_terminal_shows_the_same(server: Server, workspace: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer.models import OptionInfo
 
-from stride_cli.commands.app import app
+from stride_cli.commands.app import command_line
 from stride_cli.commands.options import Flags
 from stride_cli.methods.registry import METHODS
 from stride_cli.options import kinds_of
@@ -22,8 +22,11 @@ ROOT = Path(__file__).parents[3]
 MOST = 8
 
 
-def commands(group: typer.Typer = app, path: str = "stride") -> Iterator[tuple[str, Callable[..., Any]]]:
+def commands(
+    group: typer.Typer | None = None, path: str = "stride"
+) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every command as it is written, before it was given its flags."""
+    group = group or command_line()
     for command in group.registered_commands:
         assert command.callback is not None
         name = command.name or command.callback.__name__.replace("_", "-")

@@ -418,7 +418,7 @@ def test_from_the_command_line_and_the_settings(
 ) -> None:
     from typer.testing import CliRunner
 
-    from stride_cli.commands.app import app
+    from stride_cli.commands.app import command_line
 
     monkeypatch.chdir(tmp_path)
     one, two, _ = map(str, kept(run_folder))
@@ -435,7 +435,7 @@ def test_from_the_command_line_and_the_settings(
         "--no-calibration",
         "--json",
     ]
-    runner = CliRunner()
+    runner, app = CliRunner(), command_line()
 
     def train(*arguments: str) -> list[str]:
         result = runner.invoke(app, [*asked, *arguments])
