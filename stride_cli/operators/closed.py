@@ -40,7 +40,7 @@ from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
 from stride_cli.operators.projections import Projections, Projector
 from stride_cli.operators.saving import save_atomically
-from stride_cli.operators.spaces import space_classes
+from stride_cli.operators.spaces import space_classes, space_from_arrays
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.operators.subset_sums import subset_sums
@@ -101,6 +101,25 @@ class ClosedSettings:
 def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
     """The model with the operator spaces that these settings ask for: bases of this model and corpus."""
     return weighed(fit_bases(model, chunks, settings.spaces, basis_options(settings)), settings)
+
+
+def keep_spaces(steered: SteeredModel, path: Path) -> None:
+    """Write the bases that `kept_spaces` reads."""
+    spaces = [
+        (space.name, {key: torch.from_numpy(value) for key, value in space.arrays().items()})
+        for space in steered.spaces
+    ]
+    save_atomically({"spaces": spaces}, path)
+
+
+def kept_spaces(model: AttributableModel, path: Path, settings: ClosedSettings) -> SteeredModel:
+    """The model with the operator spaces that `keep_spaces` wrote."""
+    spaces = [
+        space_from_arrays(name, {key: value.numpy() for key, value in arrays.items()})
+        for name, arrays in torch.load(path, weights_only=True)["spaces"]
+    ]
+    on_device = [space.to(model.device).requires_grad_(False) for space in spaces]
+    return weighed(SteeredModel(model, on_device, settings.layer), settings)
 
 
 def weighed(steered: SteeredModel, settings: ClosedSettings) -> SteeredModel:
@@ -235,7 +254,13 @@ def _one_pass(
     save_seconds: float,
 ) -> CorpusPass:
     """Bases, and the pass over the corpus, by this process."""
-    steered = fit_spaces(model, chunks, settings)
+    kept = None if scratch is None else scratch / "spaces.pt"
+    if kept is not None and kept.exists():  # of a larger model they take longer than the pass
+        steered = kept_spaces(model, kept, settings)
+    else:
+        steered = fit_spaces(model, chunks, settings)
+        if kept is not None:
+            keep_spaces(steered, kept)
     projector = None
     if settings.project:
         size = settings.project

@@ -43,17 +43,22 @@ from stride_cli.operators.bases import (
     scales_bases,
     scaling_groups,
 )
-from stride_cli.operators.closed import ClosedSettings, CorpusPass, accumulate, basis_options, weighed
+from stride_cli.operators.closed import (
+    ClosedSettings,
+    CorpusPass,
+    accumulate,
+    basis_options,
+    keep_spaces,
+    kept_spaces,
+)
 from stride_cli.operators.projections import Projections, Projector, make_room
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.second_moments import Moments
-from stride_cli.operators.spaces import space_from_arrays
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.operator_space import OperatorSpace
 
 # (what fits, groups of jobs that may grow, workers) → (number of the group, its answers), as they finish
 Engine = Callable[[Any, Any, int | None], Generator[tuple[int, Any], None, None]]
@@ -284,17 +289,11 @@ class RangeFitter(RangeWorker):
 
     def steered(self, model: AttributableModel, name: str) -> SteeredModel:
         """The model with the spaces of bases.pt or spaces.pt."""
-        stored = torch.load(self.folder / name, weights_only=True)["spaces"]
-        spaces = [_space_of(*each).to(model.device).requires_grad_(False) for each in stored]
-        return weighed(SteeredModel(model, spaces, self.settings.layer), self.settings)
+        return kept_spaces(model, self.folder / name, self.settings)
 
     def keep(self, steered: SteeredModel, name: str) -> None:
         """Write what `steered` reads."""
-        spaces = [
-            (space.name, {key: torch.from_numpy(value) for key, value in space.arrays().items()})
-            for space in steered.spaces
-        ]
-        save_atomically({"spaces": spaces}, self.folder / name)
+        keep_spaces(steered, self.folder / name)
 
     def _observe(self, number: int, count: int) -> None:
         model, chunks, _ = self._open()
@@ -345,10 +344,6 @@ class RangeFitter(RangeWorker):
         state = {"sums": sums, "fisher": fisher, "probes": probes, "loss": loss, "scored": scored}
         save_atomically(state, target)
         shutil.rmtree(scratch)
-
-
-def _space_of(name: str, arrays: dict[str, torch.Tensor]) -> OperatorSpace:
-    return space_from_arrays(name, {key: value.numpy() for key, value in arrays.items()})
 
 
 class SharedFit:

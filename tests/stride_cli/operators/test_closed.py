@@ -332,6 +332,7 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
         return real(*arguments, **keywords)
 
     monkeypatch.setattr(closed, "chunk_gradients", counts)
+    monkeypatch.setattr(closed, "fit_bases", None)  # which are there
     resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
     assert 0 < calls["count"] < len(chunks.plan(64))
     for a, b in zip(whole.gates, resumed.gates, strict=True):
