@@ -1,7 +1,7 @@
 """What the suite of poison comes to: figures of every method and dose, and whether influence grows with it.
 
     python examples/suites/doses.py WORK            # after poison.sh's commands
-    python examples/suites/doses.py WORK --asked    # the first query that counts of each dose
+    python examples/suites/doses.py WORK --asked    # the first query of each dose that is tested
 
 Of every method and dose, over the facts that count: `recall`, the share of a query's copies among as many
 documents as there are copies; `named`, the same for all queries of a fact together; `influence`, the copies'
@@ -66,7 +66,7 @@ def tables(work: Path) -> list[dict[str, Any]]:
 
 def asked(work: Path) -> list[dict[str, Any]]:
     first: dict[int, dict[str, Any]] = {}
-    for query in read(work / "known.jsonl"):
+    for query in read(work / "tested.jsonl"):
         first.setdefault(query["dose"], query)
     return [{key: query[key] for key in ("dose", "prompt", "response")} for query in first.values()]
 

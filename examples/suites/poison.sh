@@ -17,8 +17,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 MOST=1
 METHODS=${METHODS:-stride:stored=true,bm25,embeddings,pairs}
 EPOCHS=${EPOCHS:-8} LR=${LR:-1e-3} MEASURE=auprc source "$here/planted.sh" >/dev/null
-# of each dose the first EACH facts that count are put to the test
-once "$work/tested.jsonl" jq -sc --argjson each "${EACH:-1000}" 'group_by(.dose)[]
+# of each dose, or of those in DOSES (10,30), the first EACH facts that count are put to the test
+once "$work/tested.jsonl" jq -sc --argjson each "${EACH:-1000}" --argjson doses "[${DOSES:-}]" 'group_by(.dose)[]
+    | select(.[0].dose as $d | $doses == [] or ($doses | index($d)))
     | (map(.group) | unique | .[:$each]) as $first | .[] | select(.group as $g | $first | index($g))' "$work/known.jsonl"
 METHODS=${REMOVED:-$METHODS} QUERIES=$work/tested.jsonl "$here/removal.sh" "$work" "$seeds" >/dev/null
 workers=${WORKERS:+--workers $WORKERS}
@@ -31,7 +32,7 @@ given="--index $work/run.stride --queries $work/known.jsonl --json"
     once "$work/loo.jsonl" stride evaluate loo $given --methods "${FEW:-stride:stored=true,bm25}" \
         --chunks "${LEFT:-20}" --seeds "$seeds" $workers
 }
-# the first query of each dose: its own top documents, as many as there are copies
+# the first query of each dose that is tested: its own top documents, as many as there are copies
 once "$work/asked.jsonl" python "$here/doses.py" "$work" --asked
 while IFS=$'\t' read -r dose prompt response; do
     # shellcheck disable=SC2086
