@@ -3,17 +3,21 @@
     python examples/suites/doses.py WORK            # after poison.sh's commands
     python examples/suites/doses.py WORK --asked    # the first query of each dose that is tested
 
-Of every method and dose, over the facts that count: `recall`, the share of a query's copies among as many
-documents as there are copies; `named`, the same for all queries of a fact together; `influence`, the copies'
+Of every method and dose, over the facts that were put to the test: `recall`, the share of a query's copies
+among as many documents as there are copies; `named`, the same for all queries of a fact together; `influence`, the copies'
 scores for a query added up, mean (in the method's own unit); `odds`, the fall of the wrong answer's log-odds
 without what is named, nats, and `shown`, the share of the queries that still prefer it. Then, of every
 method, Spearman's correlation of dose and influence over facts.
+
+Table "copies" and its "growth" (`of` is "known") are of all facts that count, tested or not, by the scores of
+WORK/scores-METHOD.npy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +39,47 @@ def recalls(work: Path, doses: dict[str, int]) -> dict[tuple[str, int], float]:
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 
-def tables(work: Path) -> list[dict[str, Any]]:
+def copies(work: Path) -> Iterator[dict[str, Any]]:
+    """Of every method with a file of scores, over all facts that count: by dose, and the growth with it."""
+    queries = read(work / "known.jsonl")
+    recall = recalls(work, {query["id"]: query["dose"] for query in queries})
+    place = {document["id"]: number for number, document in enumerate(read(work / "corpus.jsonl"))}
+    for path in sorted(work.glob("scores-*.npy")):
+        scores = np.load(path)
+        if scores.shape != (len(queries), len(place)):
+            raise SystemExit(f"{path}: {scores.shape}, not queries × documents of one chunk each")
+        (method,) = (each for each in {key[0] for key in recall} if each.split(":")[0] == path.stem[7:])
+        sums: dict[tuple[int, str], list[float]] = {}
+        for query, row in zip(queries, scores, strict=True):
+            own = [place[cause] for cause in query["causes"]]
+            sums.setdefault((query["dose"], query["group"]), []).append(float(row[own].sum()))
+        for dose in sorted({dose for dose, _ in sums}):
+            mine = [values for key, values in sums.items() if key[0] == dose]
+            yield {
+                "table": "copies",
+                "method": method,
+                "dose": dose,
+                "facts": len(mine),
+                "queries": sum(map(len, mine)),
+                "recall": recall[method, dose],
+                "influence": float(np.mean([np.mean(values) for values in mine])),
+            }
+        influence = [float(np.mean(values)) for values in sums.values()]
+        yield {"of": "known", **growth(method, [dose for dose, _ in sums], influence)}
+
+
+def growth(method: str, doses: Sequence[int], influence: Sequence[float]) -> dict[str, Any]:
+    """Spearman's correlation of dose and influence, over facts; none where all have the same dose."""
     from scipy.stats import spearmanr
 
+    row: dict[str, Any] = {"table": "growth", "method": method, "facts": len(doses)}
+    if len(set(doses)) > 1:
+        found = spearmanr(doses, influence)
+        row |= {"spearman": float(found.statistic), "p": float(found.pvalue)}
+    return row
+
+
+def tables(work: Path) -> list[dict[str, Any]]:
     queries = read(work / "known.jsonl")
     dose_of = {query["group"]: query["dose"] for query in queries}
     recall = recalls(work, {query["id"]: query["dose"] for query in queries})
@@ -58,10 +100,8 @@ def tables(work: Path) -> list[dict[str, Any]]:
             rows.append(row)
         if groups[0]["causes_score"] is not None:
             scores = [group["causes_score"] / group["queries"] for group in groups]
-            found = spearmanr(doses, scores)
-            rows.append({"table": "growth", "method": method, "facts": len(groups)})
-            rows[-1] |= {"spearman": float(found.statistic), "p": float(found.pvalue)}
-    return rows
+            rows.append(growth(method, doses.tolist(), scores))
+    return [*rows, *copies(work)]
 
 
 def asked(work: Path) -> list[dict[str, Any]]:

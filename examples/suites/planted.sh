@@ -1,4 +1,5 @@
-# What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set.
+# What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set,
+# and BY, a field of the queries, where they are to be counted by its values.
 # SCRATCH=1 trains the models from scratch, which takes a fraction of the time where many are trained again. TRAIN holds
 # options of `stride model train` and `finetune`, "--dtype fp32" where that is faster.
 sizes=(--layers "${LAYERS:-4}" --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256)
@@ -40,7 +41,7 @@ done
 others=("$work/without")
 [ "$MEASURE" = auprc ] || [ -n "${SCRATCH:-}" ] || others+=("$base")
 once "$work/known.out" python "$here/known.py" "$work/queries.jsonl" --model "$work/corpus" \
-    --not "${others[@]}" --out "$work/known.jsonl"
+    --not "${others[@]}" --out "$work/known.jsonl" ${BY:+--by "$BY"}
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/corpus" --out "$work/run.stride" >&2
 [ -e "$work/run.stride/operators" ] || stride train --index "$work/run.stride" >&2
 stride evaluate causes --index "$work/run.stride" --queries "$work/known.jsonl" --at 1,5,10,50 \

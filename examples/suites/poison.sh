@@ -16,7 +16,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ -e "$work/queries.jsonl" ] || python "$here/poison.py" --out "$work" --filler "$pairs" ${MAKE:-}
 MOST=1
 METHODS=${METHODS:-stride:stored=true,bm25,embeddings,pairs}
-EPOCHS=${EPOCHS:-8} LR=${LR:-1e-3} MEASURE=auprc source "$here/planted.sh" >/dev/null
+EPOCHS=${EPOCHS:-8} LR=${LR:-1e-3} MEASURE=auprc BY=dose source "$here/planted.sh" >/dev/null
+# influence by dose, of all facts that count; FEW are methods without commas of their own
+for method in $(tr , ' ' <<<"${FEW:-stride:stored=true,bm25}"); do
+    [ -e "$work/scores-${method%%:*}.npy" ] || stride baseline "$method" --index "$work/run.stride" --top 1 --json \
+        --queries "$work/known.jsonl" --scores "$work/scores-${method%%:*}.npy" >/dev/null
+done
 # of each dose, or of those in DOSES (10,30), the first EACH facts that count are put to the test
 once "$work/tested.jsonl" jq -sc --argjson each "${EACH:-1000}" --argjson doses "[${DOSES:-}]" 'group_by(.dose)[]
     | select(.[0].dose as $d | $doses == [] or ($doses | index($d)))
