@@ -4,10 +4,10 @@
     python examples/suites/doses.py WORK --asked    # the first query of each dose that is tested
 
 Of every method and dose, over the facts that were put to the test: `recall`, the share of a query's copies
-among as many documents as there are copies; `named`, the same for all queries of a fact together; `influence`, the copies'
-scores for a query added up, mean (in the method's own unit); `odds`, the fall of the wrong answer's log-odds
-without what is named, nats, and `shown`, the share of the queries that still prefer it. Then, of every
-method, Spearman's correlation of dose and influence over facts.
+among as many documents as there are copies; `named`, the same for all queries of a fact together;
+`influence`, the copies' scores for a query added up, mean (in the method's own unit); `odds`, the fall of the
+wrong answer's log-odds without what is named, nats, and `shown`, the share of the queries that still prefer
+it. Then, of every method, Spearman's correlation of dose and influence over facts.
 
 Table "copies" and its "growth" (`of` is "known") are of all facts that count, tested or not, by the scores of
 WORK/scores-METHOD.npy.
