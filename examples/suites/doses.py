@@ -9,8 +9,8 @@ among as many documents as there are copies; `named`, the same for all queries o
 wrong answer's log-odds without what is named, nats, and `shown`, the share of the queries that still prefer
 it. Then, of every method, Spearman's correlation of dose and influence over facts.
 
-Table "copies" and its "growth" (`of` is "known") are of all facts that count, tested or not, by the scores of
-WORK/scores-METHOD.npy.
+Table "copies" is of all facts that count, tested or not, and so is a "growth" whose `of` is "known":
+influence and growth by the scores in WORK/scores-METHOD.npy, where there are any.
 """
 
 from __future__ import annotations
@@ -40,32 +40,31 @@ def recalls(work: Path, doses: dict[str, int]) -> dict[tuple[str, int], float]:
 
 
 def copies(work: Path) -> Iterator[dict[str, Any]]:
-    """Of every method with a file of scores, over all facts that count: by dose, and the growth with it."""
+    """Of every method, over all facts that count: recall by dose; with its scores, what grows."""
     queries = read(work / "known.jsonl")
     recall = recalls(work, {query["id"]: query["dose"] for query in queries})
     place = {document["id"]: number for number, document in enumerate(read(work / "corpus.jsonl"))}
-    for path in sorted(work.glob("scores-*.npy")):
-        scores = np.load(path)
-        if scores.shape != (len(queries), len(place)):
-            raise SystemExit(f"{path}: {scores.shape}, not queries × documents of one chunk each")
-        (method,) = (each for each in {key[0] for key in recall} if each.split(":")[0] == path.stem[7:])
-        sums: dict[tuple[int, str], list[float]] = {}
-        for query, row in zip(queries, scores, strict=True):
-            own = [place[cause] for cause in query["causes"]]
-            sums.setdefault((query["dose"], query["group"]), []).append(float(row[own].sum()))
-        for dose in sorted({dose for dose, _ in sums}):
-            mine = [values for key, values in sums.items() if key[0] == dose]
-            yield {
-                "table": "copies",
-                "method": method,
-                "dose": dose,
-                "facts": len(mine),
-                "queries": sum(map(len, mine)),
-                "recall": recall[method, dose],
-                "influence": float(np.mean([np.mean(values) for values in mine])),
-            }
-        influence = [float(np.mean(values)) for values in sums.values()]
-        yield {"of": "known", **growth(method, [dose for dose, _ in sums], influence)}
+    doses = {query["group"]: query["dose"] for query in queries}
+    for method in dict.fromkeys(name for name, _ in recall):
+        path = work / f"scores-{method.split(':')[0]}.npy"
+        sums: dict[str, list[float]] = {group: [] for group in doses}
+        if path.exists():
+            scores = np.load(path)
+            if scores.shape != (len(queries), len(place)):
+                raise SystemExit(f"{path}: {scores.shape}, not queries × documents of one chunk each")
+            for query, row in zip(queries, scores, strict=True):
+                sums[query["group"]].append(float(row[[place[cause] for cause in query["causes"]]].sum()))
+        for dose in sorted(set(doses.values())):
+            own = [group for group, each in doses.items() if each == dose]
+            row_of = {"table": "copies", "method": method, "dose": dose, "facts": len(own)}
+            row_of["queries"] = sum(query["dose"] == dose for query in queries)
+            row_of["recall"] = recall[method, dose]
+            if path.exists():
+                row_of["influence"] = float(np.mean([np.mean(sums[group]) for group in own]))
+            yield row_of
+        if path.exists():
+            influence = [float(np.mean(values)) for values in sums.values()]
+            yield {"of": "known", **growth(method, list(doses.values()), influence)}
 
 
 def growth(method: str, doses: Sequence[int], influence: Sequence[float]) -> dict[str, Any]:
