@@ -68,11 +68,11 @@ def copies(work: Path) -> Iterator[dict[str, Any]]:
 
 
 def growth(method: str, doses: Sequence[int], influence: Sequence[float]) -> dict[str, Any]:
-    """Spearman's correlation of dose and influence, over facts; none where all have the same dose."""
+    """Spearman's correlation of dose and influence, over facts; none of two facts or of a single dose."""
     from scipy.stats import spearmanr
 
     row: dict[str, Any] = {"table": "growth", "method": method, "facts": len(doses)}
-    if len(set(doses)) > 1:
+    if len(doses) > 2 and len(set(doses)) > 1:
         found = spearmanr(doses, influence)
         row |= {"spearman": float(found.statistic), "p": float(found.pvalue)}
     return row
