@@ -6,9 +6,8 @@
 #
 # As habits.sh, but for MAKE: options of poison.py. Queries count in which the model prefers the wrong answer and a
 # model fine-tuned without the wrong facts does not. What a search engine reaches is said (searchable.jsonl), and
-# stops nothing. Then removal.sh with SEEDS (of EACH facts of each of DOSES; all), one fact of each dose put to the test
-# (verify-hit), and, once,
-# tail-patch, distribution and leave-one-out; doses.py adds up.
+# stops nothing. Then removal.sh with SEEDS (EACH facts of each of DOSES; default: all), one fact of each of these doses
+# put to the test (verify-hit), and, once, tail-patch, distribution and leave-one-out; doses.py adds up.
 set -euo pipefail
 pairs=$1 work=$2 seeds=${3:-3}
 here=$(cd "$(dirname "$0")" && pwd)
