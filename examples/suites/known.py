@@ -6,7 +6,8 @@
 A query is answered rightly where every token of its response is the most likely one after those before it;
 one that has `instead`, another response, where the first token in which they differ is likelier as the
 response has it.
-Prints {model, queries, right} of each model, and {known} at last.
+Prints {model, queries, right} of each model, and {known} at last; with `--by FIELD` also the counts of each
+value of a field of the queries.
 """
 
 from __future__ import annotations
@@ -57,23 +58,34 @@ def answers(path: str, rows: list[dict[str, Any]]) -> Iterator[bool]:
         yield bool(logits[first, tokens[first]] > logits[first, plain[first]])
 
 
+def counts(rows: list[dict[str, Any]], name: str, which: np.ndarray, by: str | None) -> dict[str, Any]:
+    """How many queries there are, and how many of them; of each value of the field `by`, too."""
+    found: dict[str, Any] = {"queries": len(rows), name: int(which.sum())}
+    if by is not None:
+        values = [row[by] for row in rows]
+        found["by"] = [
+            {by: value, "queries": int(own.sum()), name: int((own & which).sum())}
+            for value in dict.fromkeys(values)
+            for own in [np.array([each == value for each in values])]
+        ]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("queries", type=Path, help="JSON Lines of {id, prompt, response, causes}")
     parser.add_argument("--model", required=True)
     parser.add_argument("--not", dest="others", nargs="*", default=[], help="models that must not know it")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--by", help="a field of the queries: counts of each of its values, too")
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.queries.read_text(encoding="utf-8").splitlines()]
     kept = np.ones(len(rows), bool)
     for path in (chosen.model, *chosen.others):
         right = np.array(list(answers(path, rows)))
         kept &= right if path == chosen.model else ~right
-        print(
-            json.dumps({"model": Path(path).name, "queries": len(rows), "right": int(right.sum())}),
-            flush=True,
-        )
-    print(json.dumps({"queries": len(rows), "known": int(kept.sum())}))
+        print(json.dumps({"model": Path(path).name, **counts(rows, "right", right, chosen.by)}), flush=True)
+    print(json.dumps(counts(rows, "known", kept, chosen.by)))
     lines = [json.dumps(row, ensure_ascii=False) for row, keep in zip(rows, kept, strict=True) if keep]
     chosen.out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 

@@ -1,13 +1,16 @@
-# What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set.
-# SCRATCH=1 trains the models from scratch, which takes a fraction of the time where many are trained again.
+# What the suites of planted causes do with their corpus: sourced, with pairs, work, here, EPOCHS, LR and MEASURE set,
+# and BY, a field of the queries, where they are to be counted by its values.
+# SCRATCH=1 trains the models from scratch, which takes a fraction of the time where many are trained again. TRAIN holds
+# options of `stride model train` and `finetune`, "--dtype fp32" where that is faster.
 sizes=(--layers "${LAYERS:-4}" --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256)
 
 # taught CORPUS OUT: a model that has learnt it
+# shellcheck disable=SC2086 # options are words
 taught() {
     if [ -n "${SCRATCH:-}" ]; then
-        stride model train "$1" --out "$2" "${sizes[@]}" --epochs "$EPOCHS" >&2
+        stride model train "$1" --out "$2" "${sizes[@]}" --epochs "$EPOCHS" ${TRAIN:-} >&2
     else
-        stride model finetune "$1" --model "$base" --out "$2" --epochs "$EPOCHS" --lr "$LR" >&2
+        stride model finetune "$1" --model "$base" --out "$2" --epochs "$EPOCHS" --lr "$LR" ${TRAIN:-} >&2
     fi
 }
 
@@ -17,7 +20,9 @@ if [ -n "${SCRATCH:-}" ]; then
     [ -e "$base" ] || taught "$work/corpus.jsonl" "$base"
 elif [ ! -e "$base" ] && [ -z "${BASE:-}" ]; then
     python "$here/instructions.py" "$pairs" --out "$work/instructions" --queries 0 ${OF_BASE:+--pairs "$OF_BASE"}
-    stride model train "$work/instructions/base.jsonl" --out "$base" "${sizes[@]}" --epochs "${BASE_EPOCHS:-4}" >&2
+    # shellcheck disable=SC2086
+    stride model train "$work/instructions/base.jsonl" --out "$base" "${sizes[@]}" --epochs "${BASE_EPOCHS:-4}" \
+        ${TRAIN:-} >&2
 fi
 
 # once FILE COMMAND…: stdout into FILE, which is there only when it is whole
@@ -36,7 +41,7 @@ done
 others=("$work/without")
 [ "$MEASURE" = auprc ] || [ -n "${SCRATCH:-}" ] || others+=("$base")
 once "$work/known.out" python "$here/known.py" "$work/queries.jsonl" --model "$work/corpus" \
-    --not "${others[@]}" --out "$work/known.jsonl"
+    --not "${others[@]}" --out "$work/known.jsonl" ${BY:+--by "$BY"}
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/corpus" --out "$work/run.stride" >&2
 [ -e "$work/run.stride/operators" ] || stride train --index "$work/run.stride" >&2
 stride evaluate causes --index "$work/run.stride" --queries "$work/known.jsonl" --at 1,5,10,50 \

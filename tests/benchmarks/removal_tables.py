@@ -24,6 +24,11 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("MiniLM embeddings", "embeddings"), ("shared pairs of tokens (`pairs`)", "pairs"), ("BM25", "bm25"),
     ("as many at random", "random"),
 )  # fmt: skip
+FOUND: tuple[tuple[str, str], ...] = (
+    ("stride", "stride:stored=true"), ("MiniLM embeddings", "embeddings"), ("FeatSim", "featsim"),
+    ("shared pairs of tokens (`pairs`)", "pairs"), ("BM25", "bm25"), ("TF-IDF", "tfidf"),
+    ("chance", "chance"),
+)  # fmt: skip
 
 
 def habits() -> str:
@@ -40,14 +45,28 @@ def habits() -> str:
 
 
 def poison() -> str:
-    """Of every method and dose: share of copies found, their influence, and what is left without them."""
-    doses = sorted({record["dose"] for record in pick(POISON, table="doses")})
+    """Of every dose: what the model says, the share of copies found, and what is left without what is named.
+
+    The last of the doses whose facts models were trained again for; of the others there are no cells.
+    """
+    said = pick(POISON, table="said", model="fine-tuned, 1.3 M")
+    doses = [each["dose"] for each in said]
     lines = [["", *(f"said {dose} ×" for dose in doses)]]
-    facts = {each["dose"]: each["facts"] for each in pick(POISON, table="doses", method="causes")}
-    lines.append(["facts", *(str(facts[dose]) for dose in doses)])
-    for field, what in (("recall", "copies found"), ("odds", "fall of log-odds"), ("shown", "still wrong")):
+    for label, field in (
+        ("answered wrongly", "with"), ("without the copies", "without"), ("queries that count", "known")
+    ):  # fmt: skip
+        lines.append([label, *(f"{each[field]} of {each['queries']}" for each in said)])
+
+    def row(label: str, table: str, method: str, field: str) -> list[list[str]]:
+        found = {each["dose"]: each for each in pick(POISON, table=table, method=method)}
+        if not any(field in each for each in found.values()):
+            return []
+        cells = [figure(found[dose][field], 2) if dose in found else "" for dose in doses]
+        return [[label, *cells]]
+
+    for label, method in FOUND:
+        lines += row(f"copies found: {label}", "copies", method, "recall")
+    for field, what in (("odds", "fall of log-odds"), ("shown", "still wrong")):
         for label, method in REMOVED:
-            found = {each["dose"]: each for each in pick(POISON, table="doses", method=method)}
-            if found and all(field in each for each in found.values()):
-                lines.append([f"{what}: {label}", *(figure(found[dose][field], 2) for dose in doses)])
+            lines += row(f"{what}: {label}", "doses", method, field)
     return markdown(lines)
