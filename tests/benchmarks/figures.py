@@ -293,7 +293,8 @@ TODAY: tuple[Column, ...] = (
     ("… other articles", "wikitext_defaults", "other"),
     ("instructions, fine-tuned", "instructions_defaults", ""),
 )
-BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], ("SmolLM2-135M, fine-tuned", "instructions_135m_defaults", ""))
+_SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_defaults", "")
+BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], _SMOLLM2)
 
 
 def _shrunk(spec: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import torch
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import CorpusError, ModelError, NumericalError
+from stride_cli.models import muon
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype, mean_loss, planned_steps, train
@@ -219,11 +220,15 @@ def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names:
         monkeypatch.setattr(torch.cpu, name, lambda: False)
     assert choose_dtype("auto", cpu) == "fp32"
-    for name in names:
-        monkeypatch.setattr(torch.cpu, name, lambda: True)
-        assert choose_dtype("auto", cpu) == "bf16"
-        monkeypatch.delattr(torch.cpu, name)
-        assert choose_dtype("auto", cpu) == "fp32"
+    for amd in (True, False):
+        monkeypatch.setattr(muon, "_amd", lambda amd=amd: amd)
+        for name in names:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.cpu, name, lambda: True)
+                # of Intel's, without tiles, bf16's dot products are half as fast as fp32's
+                assert choose_dtype("auto", cpu) == ("bf16" if amd or "amx" in name else "fp32")
+                patch.delattr(torch.cpu, name)
+                assert choose_dtype("auto", cpu) == "fp32"
     with pytest.raises(ModelError, match="int8"):
         choose_dtype("int8", cpu)
 
