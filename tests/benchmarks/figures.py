@@ -291,7 +291,7 @@ SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
 TODAY: tuple[Column, ...] = (
     ("WikiText, trained from scratch", "wikitext_defaults", ""),
     ("… other articles", "wikitext_defaults", "other"),
-    ("instructions, fine-tuned", "instructions_defaults", ""),
+    ("instructions, fine-tuned", "instructions_today", ""),
 )
 _SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_defaults", "")
 BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], _SMOLLM2)
@@ -312,10 +312,10 @@ FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
 TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride", _STORED), ("stride, `--read 0`", ("stride:stored=true,read=0",)),
     ("stride, `--read 100`", ("stride:stored=true,read=100",)),
+    ("stride, every chunk read", ("stride:stored=true,read=2000",)),
+    ("stride, `--redundancy 0`", ("stride:stored=true,redundancy=0",)),
     ("stride, `--prior pairs`", ("stride:stored=true,prior=pairs",)),
     ("direct readout", ("direct",)),
-    ("direct readout, four checkpoints of the run", ("direct:checkpoints=FOUR",)),
-    ("… `normalize=.25`", ("direct:checkpoints=FOUR,normalize=.25",)),
     ("EK-FAC of all layers", _shrunk("ekfac:layers=all")), ("EK-FAC of the MLPs", _shrunk("ekfac")),
     ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
     ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
