@@ -147,7 +147,9 @@ def _run(arguments: list[str]) -> int:
 
 def _command(first: str) -> Any:
     """The parser of a command line whose first word is ``first``."""
-    return _parser_of(first if first in map(_called, _COMMANDS) else "")
+    if first in map(_called, _COMMANDS):
+        return _parser_of(first)
+    return _parser(command_line())  # anew: of what completion it offers, typer looks when it is made
 
 
 @functools.cache

@@ -278,7 +278,7 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     ]
     # what every chunk has by its own gradient, asked of the whole response and not made smaller
     session = server.service.shelf.find(None).session()
-    options = QueryOptions(read=session.index.n_chunks, shrink=False)
+    options = QueryOptions(read=session.index.n_chunks, shrink=False, redundancy=0.0)
     dense = np.zeros(session.index.n_chunks)
     weights = session.query(PROMPT, options).influences
     dense[weights.indices] = weights.values
