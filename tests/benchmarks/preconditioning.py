@@ -7,8 +7,8 @@ queries:
 `direct`: as it is. `redundancy`: ``(I + K / γ)⁻¹ w`` with ``K = G Gᵀ`` and γ times its mean diagonal: the
 query's gradient preconditioned by the chunks' own second moments, which Kronecker factors cannot hold, so
 that chunks that say the same share what they explain (kernel ridge regression). With `rank`, along so many
-leading directions of what K has beside its diagonal, which takes the same part of every chunk: what `stride
-query` does, by projections. `layers`: non-negative weights of every layer and space, which predict the
+leading directions of K alone; with `diagonal` false of what K has beside its diagonal, which takes the same
+part of every chunk: what `stride query` does, by projections. `layers`: non-negative weights of every layer and space, which predict the
 retrained models' responses to every second query best by least squares; judged on the others. `query
 residuals`: the query's tokens, too, count as on average over training. `power`: sign(w) |w|^e. Of several
 models (`--checkpoints`) their readouts, each at unit spread, added up.
@@ -41,6 +41,7 @@ from tests.benchmarks._machine import machine
 RIDGES = (30.0, 10.0, 5.0, 3.0, 1.0)  # γ, times the mean diagonal of K
 RANKS = (1, 16, 64, 256)
 POWERS = (0.85, 1.1, 1.15)
+_KEPT = 64  # directions that `stride query` looks at, at most
 _COMBINED = 10.0  # γ of sums over models, and of `power`
 _MOST_BYTES = 8 << 30
 _QUERY_TOKENS = 4096
@@ -157,6 +158,8 @@ def compare(truth: Truth, found: Products) -> Iterator[dict[str, Any]]:
     for rank in RANKS:
         scores = corrected(found, _COMBINED, rank)
         yield {"what": "redundancy", "ridge": _COMBINED, "rank": rank, **judge(scores)}
+    scores = corrected(found, _COMBINED, _KEPT, diagonal=False)
+    yield {"what": "redundancy", "ridge": _COMBINED, "rank": _KEPT, "diagonal": False, **judge(scores)}
     yield {"what": "query residuals", **judge(found.averaged)}
     for power in POWERS:
         for what, scores in (("power", found.direct), ("redundancy, power", corrected(found, _COMBINED))):
@@ -169,11 +172,11 @@ def compare(truth: Truth, found: Products) -> Iterator[dict[str, Any]]:
     yield {"what": "layers", **judge(scores)}
 
 
-def corrected(found: Products, ridge: float, rank: int | None = None) -> np.ndarray:
+def corrected(found: Products, ridge: float, rank: int | None = None, *, diagonal: bool = True) -> np.ndarray:
     """(I + K / γ)⁻¹ w of every query, (Q, n), with γ = ridge × the mean diagonal of K; along so many leading
-    directions of K without its diagonal, or all of K's."""
+    directions, of K or of what it has beside its diagonal."""
     kernel = found.kernel / (np.trace(found.kernel) / len(found.kernel))
-    if rank is not None:
+    if not diagonal:
         kernel -= np.diag(np.diag(kernel))
         ridge += 1.0
     values, vectors = np.linalg.eigh(kernel)  # ascending

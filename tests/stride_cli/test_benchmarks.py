@@ -111,7 +111,9 @@ def test_corrections_of_a_readout() -> None:
     kernel = found.kernel / np.trace(found.kernel) * 12
     values, vectors = np.linalg.eigh(kernel - np.diag(np.diag(kernel)))
     common = Redundancy(vectors[:, ::-1][:, :5].astype(np.float32), values[::-1][:5])
-    for scores, products in zip(preconditioning.corrected(found, 2.0, 5), found.direct, strict=True):
+    np.testing.assert_allclose(preconditioning.corrected(found, 2.0, 12), exact, atol=1e-9)
+    taken = preconditioning.corrected(found, 2.0, 5, diagonal=False)
+    for scores, products in zip(taken, found.direct, strict=True):
         shared = Shared.of([common], 2.0, [(np.arange(12), products, 1.0)])[:]
         np.testing.assert_allclose(scores - scores.mean(), products - products.mean() - shared, atol=1e-4)
     np.testing.assert_allclose(preconditioning.corrected(found, 1e12), found.direct, atol=1e-6)
