@@ -8,10 +8,10 @@ queries:
 query's gradient preconditioned by the chunks' own second moments, which Kronecker factors cannot hold, so
 that chunks that say the same share what they explain (kernel ridge regression). With `rank`, along so many
 leading directions of K alone; with `diagonal` false of what K has beside its diagonal, which takes the same
-part of every chunk: what `stride query` does, by projections. `layers`: non-negative weights of every layer and space, which predict the
-retrained models' responses to every second query best by least squares; judged on the others. `query
-residuals`: the query's tokens, too, count as on average over training. `power`: sign(w) |w|^e. Of several
-models (`--checkpoints`) their readouts, each at unit spread, added up.
+part of every chunk: what `stride query` does, by projections. `layers`: non-negative weights of every layer
+and space, which predict the retrained models' responses to every second query best by least squares; judged
+on the others. `query residuals`: the query's tokens, too, count as on average over training. `power`:
+sign(w) |w|^e. Of several models (`--checkpoints`) their readouts, each at unit spread, added up.
 """
 
 from __future__ import annotations
