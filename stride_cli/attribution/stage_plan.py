@@ -507,11 +507,13 @@ def _stages(
     program : seconds to start one with torch, and bytes that it holds
     build : seconds of tokenising the corpus, and bytes of a program that does
     """
+    from stride_cli.corpus.gate_budget import projected_bytes
+
     start, imports = program
     tokenising, small = build
     fit, asked = fit_seconds(work, shape.rates), query_seconds(work, shape.rates, solve)
     stored = work.chunks + 8 + sum(stored_bytes(work.subsets, space) for space in shape.spaces)
-    kept = work.chunks * (work.project + 4) if work.project else 0
+    kept = projected_bytes(work.chunks, work.project)
     opening = (plan.total_bytes + stored + kept) / _WRITTEN
     built = _SMALL_START + tokenising + shape.weight_bytes / _HASHED + plan.total_bytes / _WRITTEN
     held = small + min(plan.build_memory_bytes, _BUILT + _BUILT_A_TOKEN * work.tokens)

@@ -106,6 +106,11 @@ def projection_bytes(n_chunks: int, size: int) -> int:
     return n_chunks * (size + 4) if size else 0
 
 
+def projected_bytes(n_chunks: int, size: int) -> int:
+    """The same with what chunks have in common by them, at most."""
+    return projection_bytes(n_chunks, size) + (4 * n_chunks + 8) * shared_directions(n_chunks) * bool(size)
+
+
 def shared_directions(n_chunks: int) -> int:
     """How many directions that chunks have in common are kept, at most; see `operators.redundancy`."""
     return min(_SHARED, max(1, _ALL_SHARED // max(1, n_chunks)), n_chunks)

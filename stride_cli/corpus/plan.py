@@ -11,8 +11,7 @@ from stride_cli.corpus.gate_budget import (
     PACKED_BYTES,
     default_gates,
     default_projection,
-    projection_bytes,
-    shared_directions,
+    projected_bytes,
 )
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
@@ -224,7 +223,7 @@ def plan_index(
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
     size = default_projection(n) if options.project is None else options.project
-    projected = projection_bytes(n, size) + (4 * n * shared_directions(n) if size else 0)
+    projected = projected_bytes(n, size)
     models = 1 + options.checkpoints
     return Plan(
         n_documents=counts.documents or None,

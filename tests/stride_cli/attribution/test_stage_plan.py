@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index_format.reader import Index
 from stride_cli import api
 from stride_cli.attribution.shallow import AsDeep, Shape, SpaceSize, shallow_model, space_sizes
 from stride_cli.attribution.stage_plan import (
@@ -32,9 +33,11 @@ from stride_cli.attribution.stage_plan import (
     stored_bytes,
 )
 from stride_cli.attribution.stage_rates import Rates
+from stride_cli.corpus.gate_budget import shared_directions
 from stride_cli.corpus.options import PlanOptions
 from stride_cli.corpus.plan import CorpusCounts
 from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.operators.store import Operators
 from tests.tiny_models import VOCAB, configurations
 
 WORK = Work(
@@ -204,7 +207,7 @@ def test_a_plan_on_a_terminal_says_what_is_estimated(capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_disk_is_what_it_will_be(saved_model: Path, corpus: str, tmp_path: Path) -> None:
-    """To the byte, but for what describes arrays."""
+    """To the byte, but for what describes arrays, and how many directions chunks have in common."""
     found = plan_stages(str(saved_model), PlanOptions(), sources=[corpus])
     assert [stage.stage for stage in found.stages][:3] == ["build", "before", "fit"]
     out = tmp_path / "run.stride"
@@ -216,7 +219,9 @@ def test_disk_is_what_it_will_be(saved_model: Path, corpus: str, tmp_path: Path)
         for path in out.rglob("*")
         if path.is_file() and path.suffix != ".json" and "partial" not in str(path)
     )
-    assert sum(stage.disk_bytes for stage in found.stages) == arrays
+    (common,) = Operators.from_index(Index.open(out)).redundancy.values.shape
+    spared = (shared_directions(found.plan.n_chunks) - common) * (4 * found.plan.n_chunks + 8)
+    assert spared >= 0 and sum(stage.disk_bytes for stage in found.stages) == arrays + spared
     assert isinstance(found.rates, Rates) and all(value >= 0 for value in asdict(found.rates).values())
     assert found.reads == 30 and found.advice == []
 

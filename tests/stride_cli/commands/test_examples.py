@@ -398,12 +398,15 @@ def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path
     known = read((work / "known.jsonl").read_text(encoding="utf-8"))
     assert known and {row["dose"] for row in known} <= {1, 3}
     for row in rows:
-        if row["table"] == "growth":
+        if row["table"] != "doses":
             continue
         groups = [each for each in removal[row["method"]]["groups"] if each["k"] == row["dose"]]
         assert row["facts"] == len(groups) and row["queries"] == sum(each["queries"] for each in groups)
         assert row["odds"] == pytest.approx(sum(each["odds"] for each in groups) / len(groups))
         assert ("recall" in row) is (row["method"] not in ("causes", "random"))
+    copies = [row for row in rows if row["table"] == "copies"]
+    assert {row["method"] for row in copies} == {"stride:stored=true", "bm25"}
+    assert all(0 <= row["recall"] <= 1 for row in copies)
     assert all(each["causes_removed"] == each["k"] for each in removal["causes"]["groups"])
     for name in ("distribution", "tail-patch", "loo", f"verify-{known[0]['dose']}"):
         assert list(work.glob(f"{name}.json*")), name

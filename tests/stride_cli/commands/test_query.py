@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stride_cli.errors import UsageError
 from stride_cli.models.language import checkpoint, tokenizer
 
 PROMPT = '"The French Revolution began in"'
@@ -486,11 +488,14 @@ def test_answers_without_transformers_are_those_with_it(
 
 
 def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
-    """Nothing read, nothing estimated: the subsets' responses to the preconditioned gradient."""
+    """Nothing read, nothing estimated, and nothing to share out, which is said where it is asked for."""
     from stride_cli.api import QueryOptions, Session
 
     session = Session.open(workspace / "run.stride")
-    alone = QueryOptions(read=0, estimate="subsets", redundancy=3.0)
+    alone = QueryOptions(read=0, estimate="subsets")
     answer = session.query("The French Revolution began in", alone)
     assert answer.read == 0 and not answer.estimated and "read" not in answer.seconds
+    assert answer.redundancy == 0
+    with pytest.raises(UsageError, match="--redundancy needs a projection"):
+        session.query("The French Revolution began in", replace(alone, redundancy=3.0))
     assert answer.supporters

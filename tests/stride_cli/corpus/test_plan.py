@@ -135,9 +135,9 @@ def test_a_plan_in_numbers() -> None:
     assert three.gate_bytes == 3 * default.gate_bytes and three.fit_memory_bytes == default.fit_memory_bytes
     assert three.query_memory_bytes == 3 * default.query_memory_bytes
     kept = plan_index(counts, PlanOptions(checkpoints=2, project=96))
-    shared = 4 * 64  # bytes a chunk of directions that chunks have in common
-    assert three.projection_bytes == 3 * (8196 + shared) * counts.chunks
-    assert kept.projection_bytes == 3 * (100 + shared) * counts.chunks
+    shared = 64 * (4 * counts.chunks + 8)  # directions that chunks have in common
+    assert three.projection_bytes == 3 * (8196 * counts.chunks + shared)
+    assert kept.projection_bytes == 3 * (100 * counts.chunks + shared)
     assert plan_index(counts, PlanOptions(checkpoints=2, project=0)).projection_bytes == 0
     change = three.projection_bytes - kept.projection_bytes
     assert three.query_memory_bytes == kept.query_memory_bytes + change
