@@ -418,13 +418,14 @@ class Attributor:
             if seconds is not None and self.reads:
                 odds = seconds.odds(query, own, [products[query, at] for products in projected])
                 recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
-            weights = with_weights(solution, own.chunks, values, others=own.others)
             if self.estimates and seconds is not None:
                 part = projected_part([each.asked for each in seconds.projected], found.unit, query)
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
                 debiased = recovered[query]
-                others = Estimates.of(weights.n_chunks, part, debiased, debiased.noise, exact)
-                weights = with_estimates(weights, exact, others)
+                others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact)
+                weights = with_estimates(solution, exact, others)
+            else:
+                weights = with_weights(solution, own.chunks, values, others=own.others)
             if self.options.nonneg:
                 weights = replace(weights, values=np.maximum(weights.values, 0.0))
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))

@@ -137,13 +137,14 @@ class Estimates:
         return chunks, values
 
 
-def with_estimates(weights: Solution, read: Read, estimates: Estimates) -> Solution:
-    """The weights of chunks that were read, and of the others what is estimated."""
+def with_estimates(solution: Solution, read: Read, estimates: Estimates) -> Solution:
+    """The solution with the weights of chunks that were read, and of the others with what is estimated; all
+    else, the residual too, is still the Lasso's."""
     exact = read.influences if estimates.shared is None else read.influences - estimates.shared[read.chunks]
     others, values = estimates.kept(read.chunks)
     indices = np.concatenate([read.chunks, others])
     order = np.argsort(indices)
-    return replace(weights, indices=indices[order], values=np.concatenate([exact, values])[order])
+    return replace(solution, indices=indices[order], values=np.concatenate([exact, values])[order])
 
 
 def projected_part(
@@ -204,7 +205,5 @@ def _together(
     a chunk that has no gradient) is what it is."""
     if not error > 0:
         return mine * 0.0 + others, np.zeros_like(mine)
-    if np.isinf(error):
-        return mine, errors
     share = np.square(errors) / (np.square(errors) + error**2)  # of the other
     return mine + share * (others - mine), errors * np.sqrt(1.0 - share)

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from index_format.layout import keeps_members
-from stride_cli.corpus.gate_budget import (
-    PACKED_BYTES,
-    default_gates,
-    default_projection,
-    projected_bytes,
-)
+from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projected_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -51,6 +52,25 @@ def run_stride(line: str, *, stdin: str = "") -> Outcome:
         main()
     assert "Traceback" not in err.getvalue()
     return Outcome(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def run_apart() -> Callable[..., tuple[dict, set[str]]]:
+    """A command in a process of its own: the record that it prints, and the modules that it has imported."""
+    code = (
+        "import sys\n"
+        "from stride_cli.commands import app\n"
+        "try:\n"
+        "    app.main()\n"
+        "finally:\n"
+        "    print(*sys.modules, file=sys.stderr)\n"
+    )
+
+    def run(*line: str) -> tuple[dict, set[str]]:
+        done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout), set(done.stderr.split())
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -51,19 +51,10 @@ def test_a_command_imports_no_other() -> None:
     assert done.stdout.strip() == "[True, False]"
 
 
-def test_a_query_of_an_own_checkpoint_imports_what_it_needs(workspace: Path) -> None:
-    code = (
-        "import sys\n"
-        "from stride_cli.commands import app\n"
-        "try:\n"
-        "    app.main()\n"
-        "finally:\n"
-        "    print(*sys.modules, file=sys.stderr)\n"
-    )
+def test_a_query_of_an_own_checkpoint_imports_what_it_needs(workspace: Path, run_apart: Any) -> None:
     line = ["query", "Rome", "--index", f"{workspace}/run.stride", "--json", "--no-server", "--read", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["read"] == 1
-    imported = set(done.stderr.split())
+    record, imported = run_apart(*line)
+    assert record["read"] == 1
     assert {"torch", "numba"} <= imported
     needless = {
         "transformers", "torch._dynamo", "torch._inductor", "sympy", "triton", "zarr", "pandas", "pyarrow",

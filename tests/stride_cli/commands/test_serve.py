@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -522,19 +521,9 @@ def test_stride_query_asks_the_server(
     assert find_server(WorkspacePath(workspace / "other.stride")) is None
 
 
-def test_a_query_of_a_server_imports_next_to_nothing(server: Server, workspace: Path) -> None:
-    code = (
-        "import sys\n"
-        "from stride_cli.commands import app\n"
-        "try:\n"
-        "    app.main()\n"
-        "finally:\n"
-        "    print(*sys.modules, file=sys.stderr)\n"
-    )
-    line = ["query", PROMPT, "--index", f"{workspace}/run.stride", "--json", "--explain"]
-    done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["prompt"] == PROMPT
-    imported = set(done.stderr.split())
+def test_a_query_of_a_server_imports_next_to_nothing(server: Server, workspace: Path, run_apart: Any) -> None:
+    record, imported = run_apart("query", PROMPT, "--index", f"{workspace}/run.stride", "--json", "--explain")
+    assert record["prompt"] == PROMPT
     assert "stride_cli.serve.client" in imported
     assert not imported & {"numpy", "torch", "numba", "scipy", "rich", "stride_cli.api"}
 
