@@ -414,18 +414,20 @@ class Attributor:
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
-            recall = None
-            if seconds is not None and self.reads:
-                odds = seconds.odds(query, own, [products[query, at] for products in projected])
-                recall = None if odds is None else stated_recall(values, odds, self.workspace.n_chunks)
+            shown = values
             if self.estimates and seconds is not None:
                 part = projected_part([each.asked for each in seconds.projected], found.unit, query)
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
                 debiased = recovered[query]
                 others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact)
                 weights = with_estimates(solution, exact, others)
+                shown = others.shared_out(own.chunks, values)
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)
+            recall = None
+            if seconds is not None and self.reads:
+                odds = seconds.odds(query, own, [products[query, at] for products in projected])
+                recall = None if odds is None else stated_recall(shown, odds, self.workspace.n_chunks)
             if self.options.nonneg:
                 weights = replace(weights, values=np.maximum(weights.values, 0.0))
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))

@@ -120,6 +120,10 @@ class Estimates:
         found[known] = spread[known] * self.posterior(values[known] / spread[known])
         return found
 
+    def shared_out(self, chunks: np.ndarray, influences: np.ndarray) -> np.ndarray:
+        """Exact influences of chunks without what they share with others."""
+        return influences if self.shared is None else influences - self.shared[chunks]
+
     def kept(self, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The chunks that are not among those, (t,) ascending, and their influences: all of a corpus that is
         not large, else the strongest."""
@@ -140,7 +144,7 @@ class Estimates:
 def with_estimates(solution: Solution, read: Read, estimates: Estimates) -> Solution:
     """The solution with the weights of chunks that were read, and of the others with what is estimated; all
     else, the residual too, is still the Lasso's."""
-    exact = read.influences if estimates.shared is None else read.influences - estimates.shared[read.chunks]
+    exact = estimates.shared_out(read.chunks, read.influences)
     others, values = estimates.kept(read.chunks)
     indices = np.concatenate([read.chunks, others])
     order = np.argsort(indices)

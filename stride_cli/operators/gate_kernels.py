@@ -193,6 +193,29 @@ def add_to_places(gradients: np.ndarray, places: np.ndarray, out: np.ndarray) ->
             out[i, places[j]] += gradients[i, j]
 
 
+@compiled(fastmath={"contract"})
+def add_rows(sums, rows, gradients, chunks, share, first, last):
+    """``sums[rows[m], j] += share[chunks[m]] · gradients[chunks[m], j]`` for every m, in order, and j from
+    `first` to `last` − 1.
+
+    A stretch of all gradients stays in the cache while what it is added to passes, which is all the memory
+    that is moved: a sum of whole rows reads its gradient from there each time.
+
+    Parameters
+    ----------
+    sums : (K, p) float32, which is added to
+    rows, chunks : (N,) int64
+    gradients : (B, p) float32, share : (B,) float32
+    """
+    for start in range(first, last, 4096):
+        stop = min(last, start + 4096)
+        for m in range(len(rows)):
+            total, own = sums[rows[m], start:stop], gradients[chunks[m], start:stop]
+            weight = share[chunks[m]]
+            for j in range(stop - start):
+                total[j] += weight * own[j]
+
+
 @compiled
 def sign_products(words, step, planes, units, out):
     """``out[q, i] = step[i] · units[q] · Σ_j s_ij Σ_k 2^k t_qjk``, of signs: 1 where a bit is set, else −1.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.projections import Projections
 
 SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
+_PERMUTED = 1 << 20  # of more chunks a sample is drawn without a permutation of them all
 _LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
 _COLUMNS = 1 << 14  # of signs that are unpacked together
 _ROWS = 1 << 16  # chunks that a scan carries over together
@@ -60,7 +61,10 @@ class Redundancy:
         count, bits = len(projections), 8 * projections.size
         most = shared_directions(count)
         random = stream(projections.seed, "redundancy sample")
-        sample = np.sort(random.permutation(count)[:SAMPLE])
+        drawn = (
+            random.permutation(count) if count <= _PERMUTED else random.choice(count, SAMPLE, replace=False)
+        )
+        sample = np.sort(drawn[:SAMPLE])
         lengths = np.asarray(projections.step[sample], np.float64) * np.sqrt(2.0 * bits / np.pi)
         mean = float(np.mean(np.square(lengths))) if len(sample) else 0.0
         nothing = cls(np.zeros((count, 1), np.float32), np.zeros(1))  # an array has a column at least

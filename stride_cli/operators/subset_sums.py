@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from stride_cli import side_by_side
 from stride_cli.operators.device_memory import free_bytes, size_in_words, total_bytes
 from stride_cli.output import note
 
@@ -44,13 +46,19 @@ class SubsetSums:
         gradients : (B, p) float32 a space
         share : (B, 1) float32, on the CPU      how much each chunk weighs
         """
-        membership = torch.from_numpy(np.asarray(columns).astype(np.int64))  # (B, d)
+        from stride_cli.operators.gate_kernels import add_rows
+
+        members = np.asarray(columns).astype(np.int64).ravel()
+        # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is formed. A
+        # subset's chunks one after the other, so that its sums stay in the cache from one to the next
+        order = np.argsort(members, kind="stable")
+        rows, chunks = members[order], order // columns.shape[1]
+        weights = np.ascontiguousarray(share[:, 0].numpy())
         for total, gradient in zip(self._sums, gradients, strict=True):
-            weighted = gradient.cpu() * share
-            # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is formed;
-            # the d-th subsets of all rows together
-            for draw in range(membership.shape[1]):
-                total.index_add_(0, membership[:, draw], weighted)
+            own = np.ascontiguousarray(gradient.float().cpu().numpy())
+            cuts = np.linspace(0, own.shape[1], torch.get_num_threads() + 1).astype(int)
+            pieces = [(total.numpy(), rows, own, chunks, weights, *cut) for cut in pairwise(cuts.tolist())]
+            side_by_side.each(lambda piece: add_rows(*piece), pieces)
 
     def next_turn(self) -> None:
         """Begin with further subsets, all chunks having been added."""

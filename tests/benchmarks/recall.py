@@ -1,9 +1,10 @@
 """Whether answers find as much as they say: stated recall against the direct readout of every chunk.
 
-Of an index with operators, on queries of a file. For each size of projection (bytes a chunk) and number of
-chunks read: `stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how
-many were, in the mean; `held`, the share of queries of which the statement is true, to be .95 or more;
-`standard_error`, that of this share were it .95. Chunks are chosen as `stride query` chooses them.
+Of an index with operators, on queries of a file. For each size of projection (bytes a chunk), with what
+chunks say alike shared out as answers do (`redundancy`) and without, and for each number of chunks read:
+`stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how many were, in
+the mean; `held`, the share of queries of which the statement is true, to be .95 or more; `standard_error`,
+that of this share were it .95. Chunks are chosen as `stride query` chooses them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,11 @@ import torch
 from stride_cli.attribution.attributor import Attributor
 from stride_cli.attribution.direct_readout import query_gradients, second_estimates
 from stride_cli.attribution.session import Session
+from stride_cli.attribution.shared_influence import Shared
 from stride_cli.data.query_files import read_queries
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.projections import Projector
+from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
 from stride_cli.recovery.problem import Solution
@@ -45,7 +49,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     solutions = recovered(attributor, batches, measured.responses)
     steered, n_chunks = SteeredModel.of(workspace.model, operators), workspace.n_chunks
     exact, projectors = look(steered, workspace, batches, SIZES)
-    top = np.argsort(-exact, axis=1)[:, :TOP]
+    ridges = [0.0, attributor.redundancy] if attributor.redundancy else [0.0]
     about = {
         "benchmark": "recall",
         "chunks": n_chunks,
@@ -53,25 +57,28 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "gates": steered.gate_size,
         "queries": len(queries),
     }
-    for size, projector in projectors.items():
-        kept = replace(operators, projections=projector.projections())
+    for (size, projector), ridge in product(projectors.items(), ridges):
+        kept = replace(operators, projections=projector.projections(), shared=None)
         seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
+        # what an answer ranks by where every chunk is read
+        shown = exact - common(kept.redundancy, exact, ridge) if ridge else exact
+        top = np.argsort(-shown, axis=1)[:, :TOP]
         for count in READ:
             found, stated = [], []
             for query, solution in enumerate(solutions):
                 chosen = candidates(
                     session.designs.each, solution, count, seconds.guide(query), seconds.alone(query)
                 )
-                values = exact[query, chosen.chunks]
-                odds = seconds.odds(query, chosen, [values])
+                odds = seconds.odds(query, chosen, [exact[query, chosen.chunks]])
                 assert odds is not None
-                stated.append(stated_recall(values, odds, n_chunks).at_least)
+                stated.append(stated_recall(shown[query, chosen.chunks], odds, n_chunks).at_least)
                 found.append(int(np.isin(top[query], chosen.chunks).sum()))
             held = np.array(found) >= np.array(stated)
             yield (
                 about
                 | {
                     "bytes": size,
+                    "redundancy": ridge,
                     "read": count,
                     "of": TOP,
                     "confidence": CONFIDENCE,
@@ -83,6 +90,12 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
                 | machine("torch", "numpy")
             )
+
+
+def common(directions: Redundancy, influences: np.ndarray, ridge: float) -> np.ndarray:
+    """What chunks share of the influences of all, (Q, n)."""
+    every = np.arange(influences.shape[1])
+    return np.stack([Shared.of([directions], ridge, [(every, own, 1.0)])[:] for own in influences])
 
 
 def recovered(attributor: Attributor, batches: list[Any], responses: np.ndarray) -> list[Solution]:

@@ -11,6 +11,7 @@ from stride_cli.errors import UsageError
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.operators.redundancy import Redundancy
+from stride_cli.recovery import recall
 from stride_cli.recovery.problem import Solution
 
 N, K, RIDGE = 300, 4, 10.0
@@ -83,6 +84,23 @@ def test_influences_are_shared_by_default(task_and_queries) -> None:
     np.testing.assert_allclose(same, read, atol=0.02 * np.abs(read).max())
     for plain, shared in ((read, usual), (found["read=0,redundancy=0"], found["read=0"])):
         assert np.abs(shared - plain).max() > 0.02 * np.abs(plain).max()
+
+
+def test_what_is_said_of_recall_is_of_the_influences_shown(task_and_queries, monkeypatch) -> None:
+    task, queries = task_and_queries
+    said = []
+
+    def spy(influences: np.ndarray, odds: np.ndarray, n_chunks: int) -> recall.Recall:
+        said.append(influences)
+        return recall.Recall(1, 1, 0.95)
+
+    monkeypatch.setattr(recall, "stated_recall", spy)
+    for how in ("", "redundancy=0,"):
+        said.clear()
+        method = open_method(f"stride:shrink=false,project=256,{how}read=5")
+        method.fit(task)
+        for shown, own in zip(score_all(method, queries), said, strict=True):
+            assert np.abs(shown - own[:, None]).min(axis=1).max() < 1e-6 * np.abs(shown).max()
 
 
 def test_it_needs_projections(task_and_queries) -> None:
