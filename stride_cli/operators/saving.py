@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import torch
 
+from index_format.durable import PIECE_BYTES
 from stride_cli.errors import StorageError
+
+
+class _InPieces:
+    """What torch.save may write its tensors to, each by one call: piece by piece to a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            self._file.write(view[start : start + PIECE_BYTES])
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
@@ -20,7 +38,7 @@ def save_atomically(state: dict[str, object], path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save(state, file)
+            torch.save(state, cast("BinaryIO", _InPieces(file)))  # it asks for no more of one
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -37,9 +37,12 @@ def kernel_of(values: np.ndarray) -> np.ndarray:
     return kernel
 
 
-@pytest.mark.parametrize("sample", [N, 200])
-def test_it_is_what_stands_out_of_the_kernel(sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sample", "permuted"), [(N, N), (200, N), (200, N - 1)])
+def test_it_is_what_stands_out_of_the_kernel(
+    sample: int, permuted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redundancy, "SAMPLE", sample)
+    monkeypatch.setattr(redundancy, "_PERMUTED", permuted)
     values = gradients()
     found = Redundancy.of(projected(values))
     kernel = kernel_of(values)
