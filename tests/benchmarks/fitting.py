@@ -40,6 +40,8 @@ from stride_cli.output import emit
 from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import machine, watched_memory
 
+PARTS = ("shares", "sgd")
+
 
 def first_chunks(index: Index, count: int) -> ChunkReader:
     """A reader that ends after `count` chunks."""
@@ -110,14 +112,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         | size
         | about
     )
-    yield (
-        {"benchmark": "fitting", "what": "closed, where the time goes"}
-        | _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
-        | size
-        | about
-    )
     del operators
-
+    if "shares" in given.parts:
+        shares = _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
+        yield {"benchmark": "fitting", "what": "closed, where the time goes"} | shares | size | about
+    if "sgd" not in given.parts:
+        return
     sgd = resolve_settings(SgdOptions(), model, index)
     offsets = np.asarray(index.array("design/row_offsets"))
     members = np.asarray(index.array("design/row_members"))
@@ -267,6 +267,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--chunks", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=list(PARTS), help="beside the closed form"
+    )
     parser.add_argument("--workers", type=int)
     parser.add_argument("--engines", default="local,ray")
     parser.add_argument("--scratch", help="a directory for what workers leave each other")

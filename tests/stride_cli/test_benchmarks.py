@@ -160,7 +160,8 @@ def test_measuring(corpus: Path, index: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fitting(index: Path) -> None:
-    closed, shares, sgd = fitting.run(Namespace(index=index, chunks=20, steps=1, repeats=1))
+    given = Namespace(index=index, chunks=20, steps=1, repeats=1, parts=fitting.PARTS)
+    closed, shares, sgd = fitting.run(given)
     assert closed["share_of_bare_pass"] > 0 and closed["gate_megabytes"] > 0
     assert shares["functions"] and shares["operations"]
     assert sgd["processor_seconds_per_step"] != 0
@@ -181,7 +182,7 @@ def test_projections_find_more_with_more_bytes(
     assert by["projections", 1024]["recall10"] > by["int8", 64]["recall10"]
     for row in rows:
         assert row["queries"] == 8 and 0 <= row["recall10"] <= 1 and -1 <= row["kept"] <= 1
-    (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1))
+    (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1, parts=fitting.PARTS))
     assert fast["ratio"] == pytest.approx(3 * fast["ratio_per_query"])
 
 
