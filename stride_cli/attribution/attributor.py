@@ -385,7 +385,7 @@ class Attributor:
         from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
         from stride_cli.attribution.estimated import Estimates, projected_part, with_estimates
         from stride_cli.data.batches import RememberingBatch
-        from stride_cli.recovery.recall import stated_recall
+        from stride_cli.recovery.recall import TOP, stated_recall
         from stride_cli.recovery.refinement import Debiased, with_weights
 
         for operators in self.operators:
@@ -414,20 +414,20 @@ class Attributor:
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
-            shown = values
+            shown, above = values, None
             if self.estimates and seconds is not None:
                 part = projected_part([each.asked for each in seconds.projected], found.unit, query)
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
                 debiased = recovered[query]
                 others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact)
-                weights = with_estimates(solution, exact, others)
+                weights, above = with_estimates(solution, exact, others, TOP if self.reads else 0)
                 shown = others.shared_out(own.chunks, values)
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)
             recall = None
             if seconds is not None and self.reads:
                 odds = seconds.odds(query, own, [products[query, at] for products in projected])
-                recall = None if odds is None else stated_recall(shown, odds, self.workspace.n_chunks)
+                recall = None if odds is None else stated_recall(shown, odds, self.workspace.n_chunks, above)
             if self.options.nonneg:
                 weights = replace(weights, values=np.maximum(weights.values, 0.0))
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))

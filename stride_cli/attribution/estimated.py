@@ -34,6 +34,7 @@ _ROWS = 1 << 18  # chunks that are estimated together
 # what is learnt of a larger corpus is a sample's, in stretches all over it
 _SAMPLED, _STRETCH = 1 << 18, 1 << 12
 _MOST_KEPT = 1 << 17  # influences of a query, the largest of those that are not read
+_FARTHEST = 6.0  # standard deviations
 _LEAST = 0.5  # of the error that the recovery states: what is measured of it is not less by more
 
 
@@ -111,10 +112,15 @@ class Estimates:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
+        return self._means(*self._together(start, stop))
+
+    def _together(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both estimates as one, without what is shared, and its errors."""
         others = 0.0 if self.recovered is None else self.recovered[start:stop]
         values, spread = _together(*self.projected(start, stop), others, self.error)
-        if self.shared is not None:
-            values = values - self.shared[start:stop]
+        return (values if self.shared is None else values - self.shared[start:stop]), spread
+
+    def _means(self, values: np.ndarray, spread: np.ndarray) -> np.ndarray:
         known = spread > 0
         found = values.copy()
         found[known] = spread[known] * self.posterior(values[known] / spread[known])
@@ -124,31 +130,62 @@ class Estimates:
         """Exact influences of chunks without what they share with others."""
         return influences if self.shared is None else influences - self.shared[chunks]
 
-    def kept(self, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The chunks that are not among those, (t,) ascending, and their influences: all of a corpus that is
-        not large, else the strongest."""
-        chunks, values = np.empty(0, np.int64), np.empty(0)
+    def kept(
+        self, without: np.ndarray, thresholds: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the chunks that are not among those, (t,) ascending: which count, and what for.
+
+        Parameters
+        ----------
+        without : (t,) int64 ascending
+        thresholds : (m,) float64, optional
+
+        Returns
+        -------
+        chunks, values : all of a corpus that is not large, else the strongest, and their posterior means
+        above : (m,) float64      how many of the others are to be expected above each threshold
+        """
+        thresholds = np.empty(0) if thresholds is None else thresholds
+        chunks, values, above = np.empty(0, np.int64), np.empty(0), np.zeros(len(thresholds))
         for start in range(0, self.n_chunks, _ROWS):
             stop = min(start + _ROWS, self.n_chunks)
-            own = self.part(start, stop)
+            together, spread = self._together(start, stop)
+            own = self._means(together, spread)
             first, last = np.searchsorted(without, [start, stop])
-            own[without[first:last] - start] = 0.0
+            inside = without[first:last] - start
+            own[inside], together[inside] = 0.0, -np.inf
+            above += self._above(together, spread, thresholds)
             left = np.flatnonzero(own)
             chunks, values = np.concatenate([chunks, start + left]), np.concatenate([values, own[left]])
             if len(chunks) > _MOST_KEPT:
                 strongest = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
                 chunks, values = chunks[strongest], values[strongest]
-        return chunks, values
+        return chunks, values, above
+
+    def _above(self, values: np.ndarray, spread: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+        """How many of these are to be expected above each threshold."""
+        found = np.zeros(len(thresholds))
+        for number, threshold in enumerate(thresholds):
+            # an error of so many standard deviations is none
+            near = np.flatnonzero((spread > 0) & (values > threshold - _FARTHEST * spread))
+            if len(near):
+                found[number] = self.posterior.above(
+                    values[near] / spread[near], threshold / spread[near]
+                ).sum()
+        return found
 
 
-def with_estimates(solution: Solution, read: Read, estimates: Estimates) -> Solution:
+def with_estimates(
+    solution: Solution, read: Read, estimates: Estimates, top: int = 0
+) -> tuple[Solution, np.ndarray]:
     """The solution with the weights of chunks that were read, and of the others with what is estimated; all
-    else, the residual too, is still the Lasso's."""
+    else, the residual too, is still the Lasso's. And how many chunks that were not read are to be expected
+    above the strongest that were, the second, … of the `top`: (top,) float64."""
     exact = estimates.shared_out(read.chunks, read.influences)
-    others, values = estimates.kept(read.chunks)
+    others, values, above = estimates.kept(read.chunks, np.sort(exact)[::-1][:top])
     indices = np.concatenate([read.chunks, others])
     order = np.argsort(indices)
-    return replace(solution, indices=indices[order], values=np.concatenate([exact, values])[order])
+    return replace(solution, indices=indices[order], values=np.concatenate([exact, values])[order]), above
 
 
 def projected_part(

@@ -6,6 +6,11 @@ by how much its estimate could have been lower, in units of that error. A chunk 
 read, has been missed as often as a coin of that chance fails before it succeeds; summed over the strongest
 that were found this is how many of their like were left out (Horvitz and Thompson, JASA 47, 1952; the counts
 are negative binomial). Nothing is assumed of how influences are distributed.
+
+That is blind to what is like none of those that were found: where few chunks are read, several as strong may
+each have been unlikely to be. So it is also asked how many of the others are to be expected above, given
+their estimates and how influences are distributed as far as these tell (`recovery.posterior`); they are all
+but independent, and their number Poisson. The less of both is stated.
 """
 
 from __future__ import annotations
@@ -36,7 +41,13 @@ class Recall:
 
 
 def stated_recall(
-    influences: np.ndarray, odds: np.ndarray, n_chunks: int, *, top: int = TOP, confidence: float = CONFIDENCE
+    influences: np.ndarray,
+    odds: np.ndarray,
+    n_chunks: int,
+    above: np.ndarray | None = None,
+    *,
+    top: int = TOP,
+    confidence: float = CONFIDENCE,
 ) -> Recall:
     """What can be said of the strongest chunks, read or not, from those that were.
 
@@ -48,6 +59,8 @@ def stated_recall(
     influences : (t,) float64      of the chunks that were read
     odds : (t,) float64            how likely each was to be read, over the errors of the estimates: 0 … 1
     n_chunks : n                   all there are
+    above : (≥ top,) float64       how many of those that were not are to be expected above the strongest that
+                                   was read, the second, …; None: unknown
     """
     top = min(top, n_chunks)
     if len(influences) >= n_chunks:
@@ -59,4 +72,18 @@ def stated_recall(
     for chance in np.clip(odds[strongest], _LEAST, 1.0):
         missed = np.convolve(missed, chance * (1.0 - chance) ** failures)[:_MOST]
     most = int(np.searchsorted(np.cumsum(missed), confidence))
-    return Recall(top, max(0, min(len(strongest), top) - most), confidence)
+    stated = max(0, min(len(strongest), top) - most)
+    if above is not None:
+        # the a-th strongest that was read is one of the top where no more than top − a others are above it
+        ranks = np.arange(1, min(top, len(above)) + 1)
+        held = _poisson(top - ranks, above[: len(ranks)]) >= confidence
+        stated = min(stated, int(ranks[held].max(initial=0)))
+    return Recall(top, stated, confidence)
+
+
+def _poisson(most: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Of each, how likely a Poisson number of that mean is to be so small."""
+    from scipy.special import pdtr  # takes a tenth of a second to import
+
+    found: np.ndarray = pdtr(most, mean)
+    return found

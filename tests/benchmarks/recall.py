@@ -10,7 +10,7 @@ that of this share were it .95. Chunks are chosen as `stride query` chooses them
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from stride_cli.attribution.attributor import Attributor
-from stride_cli.attribution.direct_readout import query_gradients, second_estimates
+from stride_cli.attribution.direct_readout import chunk_influences, query_gradients, second_estimates
+from stride_cli.attribution.estimated import Estimates, Read, projected_part, with_estimates
 from stride_cli.attribution.session import Session
 from stride_cli.attribution.shared_influence import Shared
 from stride_cli.data.query_files import read_queries
@@ -30,7 +31,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
 from stride_cli.recovery.problem import Solution
 from stride_cli.recovery.recall import CONFIDENCE, TOP, stated_recall
-from stride_cli.recovery.refinement import candidates
+from stride_cli.recovery.refinement import Debiased, candidates
 from tests.benchmarks._machine import machine
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -48,7 +49,13 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     measured = attributor.measure(batches)
     solutions = recovered(attributor, batches, measured.responses)
     steered, n_chunks = SteeredModel.of(workspace.model, operators), workspace.n_chunks
-    exact, projectors = look(steered, workspace, batches, SIZES)
+    exact, projectors = look(steered, workspace, batches, given.sizes)
+    # any chunks': what turns products into influences is the queries' alone
+    some = np.arange(2)
+    unit = chunk_influences(
+        [steered], batches, workspace.chunks, some, measured.responses, session.designs.row_sizes
+    ).unit
+    influences = unit.influences([exact])
     ridges = [0.0, attributor.redundancy] if attributor.redundancy else [0.0]
     about = {
         "benchmark": "recall",
@@ -60,18 +67,26 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for (size, projector), ridge in product(projectors.items(), ridges):
         kept = replace(operators, projections=projector.projections(), shared=None)
         seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
+        asked = [each.asked for each in seconds.projected]
+        directions = [kept.redundancy] if ridge else []
         # what an answer ranks by where every chunk is read
-        shown = exact - common(kept.redundancy, exact, ridge) if ridge else exact
+        shown = influences - common(directions, influences, unit.offset, ridge)
         top = np.argsort(-shown, axis=1)[:, :TOP]
         for count in READ:
             found, stated = [], []
             for query, solution in enumerate(solutions):
-                chosen = candidates(
-                    session.designs.each, solution, count, seconds.guide(query), seconds.alone(query)
-                )
+                debiased = Debiased(session.designs.each, solution)
+                guides = seconds.guide(query), seconds.alone(query)
+                chosen = candidates(session.designs.each, solution, count, *guides, estimate=debiased)
                 odds = seconds.odds(query, chosen, [exact[query, chosen.chunks]])
                 assert odds is not None
-                stated.append(stated_recall(shown[query, chosen.chunks], odds, n_chunks).at_least)
+                values = influences[query, chosen.chunks]
+                read = Read(chosen.chunks, values, float(unit.offset[query]), directions, ridge)
+                part = projected_part(asked, unit, query)
+                others = Estimates.of(n_chunks, part, debiased, debiased.noise, read)
+                _, above = with_estimates(solution, read, others, TOP)
+                known = others.shared_out(chosen.chunks, values)
+                stated.append(stated_recall(known, odds, n_chunks, above).at_least)
                 found.append(int(np.isin(top[query], chosen.chunks).sum()))
             held = np.array(found) >= np.array(stated)
             yield (
@@ -92,10 +107,15 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             )
 
 
-def common(directions: Redundancy, influences: np.ndarray, ridge: float) -> np.ndarray:
-    """What chunks share of the influences of all, (Q, n)."""
+def common(
+    directions: Sequence[Redundancy], influences: np.ndarray, means: np.ndarray, ridge: float
+) -> np.ndarray:
+    """What chunks share of the influences of all, (Q, n), which leave out these means."""
+    if not directions:
+        return np.zeros_like(influences)
     every = np.arange(influences.shape[1])
-    return np.stack([Shared.of([directions], ridge, [(every, own, 1.0)])[:] for own in influences])
+    seen = [[(every, own + mean, 1.0)] for own, mean in zip(influences, means, strict=True)]
+    return np.stack([Shared.of(directions, ridge, each)[:] for each in seen])
 
 
 def recovered(attributor: Attributor, batches: list[Any], responses: np.ndarray) -> list[Solution]:
@@ -105,7 +125,7 @@ def recovered(attributor: Attributor, batches: list[Any], responses: np.ndarray)
 
 
 def look(
-    steered: SteeredModel, workspace: Any, batches: list[Any], sizes: tuple[int, ...]
+    steered: SteeredModel, workspace: Any, batches: list[Any], sizes: Sequence[int]
 ) -> tuple[np.ndarray, dict[int, Projector]]:
     """One pass over the corpus: every chunk's product with every query, (Q, n), and its projections."""
     asked, n_chunks = query_gradients(steered, batches), workspace.n_chunks
@@ -129,6 +149,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model")
     parser.add_argument("--queries", required=True, help="as stride query --file takes them")
     parser.add_argument("--first", type=int, default=0, help="leave out so many queries")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of a projection")
     parser.add_argument("--threads", type=int, default=2)
     for row in rows(parser.parse_args(arguments)):
         emit(row)

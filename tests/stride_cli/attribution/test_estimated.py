@@ -54,7 +54,7 @@ def test_parts_are_those_of_the_whole_and_what_was_read_is_left_out(known, monke
     whole = estimates(known)
     values = whole.part(0, N)
     read = np.array([0, 17, 4_000, N - 1])
-    chunks, kept = whole.kept(read)
+    chunks, kept, _ = whole.kept(read)
     assert np.intersect1d(chunks, read).size == 0 and len(chunks) == N - len(read)
     np.testing.assert_array_equal(kept, values[chunks])
     # a larger corpus: part by part, learnt from a sample, only the strongest kept
@@ -64,7 +64,7 @@ def test_parts_are_those_of_the_whole_and_what_was_read_is_left_out(known, monke
     sampled = estimates(known)
     np.testing.assert_allclose(sampled.part(0, N), values, atol=0.15 * values.std())
     monkeypatch.setattr(estimated, "_MOST_KEPT", 50)
-    chunks, kept = sampled.kept(read)
+    chunks, kept, _ = sampled.kept(read)
     others = np.setdiff1d(np.arange(N), read)
     strongest = others[np.argsort(-np.abs(sampled.part(0, N)[others]))[:50]]
     np.testing.assert_array_equal(chunks, np.sort(strongest))

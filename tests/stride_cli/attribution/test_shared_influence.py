@@ -60,7 +60,7 @@ def test_what_was_read_counts_as_read_less_what_is_shared() -> None:
     exact[chunks] += 25.0  # which estimates do not say, and which is shared out as well
     read = Read(chunks, exact[chunks], 0.0, [own], RIDGE)
     part = lambda start, stop: (estimates[start:stop], errors[start:stop])  # noqa: E731
-    weights = with_estimates(NOTHING, read, Estimates.of(N, part, read=read))
+    weights, _ = with_estimates(NOTHING, read, Estimates.of(N, part, read=read))
     dense = np.zeros(N)
     dense[weights.indices] = weights.values
     kept = estimates.copy()
@@ -68,7 +68,7 @@ def test_what_was_read_counts_as_read_less_what_is_shared() -> None:
     wanted = kept - Shared.of([own], RIDGE, [(np.arange(N), kept, 1.0)])[:]
     np.testing.assert_allclose(dense, wanted, atol=0.05)
     alone = Read(chunks, exact[chunks])
-    plain = with_estimates(NOTHING, alone, Estimates.of(N, part, read=alone))
+    plain, _ = with_estimates(NOTHING, alone, Estimates.of(N, part, read=alone))
     np.testing.assert_array_equal(plain.values[np.isin(plain.indices, chunks)], exact[chunks])
 
 
@@ -90,7 +90,7 @@ def test_what_is_said_of_recall_is_of_the_influences_shown(task_and_queries, mon
     task, queries = task_and_queries
     said = []
 
-    def spy(influences: np.ndarray, odds: np.ndarray, n_chunks: int) -> recall.Recall:
+    def spy(influences: np.ndarray, *_: object) -> recall.Recall:
         said.append(influences)
         return recall.Recall(1, 1, 0.95)
 
