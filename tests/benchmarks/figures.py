@@ -289,8 +289,8 @@ SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("TF-IDF of words", ("tfidf",)), ("TF-IDF of tokens", ("tfidf:units=tokens",)),
 )  # fmt: skip
 TODAY: tuple[Column, ...] = (
-    ("WikiText, trained from scratch", "wikitext_defaults", ""),
-    ("… other articles", "wikitext_defaults", "other"),
+    ("WikiText, trained from scratch", "wikitext_today", ""),
+    ("… other articles", "wikitext_today", "other"),
     ("instructions, fine-tuned", "instructions_today", ""),
 )
 _SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_defaults", "")

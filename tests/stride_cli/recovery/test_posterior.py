@@ -64,3 +64,18 @@ def test_it_is_monotone_never_further_out_and_moves_with_what_is_given(
 def test_nothing_to_learn_from_is_no_error() -> None:
     assert np.isfinite(Posterior.learnt(np.empty(0))(np.array([1.0, -2.0]))).all()
     np.testing.assert_allclose(Posterior.learnt(np.full(5, 2.0))(np.array([2.0])), 2.0)
+
+
+def test_as_many_are_above_as_it_says() -> None:
+    random = np.random.default_rng(5)
+    truth = np.where(random.random(40_000) < 0.1, 3.0 * random.standard_normal(40_000), 0.0)
+    estimates = truth + random.standard_normal(len(truth))
+    learnt = Posterior.learnt(estimates)
+    for threshold in (1.0, 3.0, 6.0):
+        chances = learnt.above(estimates, np.full(len(truth), threshold))
+        assert ((chances >= 0) & (chances <= 1)).all()
+        assert chances.sum() == pytest.approx((truth > threshold).sum(), rel=0.1)
+        # also of those of which the estimate says that they are not
+        low = estimates < threshold
+        assert chances[low].sum() == pytest.approx((truth[low] > threshold).sum(), rel=0.4)
+    assert (np.diff(learnt.above(np.linspace(-9, 9, 50), np.full(50, 2.0))) >= -1e-12).all()

@@ -8,15 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from stride_cli.recovery.posterior import Posterior
 from stride_cli.recovery.recall import stated_recall
 
 N, READ = 2_000, 80
 
 
-def ask(random: np.random.Generator, tail: float, noise: float) -> tuple[int, int]:
+def ask(
+    random: np.random.Generator, tail: float, noise: float, read: int = READ, *, expected: bool = False
+) -> tuple[int, int]:
     """One query of influences with such a tail, estimated with such an error: what is stated, what is so.
 
-    Half of what is read is chosen by these estimates, half by them and others that may mislead.
+    Half of what is read is chosen by these estimates, half by them and others that may mislead. `expected`:
+    the statement also knows how many of the others are to be expected above.
     """
     influences = random.standard_t(tail, size=N)
     sizes = noise * random.gamma(4.0, 0.25, size=N)  # of the errors, known
@@ -25,12 +29,20 @@ def ask(random: np.random.Generator, tail: float, noise: float) -> tuple[int, in
     left, odds = np.ones(N, bool), np.zeros(N)
     for strength in (estimates, estimates + misleading):
         order = np.argsort(-np.where(left, strength, -np.inf))
-        left[order[: READ // 2]] = False
-        spare = strength - strength[order[READ // 2]] + influences - estimates
+        left[order[: read // 2]] = False
+        spare = strength - strength[order[read // 2]] + influences - estimates
         odds = np.maximum(odds, ndtr(spare / sizes))
-    read = np.flatnonzero(~left)
-    recall = stated_recall(influences[read], odds[read], N)
-    return recall.at_least, int(np.isin(np.argsort(-influences)[:10], read).sum())
+    known, above = np.flatnonzero(~left), None
+    if expected:
+        learnt = Posterior.learnt(estimates / sizes)
+        others = np.argsort(-np.where(left, estimates + 3.0 * sizes, -np.inf))[:200]
+        chances = [
+            learnt.above(estimates[others] / sizes[others], strong / sizes[others]).sum()
+            for strong in np.sort(influences[known])[::-1][:10]
+        ]
+        above = np.array(chances)
+    recall = stated_recall(influences[known], odds[known], N, above)
+    return recall.at_least, int(np.isin(np.argsort(-influences)[:10], known).sum())
 
 
 @pytest.mark.parametrize("tail", [1.5, 3.0, 30.0])
@@ -41,6 +53,19 @@ def test_it_holds_as_often_as_it_says(tail: float, noise: float) -> None:
     assert (found >= stated).mean() >= 0.95 - 2 * np.sqrt(0.95 * 0.05 / 400)
     if noise == 0.3 and tail < 30:  # estimates are good: nearly all is found, and is said to be
         assert np.median(stated) >= 9
+
+
+@pytest.mark.parametrize(("tail", "noise"), [(3.0, 0.3), (1.5, 1.0)])
+def test_it_holds_where_hardly_more_is_read_than_is_asked_for(tail: float, noise: float) -> None:
+    """Strong ones that each were unlikely to be read have none of their like among what was."""
+    statements = {}
+    for expected in (False, True):
+        random = np.random.default_rng([int(10 * tail), 7])
+        asked = [ask(random, tail, noise, 14, expected=expected) for _ in range(60)]
+        statements[expected] = np.array(asked).T
+    stated, found = statements[True]
+    assert (found >= stated).mean() >= 0.95 - 2 * np.sqrt(0.95 * 0.05 / 60)
+    assert (stated <= statements[False][0]).all() and np.median(stated) >= 2
 
 
 @given(st.integers(1, 40), st.integers(0, 99))
