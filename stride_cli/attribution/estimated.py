@@ -35,6 +35,8 @@ _ROWS = 1 << 18  # chunks that are estimated together
 _SAMPLED, _STRETCH = 1 << 18, 1 << 12
 _MOST_KEPT = 1 << 17  # influences of a query, the largest of those that are not read
 _FARTHEST = 6.0  # standard deviations
+# chunks of which it is asked how likely they are to be above: of all ranges together, and of each at least
+_COUNTED, _FEWEST_COUNTED = 1 << 15, 1 << 9
 _LEAST = 0.5  # of the error that the recovery states: what is measured of it is not less by more
 
 
@@ -112,9 +114,9 @@ class Estimates:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
-        return self._means(*self._together(start, stop))
+        return self._means(*self._of_range(start, stop))
 
-    def _together(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Both estimates as one, without what is shared, and its errors."""
         others = 0.0 if self.recovered is None else self.recovered[start:stop]
         values, spread = _together(*self.projected(start, stop), others, self.error)
@@ -149,7 +151,7 @@ class Estimates:
         chunks, values, above = np.empty(0, np.int64), np.empty(0), np.zeros(len(thresholds))
         for start in range(0, self.n_chunks, _ROWS):
             stop = min(start + _ROWS, self.n_chunks)
-            together, spread = self._together(start, stop)
+            together, spread = self._of_range(start, stop)
             own = self._means(together, spread)
             first, last = np.searchsorted(without, [start, stop])
             inside = without[first:last] - start
@@ -164,15 +166,22 @@ class Estimates:
 
     def _above(self, values: np.ndarray, spread: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
         """How many of these are to be expected above each threshold."""
-        found = np.zeros(len(thresholds))
-        for number, threshold in enumerate(thresholds):
-            # an error of so many standard deviations is none
-            near = np.flatnonzero((spread > 0) & (values > threshold - _FARTHEST * spread))
-            if len(near):
-                found[number] = self.posterior.above(
-                    values[near] / spread[near], threshold / spread[near]
-                ).sum()
-        return found
+        if not len(thresholds):
+            return np.zeros(0)
+        # an error of so many standard deviations is none
+        least = thresholds.min()
+        near = np.flatnonzero((spread > 0) & (values > least - _FARTHEST * spread))
+        stands_for = np.ones(len(near))
+        # of many: those that are closest, and some of the others
+        most = max(_FEWEST_COUNTED, _COUNTED * _ROWS // max(_ROWS, self.n_chunks)) // 2
+        if len(near) > 2 * most:
+            closest = np.argpartition((least - values[near]) / spread[near], most)
+            rest = closest[most :: -(-(len(near) - most) // most)]
+            stands_for = np.repeat([1.0, (len(near) - most) / len(rest)], [most, len(rest)])
+            near = near[np.concatenate([closest[:most], rest])]
+        own = spread[near]
+        found = [stands_for @ self.posterior.above(values[near] / own, each / own) for each in thresholds]
+        return np.array(found)
 
 
 def with_estimates(

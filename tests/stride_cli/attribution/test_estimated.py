@@ -77,3 +77,16 @@ def test_chunks_without_a_gradient_are_what_they_are() -> None:
     errors = np.array([0.0, 0.0, 1.0, 1.0])
     found = Estimates.of(4, lambda start, stop: (projected[start:stop], errors[start:stop]), projected, 0.5)
     np.testing.assert_allclose(found.part(0, 4)[:2], [-1.0, -1.0])
+
+
+def test_of_many_chunks_some_say_how_many_are_above(known, monkeypatch) -> None:
+    whole, read = estimates(known), np.array([0, 17, 4_000, N - 1])
+    thresholds = np.quantile(known["truth"], [0.999, 0.99, 0.9])
+    above = whole.kept(read, thresholds)[2]
+    wanted = [(np.delete(known["truth"], read) > each).sum() for each in thresholds]
+    np.testing.assert_allclose(above, wanted, rtol=0.35, atol=3)
+    assert whole.kept(read)[2].shape == (0,)
+    monkeypatch.setattr(estimated, "_ROWS", 1_000)
+    monkeypatch.setattr(estimated, "_COUNTED", 400)
+    monkeypatch.setattr(estimated, "_FEWEST_COUNTED", 200)
+    np.testing.assert_allclose(whole.kept(read, thresholds)[2], above, rtol=0.1)
