@@ -80,6 +80,12 @@ def test_more_certain_chunks_never_state_less(count: int, seed: int) -> None:
     assert certain.at_least == min(10, count)
 
 
+def test_others_are_counted_where_few_are_read() -> None:
+    above = np.linspace(0.0, 9.0, 10)
+    few, many = (stated_recall(np.arange(float(n)), np.ones(n), 1_000, above) for n in (99, 100))
+    assert few.at_least < many.at_least == 10
+
+
 def test_what_was_read_whole_was_found_whole() -> None:
     found = stated_recall(np.zeros(7), np.zeros(7), 7)
     assert (found.top, found.at_least, found.confidence) == (7, 7, 0.95)
