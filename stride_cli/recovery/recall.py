@@ -23,7 +23,7 @@ import numpy as np
 
 TOP = 10
 CONFIDENCE = 0.95
-_FEW = 10  # times as many chunks as are asked for: where fewer are read, what was not is counted too
+FEW = 10  # times as many chunks as are asked for: where fewer are read, what was not is counted too
 _LEAST = 1e-3  # probability of having been read below which a chunk says no more
 _MOST = 512  # missed chunks that are told apart
 
@@ -76,7 +76,7 @@ def stated_recall(
         missed = np.convolve(missed, chance * (1.0 - chance) ** failures)[:_MOST]
     most = int(np.searchsorted(np.cumsum(missed), confidence))
     stated = max(0, min(len(strongest), top) - most)
-    if above is not None and len(influences) < _FEW * top:
+    if above is not None and len(influences) < FEW * top:
         # the a-th strongest that was read is one of the top where no more than top − a others are above it
         ranks = np.arange(1, min(top, len(above)) + 1)
         held = _poisson(top - ranks, above[: len(ranks)]) >= confidence

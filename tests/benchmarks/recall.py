@@ -4,7 +4,8 @@ Of an index with operators, on queries of a file. For each size of projection (b
 chunks say alike shared out as answers do (`redundancy`) and without, and for each number of chunks read:
 `stated`, the median of "at least so many of the 10 strongest chunks were read"; `found`, how many were, in
 the mean; `held`, the share of queries of which the statement is true, to be .95 or more; `standard_error`,
-that of this share were it .95. Chunks are chosen as `stride query` chooses them.
+that of this share were it .95. Chunks are chosen as `stride query` chooses them. `counted`: whether it was
+also asked how many of the others are to be expected above, which it is where few are read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
 from stride_cli.recovery.problem import Solution
-from stride_cli.recovery.recall import CONFIDENCE, TOP, stated_recall
+from stride_cli.recovery.recall import CONFIDENCE, FEW, TOP, stated_recall
 from stride_cli.recovery.refinement import Debiased, candidates
 from tests.benchmarks._machine import machine
 
@@ -95,6 +96,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "bytes": size,
                     "redundancy": ridge,
                     "read": count,
+                    "counted": count < FEW * TOP,
                     "of": TOP,
                     "confidence": CONFIDENCE,
                     "stated": float(np.median(stated)),
