@@ -385,7 +385,7 @@ class Attributor:
         from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
         from stride_cli.attribution.estimated import Estimates, projected_part, with_estimates
         from stride_cli.data.batches import RememberingBatch
-        from stride_cli.recovery.recall import TOP, stated_recall
+        from stride_cli.recovery.recall import TOP, counts_others, stated_recall
         from stride_cli.recovery.refinement import Debiased, with_weights
 
         for operators in self.operators:
@@ -420,7 +420,10 @@ class Attributor:
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
                 debiased = recovered[query]
                 others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact)
-                weights, above = with_estimates(solution, exact, others, TOP if self.reads else 0)
+                if self.reads and counts_others(len(own.chunks)):
+                    weights, above = with_estimates(solution, exact, others, TOP)
+                else:
+                    weights, _ = with_estimates(solution, exact, others)
                 shown = others.shared_out(own.chunks, values)
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)

@@ -23,7 +23,7 @@ import numpy as np
 
 TOP = 10
 CONFIDENCE = 0.95
-FEW = 10  # times as many chunks as are asked for: where fewer are read, what was not is counted too
+_FEW = 10  # times as many chunks as are asked for: where fewer are read, what was not is counted too
 _LEAST = 1e-3  # probability of having been read below which a chunk says no more
 _MOST = 512  # missed chunks that are told apart
 
@@ -41,6 +41,11 @@ class Recall:
     top: int
     at_least: int
     confidence: float
+
+
+def counts_others(n_read: int, top: int = TOP) -> bool:
+    """Whether so few chunks are read that those that are not are counted too."""
+    return n_read < _FEW * top
 
 
 def stated_recall(
@@ -63,7 +68,8 @@ def stated_recall(
     odds : (t,) float64            how likely each was to be read, over the errors of the estimates: 0 … 1
     n_chunks : n                   all there are
     above : (≥ top,) float64       how many of those that were not are to be expected above the strongest that
-                                   was read, the second, …; None: unknown
+                                   was read, the second, …; None: unknown. Only looked
+                                   at where `counts_others`
     """
     top = min(top, n_chunks)
     if len(influences) >= n_chunks:
@@ -76,7 +82,7 @@ def stated_recall(
         missed = np.convolve(missed, chance * (1.0 - chance) ** failures)[:_MOST]
     most = int(np.searchsorted(np.cumsum(missed), confidence))
     stated = max(0, min(len(strongest), top) - most)
-    if above is not None and len(influences) < FEW * top:
+    if above is not None and counts_others(len(influences), top):
         # the a-th strongest that was read is one of the top where no more than top − a others are above it
         ranks = np.arange(1, min(top, len(above)) + 1)
         held = _poisson(top - ranks, above[: len(ranks)]) >= confidence

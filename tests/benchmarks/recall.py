@@ -31,7 +31,7 @@ from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
 from stride_cli.recovery.problem import Solution
-from stride_cli.recovery.recall import CONFIDENCE, FEW, TOP, stated_recall
+from stride_cli.recovery.recall import CONFIDENCE, TOP, counts_others, stated_recall
 from stride_cli.recovery.refinement import Debiased, candidates
 from tests.benchmarks._machine import machine
 
@@ -51,7 +51,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     solutions = recovered(attributor, batches, measured.responses)
     steered, n_chunks = SteeredModel.of(workspace.model, operators), workspace.n_chunks
     exact, projectors = look(steered, workspace, batches, given.sizes)
-    # any chunks': what turns products into influences is the queries' alone
+    # of any chunks: what turns products into influences is the queries' alone
     some = np.arange(2)
     unit = chunk_influences(
         [steered], batches, workspace.chunks, some, measured.responses, session.designs.row_sizes
@@ -96,7 +96,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "bytes": size,
                     "redundancy": ridge,
                     "read": count,
-                    "counted": count < FEW * TOP,
+                    "counted": counts_others(count),
                     "of": TOP,
                     "confidence": CONFIDENCE,
                     "stated": float(np.median(stated)),

@@ -182,7 +182,7 @@ def test_projections_find_more_with_more_bytes(
     assert by["projections", 1024]["recall10"] > by["int8", 64]["recall10"]
     for row in rows:
         assert row["queries"] == 8 and 0 <= row["recall10"] <= 1 and -1 <= row["kept"] <= 1
-    (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1, parts=fitting.PARTS))
+    (fast,) = projections.speed(Namespace(chunks=50, bytes=64, at_once=[3], repeats=1))
     assert fast["ratio"] == pytest.approx(3 * fast["ratio_per_query"])
 
 
