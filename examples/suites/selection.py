@@ -59,46 +59,46 @@ def write_tasks(pairs: Path, work: Path, each: int, least: int) -> None:
 
 
 def write_table(work: Path) -> None:
-    """Means over tasks; standard deviation over tasks, and over seeds within a task; paired differences."""
+    """Of every method, random and BM25 documents: means over tasks; standard deviation over tasks, and over
+    seeds within a task; differences of the first method to all others, paired by task."""
     found: dict[str, dict[str, dict]] = {}
     for record in read(work / "selection.jsonl"):
-        found.setdefault(record["set"], {})[record["tasks"][0]["task"]] = record
-    tasks = sorted(found["chosen"])
+        name = record["method"] if record["set"] == "chosen" else record["set"]
+        found.setdefault(name, {})[record["tasks"][0]["task"]] = record
+    first = next(name for name in found if name not in ("base", "random", "bm25"))
+    tasks = sorted(found[first])
     for measure in ("f1", "loss"):
         values = {name: np.array([rows[t][measure]["mean"] for t in tasks]) for name, rows in found.items()}
         for name, own in values.items():
             over_seeds = np.array([found[name][t][measure]["sd"] or np.nan for t in tasks], float)
-            print(
-                json.dumps(
-                    {
-                        "suite": "selection",
-                        "measure": measure,
-                        "set": name,
-                        "tasks": len(tasks),
-                        "seeds": found[name][tasks[0]]["seeds"],
-                        "mean": float(own.mean()),
-                        "sd_tasks": float(own.std(ddof=1)),
-                        "sd_seeds": None
-                        if np.isnan(over_seeds).any()
-                        else float(np.sqrt((over_seeds**2).mean())),
-                    }
-                )
-            )
-        for other in ("random", "bm25"):
-            difference = values["chosen"] - values[other]
-            print(
-                json.dumps(
-                    {
-                        "suite": "selection",
-                        "measure": measure,
-                        "chosen_minus": other,
-                        "mean": float(difference.mean()),
-                        "se_tasks": float(difference.std(ddof=1) / np.sqrt(len(tasks))),
-                        "tasks_above": int((difference > 0).sum()),
-                        "tasks": len(tasks),
-                    }
-                )
-            )
+            row = {
+                "suite": "selection",
+                "measure": measure,
+                "set": name,
+                "tasks": len(tasks),
+                "seeds": found[name][tasks[0]]["seeds"],
+                "mean": float(own.mean()),
+                "sd_tasks": float(own.std(ddof=1)),
+                "sd_seeds": None
+                if np.isnan(over_seeds).any()
+                else float(np.sqrt((over_seeds**2).mean())),
+            }
+            print(json.dumps(row))
+        for other in values:
+            if other in ("base", first):
+                continue
+            difference = values[first] - values[other]
+            row = {
+                "suite": "selection",
+                "measure": measure,
+                "set": first,
+                "minus": other,
+                "mean": float(difference.mean()),
+                "se_tasks": float(difference.std(ddof=1) / np.sqrt(len(tasks))),
+                "tasks_above": int((difference > 0).sum()),
+                "tasks": len(tasks),
+            }
+            print(json.dumps(row))
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Benchmark suite: selection. For every cluster of held-out tasks, SIZE documents are chosen out of an
-# instruction corpus (by STRIDE, by BM25, at random), and a fresh base model is fine-tuned on them.
+# instruction corpus (by each of METHODS, by BM25, at random), and a fresh base model is fine-tuned on them.
 #
 #   examples/suites/selection.sh instruct.jsonl.gz WORK [SIZE] [SEEDS]
 #
-# Corpus, base and model are those of finetuning.sh, and are taken over where WORK has them. METHOD is any method
-# of `stride baseline --list`. Interrupted, it goes on where it was.
+# Corpus, base and model are those of finetuning.sh, and are taken over where WORK has them. METHODS, one word
+# each, are of `stride baseline --list`. Interrupted, it goes on where it was.
 set -euo pipefail
-pairs=$1 work=$2 size=${3:-150} seeds=${4:-2} method=${METHOD:-stride}
+pairs=$1 work=$2 size=${3:-150} seeds=${4:-2}
+read -ra methods <<< "${METHODS:-stride}"
 here=$(cd "$(dirname "$0")" && pwd)
 
 [ -e "$work/corpus.jsonl" ] || python "$here/instructions.py" "$pairs" --out "$work" \
@@ -24,10 +25,20 @@ mkdir -p "$work/selected"
 : > "$work/selection.partial"
 for task in "$work"/tasks/*.task.jsonl; do
     name=$(basename "$task" .task.jsonl)
-    out="$work/selected/$name-${method%%:*}-$size"
-    [ -e "$out" ] || stride select "$task" --index "$work/run.stride" --size "$size" --method "$method" --out "$out" >&2
-    stride evaluate selection "$out" --model "$work/base" --queries "${task%.task.jsonl}.test.jsonl" \
-        --seeds "$seeds" --epochs "${EPOCHS:-4}" --batch-tokens "${BATCH_TOKENS:-1024}" --json >> "$work/selection.partial"
+    shared="$work/selected/$name-$size.scores"
+    mkdir -p "$shared"
+    for method in "${methods[@]}"; do
+        out="$work/selected/$name-${method//[^a-z0-9]/-}-$size"
+        [ -e "$out" ] || stride select "$task" --index "$work/run.stride" --size "$size" --method "$method" \
+            --out "$out" >&2
+        # what random and BM25 documents are worth is the same beside every method
+        mkdir -p "$out/evaluation"
+        cp "$shared"/*.json "$out/evaluation" 2>/dev/null || true
+        stride evaluate selection "$out" --model "$work/base" --queries "${task%.task.jsonl}.test.jsonl" \
+            --seeds "$seeds" --epochs "${EPOCHS:-4}" --batch-tokens "${BATCH_TOKENS:-1024}" --json |
+            jq -c --arg method "$method" '. + {method: $method}' >> "$work/selection.partial"
+        cp "$out"/evaluation/*.json "$shared"
+    done
 done
 mv "$work/selection.partial" "$work/selection.jsonl"
 python "$here/selection.py" table "$work"
