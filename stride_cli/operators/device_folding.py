@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from stride_cli.operators.projections import turned_together
+
 _NUMBERS = 64 << 20  # gathered at once
 
 
@@ -18,14 +20,13 @@ class DeviceFolding:
 
     Parameters
     ----------
-    places : (copies, p) int32      where each gate goes: j or, where it counts negative, r + j
+    places : (p,) int32      where each gate goes: j or, where it counts negative, r + j
     count : r
     device : torch.device
     """
 
     def __init__(self, places: np.ndarray, count: int, device: torch.device) -> None:
-        copies, size = places.shape
-        flat = places.reshape(-1).astype(np.int64)
+        flat = places.astype(np.int64)
         order = np.argsort(flat % count, kind="stable")
         gates = np.bincount(flat % count, minlength=count)  # of each number
         # (r, m): the gates of each number, one after the other; those that have one fewer end with a 0
@@ -33,12 +34,12 @@ class DeviceFolding:
         within = np.arange(len(flat)) - np.repeat(np.cumsum(gates) - gates, gates)
         which = np.zeros((count, int(gates.max())), np.int64)
         signs = np.zeros(which.shape, np.float32)
-        which[row, within] = order % size
+        which[row, within] = order
         signs[row, within] = np.where(flat[order] < count, 1.0, -1.0)
         self._shape = which.shape
         self._which = torch.from_numpy(which.reshape(-1)).to(device)
         self._signs = torch.from_numpy(signs).to(device)
-        self._root = float(np.float32(copies) ** 0.5)
+        self._together = turned_together(count)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """One (B, p) a space → (B, r) float32."""
@@ -48,7 +49,17 @@ class DeviceFolding:
         for rows in whole.split(at_once):
             gathered = rows.index_select(1, self._which).view(len(rows), *self._shape)  # (b, r, m)
             parts.append(gathered.mul_(self._signs).sum(dim=2))
-        return torch.cat(parts).div_(self._root)
+        return self._turned(torch.cat(parts))
+
+    def _turned(self, rows: torch.Tensor) -> torch.Tensor:
+        """As `gate_kernels.turn`."""
+        half = 1
+        while half < self._together:
+            pairs = rows.view(len(rows), -1, 2, half)
+            low, high = pairs[:, :, 0], pairs[:, :, 1]
+            rows = torch.stack([low + high, low - high], dim=2)
+            half *= 2
+        return rows.reshape(len(rows), -1).div_(float(self._together) ** 0.5)
 
     def encoded(
         self, gradients: Sequence[torch.Tensor], scored: torch.Tensor

@@ -193,6 +193,26 @@ def add_to_places(gradients: np.ndarray, places: np.ndarray, out: np.ndarray) ->
             out[i, places[j]] += gradients[i, j]
 
 
+@compiled
+def turn(rows, length):
+    """Each stretch of so many numbers, a power of 2, times the Hadamard matrix of that order over its root:
+    (B, r) float32, in place."""
+    factor = np.float32(1.0 / np.sqrt(np.float64(length)))
+    for i in range(rows.shape[0]):
+        for start in range(0, rows.shape[1], length):
+            row = rows[i, start : start + length]
+            half = 1
+            while half < length:
+                for first in range(0, length, 2 * half):
+                    low, high = row[first : first + half], row[first + half : first + 2 * half]
+                    for j in range(half):
+                        a, b = low[j], high[j]
+                        low[j], high[j] = a + b, a - b
+                half *= 2
+            for j in range(length):
+                row[j] *= factor
+
+
 @compiled(fastmath={"contract"})
 def add_rows(sums, rows, gradients, chunks, share, first, last):
     """``sums[rows[m], j] += share[chunks[m]] · gradients[chunks[m], j]`` for every m, in order, and j from

@@ -27,7 +27,14 @@ import torch
 from index_format.durable import make_directory, replacing
 from stride_cli.corpus.gate_budget import MOST_PROJECTED
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.operators.projections import AskedProjections, Folding, Projections, bit_planes, encode
+from stride_cli.operators.projections import (
+    FORM,
+    AskedProjections,
+    Folding,
+    Projections,
+    bit_planes,
+    encode,
+)
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
@@ -168,12 +175,19 @@ class GatheredProjections(Projections):
 
     def record(self) -> dict[str, Any]:
         """What `read` needs beside the arrays."""
-        return {"project": self.size, "project_seed": self.seed, "layers": self.layers.record()}
+        return {
+            "project": self.size,
+            "project_seed": self.seed,
+            "project_form": FORM,
+            "layers": self.layers.record(),
+        }
 
     @classmethod
     def read(cls, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> Self:
         """The inverse of `arrays` and `record`; KeyError, TypeError or ValueError where they are none."""
         codes, step, scale = (arrays[f"projection_{name}"] for name in ("codes", "step", "scale"))
+        if record.get("project_form") != FORM:
+            raise ValueError("projections of another form, by another stride")
         layers, size = ProjectedLayers.read(record["layers"]), int(record["project"])
         wanted = [((len(step), size), np.uint8), ((len(step),), np.float32)]
         wanted.append(((len(layers.names),), np.float32))

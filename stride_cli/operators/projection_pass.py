@@ -19,7 +19,7 @@ from stride_cli.operators.checkpoints import find_checkpoints, open_stored
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
-from stride_cli.operators.projections import Projections, Projector
+from stride_cli.operators.projections import FORM, Projections, Projector, understood
 from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.steered_model import SteeredModel
@@ -193,6 +193,7 @@ def project_index(
                 writer.append(name, piece)
     for entry in entries:
         entry |= {"project": size, "projected": chunks.n_chunks, "project_seed": entry["settings"]["seed"]}
+        entry["project_form"] = FORM
         entry["settings"]["project"] = size
         for about in (entry, entry["settings"]):  # of stride 0.1
             about.pop("sketch", None)
@@ -245,6 +246,7 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
             )
     if all(
         (entry.get("project"), entry.get("projected")) == (options.project, index.n_chunks)
+        and understood(entry)
         for entry in (stored, *checkpoints)
     ):
         raise IndexExists(

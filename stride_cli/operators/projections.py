@@ -4,9 +4,12 @@
     G_i · g_x  ≈  z_i · h(g_x)  ≈  step_i · Σ_j sign(z_ij) h(g_x)_j
 
 h folds the p gates of all spaces, in random order and with random signs, into r numbers, whose products
-are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009). It needs no sample of the
-corpus and says the same of a chunk whatever else is there: it is made in the pass that adds up the subsets,
-and a chunk that comes later gets the one that it would have had.
+are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009), and turns these by a
+Hadamard matrix, which changes no product. Then each number is a sum of all gates, and all but Gaussian: the
+sign of one that holds a few gates is that of the largest, however large it is, and estimates from such signs
+are worse the more of them there are. h needs no sample of the corpus and says the same of a chunk whatever
+else is there: it is made in the pass that adds up the subsets, and a chunk that comes later gets the one
+that it would have had.
 
 Of a chunk only signs are kept (Charikar, STOC 2002), of a query three bits a number. That is the noise of
 r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/projections.py`). Nor do leading
@@ -36,9 +39,9 @@ if TYPE_CHECKING:
     from stride_cli.operators.device_folding import DeviceFolding
     from stride_cli.operators.steered_model import SteeredModel
 
+FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
 _CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
-_GATES_A_PLACE = 4  # that are added up, at least
 _QUERIES_AT_ONCE = 8  # whose planes stay in the processor's cache while the codes pass
 
 
@@ -54,30 +57,28 @@ class Folding:
 
     def __init__(self, size: int, count: int, seed: int) -> None:
         random = stream(seed, "projection folding")
-        # where gates are few, each is taken several times: a place without any would have no sign
-        copies = max(1, -(-_GATES_A_PLACE * count // size))
-        places = random.permutation(copies * size) % count
+        places = random.permutation(size) % count
         # places r … 2 r − 1 are those of gates that count negative
-        places += count * random.integers(0, 2, len(places))
+        places += count * random.integers(0, 2, size)
         self.count = count
         self._on_device: DeviceFolding | None = None
-        self._places = places.astype(np.int32).reshape(copies, size)
+        self._places = places.astype(np.int32)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.gate_kernels import add_to_places
+        from stride_cli.operators.gate_kernels import add_to_places, turn
 
         sums = np.zeros((len(gradients[0]), 2 * self.count), np.float32)
         start = 0
         for gradient in gradients:
             stop = start + gradient.shape[1]
             wide = np.ascontiguousarray(gradient.float().cpu().numpy())
-            for places in self._places[:, start:stop]:
-                add_to_places(wide, places, sums)
+            add_to_places(wide, self._places[start:stop], sums)
             start = stop
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
         folded: np.ndarray = sums[:, : self.count] - sums[:, self.count :]
-        return folded / np.float32(len(self._places)) ** 0.5
+        turn(folded, turned_together(self.count))
+        return folded
 
     def on(self, device: torch.device) -> DeviceFolding:
         """The same for gradients that are on a device, and stay there."""
@@ -86,6 +87,12 @@ class Folding:
         if self._on_device is None:
             self._on_device = DeviceFolding(self._places, self.count, device)
         return self._on_device
+
+
+def turned_together(count: int) -> int:
+    """Of how many of r numbers a Hadamard matrix makes as many others: the largest power of 2 that divides
+    r, at least 64."""
+    return count & -count
 
 
 @lru_cache(maxsize=2)  # to draw one takes longer than to use it
@@ -190,8 +197,14 @@ class AskedProjections:
 def about(projections: Projections | None) -> dict[str, int | None]:
     """The attributes that the group of operators has of projections: bytes a chunk, chunks, seed."""
     if projections is None:
-        return {"project": 0, "projected": 0, "project_seed": None}
-    return {"project": projections.size, "projected": len(projections), "project_seed": projections.seed}
+        return {"project": 0, "projected": 0, "project_seed": None, "project_form": None}
+    sizes = {"project": projections.size, "projected": len(projections)}
+    return sizes | {"project_seed": projections.seed, "project_form": FORM}
+
+
+def understood(attributes: Mapping[str, Any]) -> bool:
+    """Whether the projections that a group of operators has, if any, are made as these here."""
+    return not attributes.get("project") or attributes.get("project_form") == FORM
 
 
 def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> Projections | None:
@@ -204,6 +217,10 @@ def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -
     if attributes.get("sketch"):  # of stride 0.1: signs along leading directions of a sample
         note("sketches that stride 0.1 made are passed over: stride train --project 512 replaces them")
     if not attributes.get("project"):
+        return None
+    if not understood(attributes):
+        size = attributes["project"]
+        note(f"projections of another form are passed over: stride train --project {size} replaces them")
         return None
     shape = int(attributes["projected"]), int(attributes["project"])
     codes, step = (arrays.get(f"projection_{name}", np.zeros(0)) for name in ("codes", "step"))

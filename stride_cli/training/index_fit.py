@@ -84,6 +84,7 @@ def fit_index(
             recorded_checkpoint,
         )
         from stride_cli.operators.fitting import FitRun
+        from stride_cli.operators.projections import FORM
 
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
@@ -118,6 +119,8 @@ def fit_index(
     identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
     if base := getattr(options, "base", None):
         identity["base"] = base
+    if getattr(settings, "project", 0):
+        identity["projections"] = FORM  # not those of another form go on from an interrupted pass
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -186,11 +189,12 @@ def _project(
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
     from stride_cli.operators.projection_pass import check_projectable, project_index
+    from stride_cli.operators.projections import FORM
 
     check_projectable(index, options, model)
     operators = index.group_attributes("operators")["build_key"]
     size = options.project or 0
-    identity = [index.digest, operators, size, str(model.dtype)]
+    identity = [index.digest, operators, size, str(model.dtype), FORM]
     build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     apart: Projecting | None = None
     if run.in_ranges:

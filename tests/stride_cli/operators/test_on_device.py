@@ -153,7 +153,7 @@ def test_what_no_single_row_has_memory_for_is_refused(chunks: ChunkReader) -> No
     assert not out_of_memory(RuntimeError("shapes do not match"))
 
 
-@pytest.mark.parametrize("count", [64, 1024])  # the latter: each gate several times
+@pytest.mark.parametrize("count", [64, 192, 2048])  # the last: more than gates
 def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stride_cli.operators.device_folding._NUMBERS", 5000)
     random = torch.Generator().manual_seed(0)

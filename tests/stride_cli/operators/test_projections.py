@@ -29,6 +29,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators import closed as module
 from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.gate_kernels import turn
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projection_pass import fit_projections
@@ -77,28 +78,52 @@ def asked(chunks: ChunkReader):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_folding_adds_every_gate_to_as_few_places_as_leave_none_empty(
-    sizes: list[int], count: int, seed: int
-) -> None:
+def test_folding_is_linear_and_spreads_every_gate_evenly(sizes: list[int], count: int, seed: int) -> None:
     total = sum(sizes)
     folding = Folding(total, count, seed)
     random = torch.Generator().manual_seed(seed)
     rows = [torch.randn(2, size, generator=random) for size in sizes]
     assert folding(rows).shape == (2, count)
-    # of few gates, two with both of their signs may meet at a place: of fifty, at one in three thousand
-    assert total < 50 or (folding(rows) == 0).all(axis=0).sum() <= 5
     np.testing.assert_array_equal(folding([2.0 * row for row in rows]), 2.0 * folding(rows))
-    # one gate at a time: a unit vector, up to its sign, where there are gates enough
+    # one gate at a time: a unit vector, all of whose numbers are as large
     space = seed % len(sizes)
     unit = [torch.zeros(1, size) for size in sizes]
     unit[space][0, seed % sizes[space]] = 1.0
-    copies = max(1, -(-4 * count // total))
-    found = np.abs(folding(unit))
-    assert (found != 0).sum() <= copies
-    if copies == 1:
-        assert found.sum() == found.max() == 1.0
+    found, length = np.abs(folding(unit)[0]), {64: 64, 192: 64, 1024: 1024}[count]
+    assert (found > 0).sum() == length and found.max() == pytest.approx(length**-0.5)
+    assert np.ptp(found[found > 0]) == 0
     again = Folding(total, count, seed + 1)
     assert total < 9 or not np.array_equal(again(rows), folding(rows))
+
+
+@given(
+    stretches=st.integers(1, 5), order=st.integers(0, 9), rows=st.integers(0, 4), seed=st.integers(0, 99)
+)
+@settings(max_examples=25, deadline=None)
+def test_turning_is_the_product_with_a_hadamard_matrix(
+    stretches: int, order: int, rows: int, seed: int
+) -> None:
+    from scipy.linalg import hadamard
+
+    length = 1 << order
+    numbers = np.random.default_rng(seed).normal(size=(rows, stretches * length)).astype(np.float32)
+    found = numbers.copy()
+    turn(found, length)
+    expected = numbers.reshape(rows, stretches, length) @ hadamard(length) / length**0.5
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1024, 1 << 16])
+def test_signs_say_the_more_the_more_there_are_of_gradients_with_a_few_large_gates(count: int) -> None:
+    """Errors are as large as they say also where most gates are next to nothing, which a place that holds
+    only a few of them would show by its sign alone."""
+    random = np.random.default_rng(0)
+    own = (random.normal(size=(40, 20_000)) * random.pareto(1.5, (40, 20_000))).astype(np.float32)
+    asked = own[:5] + random.normal(size=(5, 20_000)).astype(np.float32)
+    codes, step = encode(Folding(20_000, count, 1)([torch.from_numpy(own)]))
+    found, noise = Projections(codes, step, 1).products([torch.from_numpy(asked)])
+    errors = (found - asked @ own.T) / (noise[:, None] * step)
+    assert np.sqrt(np.square(errors).mean()) == pytest.approx(1.0, abs=0.15)
 
 
 def test_products_of_folded_rows_are_those_of_the_gates_up_to_noise() -> None:
