@@ -415,11 +415,12 @@ class Attributor:
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
             shown, above = values, None
-            if self.estimates and seconds is not None:
+            if self.estimates:
                 part = projected_part([each.asked for each in seconds.projected], found.unit, query)
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
                 debiased = recovered[query]
-                others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact)
+                pairs = None if seconds.pairs is None else seconds.pairs.of(query)
+                others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact, pairs)
                 if self.reads and counts_others(len(own.chunks)):
                     weights, above = with_estimates(solution, exact, others, TOP)
                 else:
@@ -428,7 +429,7 @@ class Attributor:
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)
             recall = None
-            if seconds is not None and self.reads:
+            if self.reads:
                 odds = seconds.odds(query, own, [products[query, at] for products in projected])
                 recall = None if odds is None else stated_recall(shown, odds, self.workspace.n_chunks, above)
             if self.options.nonneg:
@@ -436,22 +437,19 @@ class Attributor:
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))
         return answers
 
-    def _seconds(self, queries: QuerySet, batches: Sequence[Batch]) -> SecondEstimates | None:
-        """What says, beside the recovery, which chunks are worth a look: where none is read, projections."""
-        from stride_cli.attribution.direct_readout import projected_influences, second_estimates
+    def _seconds(self, queries: QuerySet, batches: Sequence[Batch]) -> SecondEstimates:
+        """What says, beside the recovery, which chunks are worth a look, and what others come to."""
+        from stride_cli.attribution.direct_readout import second_estimates
 
-        models = self.steered(projected=True)
-        if self.reads:
-            return second_estimates(models, queries, batches, self.workspace)
-        return projected_influences(models, batches, self.workspace.n_chunks)
+        return second_estimates(self.steered(projected=True), queries, batches, self.workspace)
 
     def _wanted(
-        self, solutions: Sequence[Solution], recovered: Sequence[Debiased], seconds: SecondEstimates | None
+        self, solutions: Sequence[Solution], recovered: Sequence[Debiased], seconds: SecondEstimates
     ) -> list[Chosen]:
         """The chunks that are read for each query."""
         from stride_cli.recovery.refinement import Chosen, candidates
 
-        if not self.reads or seconds is None:
+        if not self.reads:
             nothing = Chosen(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
             return [nothing] * len(solutions)
         guides = [(seconds.guide(query), seconds.alone(query)) for query in range(len(solutions))]

@@ -7,6 +7,10 @@ difference of what is seen and the other. Weighed by their precisions the two ar
 posterior mean under a prior that all chunks share (`recovery.posterior`) is what a chunk that is not read
 counts with. So small influences, of which there are thousands, do not add up to noise.
 
+What that prior is centred on is what the pairs of tokens that a chunk shares with the query predict of it: a
+line through the estimates of this very query, so that pairs count as far as projections bear them out. Where
+they do not, the line is flat.
+
 Before that, what many chunks say alike is shared out among them (`attribution.shared_influence`), whether
 they were read or not.
 """
@@ -25,6 +29,7 @@ from stride_cli.recovery.posterior import Posterior
 
 if TYPE_CHECKING:
     from stride_cli.attribution.direct_readout import InfluenceUnit
+    from stride_cli.attribution.shared_pairs import QueryPairs
     from stride_cli.operators.projections import AskedProjections
     from stride_cli.operators.redundancy import Redundancy
     from stride_cli.recovery.problem import Solution
@@ -70,8 +75,10 @@ class Estimates:
     recovered : (n,) float64      the debiased Lasso (`recovery.refinement.Debiased`), in the same unit; None:
                                   projections are all there is
     error : float                 the standard deviation of its error, as projections tell it
-    posterior : Posterior         of estimates in units of their errors
+    posterior : Posterior         of estimates, less what pairs predict, in units of their errors
     shared : Shared or None       what is taken from all of them, and from what was read
+    pairs : QueryPairs or None    that chunks share with the query
+    slope : float                 what a standard deviation of these predicts
     """
 
     n_chunks: int
@@ -80,6 +87,8 @@ class Estimates:
     error: float
     posterior: Posterior
     shared: Shared | None = None
+    pairs: QueryPairs | None = None
+    slope: float = 0.0
 
     @classmethod
     def of(
@@ -89,13 +98,15 @@ class Estimates:
         recovered: Guide | None = None,
         stated: float = 0.0,
         read: Read | None = None,
+        pairs: QueryPairs | None = None,
     ) -> Estimates:
         """Learnt from all chunks, or a sample of them.
 
         Parameters
         ----------
-        stated : float      the error that the recovery states by itself
-        read : Read         by default nothing was
+        stated : float          the error that the recovery states by itself
+        read : Read             by default nothing was
+        pairs : QueryPairs      by default nothing is predicted
         """
         seen = zip(*_looked_at(n_chunks, projected, recovered), strict=True)
         chunks, mine, errors, others = (np.concatenate(parts) for parts in seen)
@@ -108,13 +119,17 @@ class Estimates:
         if read is not None and read.directions:
             shared = _shared(read, chunks, values, n_chunks)
             values = values - shared[chunks]
+        slope = 0.0
+        if pairs is not None and pairs.varied:
+            slope = _slope(*_with_read(read, shared, chunks, values, spread), pairs.standard(chunks))
+            values = values - slope * pairs.standard(chunks)
         known = spread > 0
         learnt = Posterior.learnt(values[known] / spread[known])
-        return cls(n_chunks, projected, recovered, error, learnt, shared)
+        return cls(n_chunks, projected, recovered, error, learnt, shared, pairs, slope)
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
-        return self._means(*self._of_range(start, stop))
+        return self._means(*self._of_range(start, stop), self._predicted(start, stop))
 
     def _of_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Both estimates as one, without what is shared, and its errors."""
@@ -122,10 +137,17 @@ class Estimates:
         values, spread = _together(*self.projected(start, stop), others, self.error)
         return (values if self.shared is None else values - self.shared[start:stop]), spread
 
-    def _means(self, values: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    def _predicted(self, start: int, stop: int) -> np.ndarray:
+        """What pairs predict of a range of chunks, float64."""
+        if self.pairs is None or not self.slope:
+            return np.zeros(stop - start)
+        return self.slope * self.pairs.standard(slice(start, stop))
+
+    def _means(self, values: np.ndarray, spread: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         known = spread > 0
         found = values.copy()
-        found[known] = spread[known] * self.posterior(values[known] / spread[known])
+        away = (values - predicted)[known] / spread[known]
+        found[known] = predicted[known] + spread[known] * self.posterior(away)
         return found
 
     def shared_out(self, chunks: np.ndarray, influences: np.ndarray) -> np.ndarray:
@@ -152,11 +174,12 @@ class Estimates:
         for start in range(0, self.n_chunks, _ROWS):
             stop = min(start + _ROWS, self.n_chunks)
             together, spread = self._of_range(start, stop)
-            own = self._means(together, spread)
+            predicted = self._predicted(start, stop)
+            own = self._means(together, spread, predicted)
             first, last = np.searchsorted(without, [start, stop])
             inside = without[first:last] - start
             own[inside], together[inside] = 0.0, -np.inf
-            above += self._above(together, spread, thresholds)
+            above += self._above(together, spread, predicted, thresholds)
             left = np.flatnonzero(own)
             chunks, values = np.concatenate([chunks, start + left]), np.concatenate([values, own[left]])
             if len(chunks) > _MOST_KEPT:
@@ -164,7 +187,9 @@ class Estimates:
                 chunks, values = chunks[strongest], values[strongest]
         return chunks, values, above
 
-    def _above(self, values: np.ndarray, spread: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    def _above(
+        self, values: np.ndarray, spread: np.ndarray, predicted: np.ndarray, thresholds: np.ndarray
+    ) -> np.ndarray:
         """How many of these are to be expected above each threshold."""
         if not len(thresholds):
             return np.zeros(0)
@@ -179,8 +204,9 @@ class Estimates:
             rest = closest[most :: -(-(len(near) - most) // most)]
             stands_for = np.repeat([1.0, (len(near) - most) / len(rest)], [most, len(rest)])
             near = near[np.concatenate([closest[:most], rest])]
-        own = spread[near]
-        found = [stands_for @ self.posterior.above(values[near] / own, each / own) for each in thresholds]
+        own, line = spread[near], predicted[near]
+        away = (values[near] - line) / own
+        found = [stands_for @ self.posterior.above(away, (each - line) / own) for each in thresholds]
         return np.array(found)
 
 
@@ -246,6 +272,36 @@ def _shared(read: Read, chunks: np.ndarray, values: np.ndarray, n_chunks: int) -
         (read.chunks, read.influences + read.mean, 1.0),
     ]
     return Shared.of(read.directions, read.ridge, seen)
+
+
+def _with_read(
+    read: Read | None, shared: Shared | None, chunks: np.ndarray, values: np.ndarray, spread: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values and their errors, with those that were read in the place of estimates."""
+    if read is None or not len(read.chunks):
+        return values, spread
+    _, places, own = np.intersect1d(chunks, read.chunks, assume_unique=True, return_indices=True)
+    exact = read.influences[own]
+    values, spread = values.copy(), spread.copy()
+    values[places] = exact if shared is None else exact - shared[read.chunks[own]]
+    spread[places] = 0.0
+    return values, spread
+
+
+def _slope(values: np.ndarray, spread: np.ndarray, scores: np.ndarray) -> float:
+    """Of a line through values with these errors, over scores; shrunk by how well it is known (positive-part
+    James-Stein): of a slope within its standard error nothing is left."""
+    weights = 1.0 / (np.square(spread) + max(float(np.mean(np.square(spread))), np.finfo(float).tiny))
+    weights /= weights.sum()
+    away = scores - weights @ scores
+    size = float(weights @ np.square(away))
+    if not size > 0:
+        return 0.0
+    slope = float((weights * away) @ values) / size
+    left = values - weights @ values - slope * away
+    # robust to errors of different sizes (White, Econometrica 48, 1980)
+    variance = float(np.square(weights * away * left).sum()) / size**2
+    return slope * max(0.0, 1.0 - variance / slope**2) if slope else 0.0
 
 
 def _together(

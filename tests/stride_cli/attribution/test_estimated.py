@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stride_cli.attribution import estimated
-from stride_cli.attribution.estimated import Estimates
+from stride_cli.attribution.estimated import Estimates, Read
+from stride_cli.attribution.shared_pairs import QueryPairs
 
 N = 6_000
 
@@ -69,6 +70,44 @@ def test_parts_are_those_of_the_whole_and_what_was_read_is_left_out(known, monke
     strongest = others[np.argsort(-np.abs(sampled.part(0, N)[others]))[:50]]
     np.testing.assert_array_equal(chunks, np.sort(strongest))
     assert (np.diff(chunks) > 0).all() and np.abs(kept).min() >= np.abs(sampled.part(0, N)[others]).mean()
+
+
+def overlap(scores: np.ndarray) -> QueryPairs:
+    chunks = np.flatnonzero(scores)
+    return QueryPairs(chunks, scores[chunks], len(scores), float(scores.mean()), float(scores.std()))
+
+
+def test_pairs_count_as_far_as_projections_bear_them_out(known) -> None:
+    random = np.random.default_rng(1)
+    scores = np.where(random.uniform(size=N) < 0.3, random.exponential(size=N), 0.0)
+    pairs = overlap(scores)
+
+    def part(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        return known["projected"][start:stop], known["errors"][start:stop]
+
+    # nothing in the truth goes with them: next to nothing is made of them
+    useless = Estimates.of(N, part, pairs=pairs)
+    assert abs(useless.slope) < 0.06
+    np.testing.assert_allclose(useless.part(0, N), Estimates.of(N, part).part(0, N), atol=0.5)
+    # the truth goes with them
+    more = 2.0 * pairs.standard(slice(0, N))
+
+    def both(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        return part(start, stop)[0] + more[start:stop], part(start, stop)[1]
+
+    found, without = Estimates.of(N, both, pairs=pairs), Estimates.of(N, both)
+    assert found.slope == pytest.approx(2.0, abs=0.1)
+    errors = [np.square(each.part(0, N) - known["truth"] - more).mean() for each in (found, without)]
+    assert errors[0] < 0.9 * errors[1]
+    # how many are above is counted with them too
+    thresholds = np.quantile(known["truth"] + more, [0.999, 0.99, 0.9])
+    above = found.kept(np.empty(0, np.int64), thresholds)[2]
+    wanted = [(known["truth"] + more > each).sum() for each in thresholds]
+    np.testing.assert_allclose(above, wanted, rtol=0.35, atol=3)
+    # what was read says more than what is estimated of it
+    strongest = np.sort(np.argsort(-scores)[:200])
+    read = Read(strongest, (known["truth"] + 3.0 * pairs.standard(slice(0, N)))[strongest])
+    assert Estimates.of(N, both, read=read, pairs=pairs).slope > 2.1
 
 
 def test_chunks_without_a_gradient_are_what_they_are() -> None:
