@@ -20,7 +20,7 @@ from stride_cli.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from stride_cli.attribution.direct_readout import SecondEstimates
-    from stride_cli.attribution.estimated import Read
+    from stride_cli.attribution.estimated import Read, Responses
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -410,7 +410,7 @@ class Attributor:
             for products, operators in zip(found.products, self.operators, strict=True)
             if operators.finding is not None
         ]
-        answers = []
+        answers, explained = [], self.explained(responses)
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):
             at = np.searchsorted(chunks, own.chunks)
             values = found.influences[query, at]
@@ -418,13 +418,13 @@ class Attributor:
             if self.estimates:
                 part = projected_part([each.asked for each in seconds.projected], found.unit, query)
                 exact = self._exact(own.chunks, values, found.unit.offset[query])
-                debiased = recovered[query]
                 pairs = None if seconds.pairs is None else seconds.pairs.of(query)
-                others = Estimates.of(solution.n_chunks, part, debiased, debiased.noise, exact, pairs)
+                others = Estimates.of(solution.n_chunks, part, exact, pairs)
+                sums = self._responses(explained[query])
                 if self.reads and counts_others(len(own.chunks)):
-                    weights, above = with_estimates(solution, exact, others, TOP)
+                    weights, above = with_estimates(solution, exact, others, sums, TOP)
                 else:
-                    weights, _ = with_estimates(solution, exact, others)
+                    weights, _ = with_estimates(solution, exact, others, sums)
                 shown = others.shared_out(own.chunks, values)
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)
@@ -436,6 +436,13 @@ class Attributor:
                 weights = replace(weights, values=np.maximum(weights.values, 0.0))
             answers.append(Attribution(solution, self._shrunk(weights), own.chunks, recall, self.estimates))
         return answers
+
+    def _responses(self, explained: np.ndarray) -> Responses:
+        """What the subsets of all models answer to one query, (C K,)."""
+        from stride_cli.attribution.estimated import Responses
+
+        each = np.split(explained, len(self.operators))
+        return Responses(self.designs.each, each, self.method == "linear", self.intercept)
 
     def _seconds(self, queries: QuerySet, batches: Sequence[Batch]) -> SecondEstimates:
         """What says, beside the recovery, which chunks are worth a look, and what others come to."""

@@ -1,18 +1,19 @@
-"""Chunks that are not read: what their projections and the recovery say of them together.
+"""Chunks that are not read: what their projections, their pairs of tokens and the subsets say of them.
 
-Two estimates of a chunk's influence w_i have errors of their own. A projection's is known, Gaussian and of
-the size of the chunk's gradient; the debiased Lasso's is the same for all chunks, and what the projections
-say of it: the mean of (u_i − v_i)² over chunks is the sum of both errors' squares, so that the one is the
-difference of what is seen and the other. Weighed by their precisions the two are one estimate, and the
-posterior mean under a prior that all chunks share (`recovery.posterior`) is what a chunk that is not read
-counts with. So small influences, of which there are thousands, do not add up to noise.
+A projection's estimate of a chunk's influence has an error of known size, Gaussian, as large as the chunk's
+gradient. What a chunk can be, given that, follows from how influences are distributed, which all estimates
+of the query tell together (`recovery.posterior`): means of small estimates are next to nothing, so that the
+small influences of thousands of chunks do not add up to noise.
 
-What that prior is centred on is what the pairs of tokens that a chunk shares with the query predict of it: a
-line through the estimates of this very query, so that pairs count as far as projections bear them out. Where
-they do not, the line is flat.
+What that distribution is centred on is what the pairs of tokens that a chunk shares with the query predict of
+it: a line through the estimates of this very query, so that pairs count as far as projections bear them out.
+Where they do not, the line is flat.
 
-Before that, what many chunks say alike is shared out among them (`attribution.shared_influence`), whether
-they were read or not.
+And the subsets' responses are what all chunks of a subset add up to, those that were read included. What
+estimates leave of them is shared out among the chunks that are known least (`recovery.conditioning`).
+
+What many chunks say alike is shared out among them (`attribution.shared_influence`), whether they were read
+or not.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.attribution.shared_influence import Shared
+from stride_cli.recovery.conditioning import MOST_A_SUBSET, Known, corrections
 from stride_cli.recovery.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.projections import AskedProjections
     from stride_cli.operators.redundancy import Redundancy
     from stride_cli.recovery.problem import Solution
-    from stride_cli.recovery.refinement import Guide
 
 _ROWS = 1 << 18  # chunks that are estimated together
 # what is learnt of a larger corpus is a sample's, in stretches all over it
@@ -42,7 +43,6 @@ _MOST_KEPT = 1 << 17  # influences of a query, the largest of those that are not
 _FARTHEST = 6.0  # standard deviations
 # chunks of which it is asked how likely they are to be above: of all ranges together, and of each at least
 _COUNTED, _FEWEST_COUNTED = 1 << 15, 1 << 9
-_LEAST = 0.5  # of the error that the recovery states: what is measured of it is not less by more
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,37 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Responses:
+    """What the subsets of all models answer to one query.
+
+    Attributes
+    ----------
+    columns : of each model, (n, d) integers      the subsets that hold each chunk
+    values : of each model, (K,) float64          on the scale of subset sums
+    exact : bool                                  whether they are sums of influences, all but exactly
+    intercept : bool                              whether they have a constant
+    """
+
+    columns: Sequence[Any]
+    values: Sequence[np.ndarray]
+    exact: bool
+    intercept: bool
+
+    @property
+    def tell(self) -> bool:
+        """Whether there are subsets enough to say anything of single chunks."""
+        count = len(self.columns[0])
+        return count <= min(_ROWS, MOST_A_SUBSET * len(self.values[0]))
+
+
+@dataclass(frozen=True)
 class Estimates:
-    """Of one query, every chunk's influence by projections and recovery together, part by part.
+    """Of one query, every chunk's influence by projections and pairs, part by part.
 
     Attributes
     ----------
     n_chunks : n
     projected : range of chunks → their influences by projections, and the standard deviations of their errors
-    recovered : (n,) float64      the debiased Lasso (`recovery.refinement.Debiased`), in the same unit; None:
-                                  projections are all there is
-    error : float                 the standard deviation of its error, as projections tell it
     posterior : Posterior         of estimates, less what pairs predict, in units of their errors
     shared : Shared or None       what is taken from all of them, and from what was read
     pairs : QueryPairs or None    that chunks share with the query
@@ -83,8 +104,6 @@ class Estimates:
 
     n_chunks: int
     projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-    recovered: Guide | None
-    error: float
     posterior: Posterior
     shared: Shared | None = None
     pairs: QueryPairs | None = None
@@ -95,8 +114,6 @@ class Estimates:
         cls,
         n_chunks: int,
         projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
-        recovered: Guide | None = None,
-        stated: float = 0.0,
         read: Read | None = None,
         pairs: QueryPairs | None = None,
     ) -> Estimates:
@@ -104,17 +121,11 @@ class Estimates:
 
         Parameters
         ----------
-        stated : float          the error that the recovery states by itself
         read : Read             by default nothing was
         pairs : QueryPairs      by default nothing is predicted
         """
-        seen = zip(*_looked_at(n_chunks, projected, recovered), strict=True)
-        chunks, mine, errors, others = (np.concatenate(parts) for parts in seen)
-        error = np.inf
-        if recovered is not None:
-            apart = float(np.mean(np.square(mine - others) - np.square(errors))) if len(mine) else 0.0
-            error = float(np.sqrt(max(apart, (_LEAST * stated) ** 2)))
-        values, spread = _together(mine, errors, others, error)
+        seen = zip(*_looked_at(n_chunks, projected), strict=True)
+        chunks, values, spread = (np.concatenate(parts) for parts in seen)
         shared = None
         if read is not None and read.directions:
             shared = _shared(read, chunks, values, n_chunks)
@@ -125,16 +136,15 @@ class Estimates:
             values = values - slope * pairs.standard(chunks)
         known = spread > 0
         learnt = Posterior.learnt(values[known] / spread[known])
-        return cls(n_chunks, projected, recovered, error, learnt, shared, pairs, slope)
+        return cls(n_chunks, projected, learnt, shared, pairs, slope)
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
         return self._means(*self._of_range(start, stop), self._predicted(start, stop))
 
     def _of_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both estimates as one, without what is shared, and its errors."""
-        others = 0.0 if self.recovered is None else self.recovered[start:stop]
-        values, spread = _together(*self.projected(start, stop), others, self.error)
+        """Estimates without what is shared, and their errors."""
+        values, spread = self.projected(start, stop)
         return (values if self.shared is None else values - self.shared[start:stop]), spread
 
     def _predicted(self, start: int, stop: int) -> np.ndarray:
@@ -149,6 +159,20 @@ class Estimates:
         away = (values - predicted)[known] / spread[known]
         found[known] = predicted[known] + spread[known] * self.posterior(away)
         return found
+
+    def known(self, read: Read) -> Known:
+        """What is known of all chunks, with what they share: means, and variances, 0 of those that were
+        read."""
+        values, spread = self._of_range(0, self.n_chunks)
+        predicted = self._predicted(0, self.n_chunks)
+        means, variances = self._means(values, spread, predicted), np.zeros(self.n_chunks)
+        some = spread > 0
+        away = (values - predicted)[some] / spread[some]
+        variances[some] = np.square(spread[some]) * self.posterior.variances(away)
+        if self.shared is not None:
+            means = means + self.shared[0 : self.n_chunks]
+        means[read.chunks], variances[read.chunks] = read.influences, 0.0
+        return Known(means, variances)
 
     def shared_out(self, chunks: np.ndarray, influences: np.ndarray) -> np.ndarray:
         """Exact influences of chunks without what they share with others."""
@@ -178,8 +202,10 @@ class Estimates:
             own = self._means(together, spread, predicted)
             first, last = np.searchsorted(without, [start, stop])
             inside = without[first:last] - start
-            own[inside], together[inside] = 0.0, -np.inf
-            above += self._above(together, spread, predicted, thresholds)
+            own[inside] = 0.0
+            others = together.copy()
+            others[inside] = -np.inf
+            above += self._above(others, spread, predicted, thresholds)
             left = np.flatnonzero(own)
             chunks, values = np.concatenate([chunks, start + left]), np.concatenate([values, own[left]])
             if len(chunks) > _MOST_KEPT:
@@ -211,16 +237,29 @@ class Estimates:
 
 
 def with_estimates(
-    solution: Solution, read: Read, estimates: Estimates, top: int = 0
+    solution: Solution, read: Read, estimates: Estimates, responses: Responses | None = None, top: int = 0
 ) -> tuple[Solution, np.ndarray]:
     """The solution with the weights of chunks that were read, and of the others with what is estimated; all
     else, the residual too, is still the Lasso's. And how many chunks that were not read are to be expected
     above the strongest that were, the second, … of the `top`: (top,) float64."""
     exact = estimates.shared_out(read.chunks, read.influences)
     others, values, above = estimates.kept(read.chunks, np.sort(exact)[::-1][:top])
+    if responses is not None and responses.tell:
+        values = values + _by_responses(estimates.known(read), responses)[others]
     indices = np.concatenate([read.chunks, others])
     order = np.argsort(indices)
     return replace(solution, indices=indices[order], values=np.concatenate([exact, values])[order]), above
+
+
+def _by_responses(known: Known, responses: Responses) -> np.ndarray:
+    """What the responses add to estimates, (n,) float64: the mean over models."""
+    total = np.zeros(len(known.means))
+    # of several models each has influences of its own, and what is known is of their mean
+    exact = responses.exact and len(responses.columns) == 1
+    for columns, values in zip(responses.columns, responses.values, strict=True):
+        total += corrections(columns, values, known, exact=exact, intercept=responses.intercept)
+    found: np.ndarray = total / len(responses.columns)
+    return found
 
 
 def projected_part(
@@ -249,17 +288,16 @@ def projected_part(
 
 
 def _looked_at(
-    n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]], recovered: Guide | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """What is learnt from: chunks, both estimates of them, and the errors of the first."""
+    n_chunks: int, projected: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """What is learnt from: chunks, their estimates and the errors of these."""
     if n_chunks <= _ROWS:
         ranges = [(0, n_chunks)]
     else:
         starts = np.linspace(0, n_chunks - _STRETCH, _SAMPLED // _STRETCH).astype(int).tolist()
         ranges = [(start, start + _STRETCH) for start in starts]
     for start, stop in ranges:
-        own = projected(start, stop)
-        yield np.arange(start, stop), *own, own[0] if recovered is None else recovered[start:stop]
+        yield np.arange(start, stop), *projected(start, stop)
 
 
 def _shared(read: Read, chunks: np.ndarray, values: np.ndarray, n_chunks: int) -> Shared:
@@ -302,14 +340,3 @@ def _slope(values: np.ndarray, spread: np.ndarray, scores: np.ndarray) -> float:
     # robust to errors of different sizes (White, Econometrica 48, 1980)
     variance = float(np.square(weights * away * left).sum()) / size**2
     return slope * max(0.0, 1.0 - variance / slope**2) if slope else 0.0
-
-
-def _together(
-    mine: np.ndarray, errors: np.ndarray, others: np.ndarray | float, error: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Two estimates weighed by their precisions, and the error that is left; an estimate without an error (of
-    a chunk that has no gradient) is what it is."""
-    if not error > 0:
-        return mine * 0.0 + others, np.zeros_like(mine)
-    share = np.square(errors) / (np.square(errors) + error**2)  # of the other
-    return mine + share * (others - mine), errors * np.sqrt(1.0 - share)

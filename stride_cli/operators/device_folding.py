@@ -20,25 +20,25 @@ class DeviceFolding:
 
     Parameters
     ----------
-    places : (p,) int32      where each gate goes: j or, where it counts negative, r + j
+    places : (p,) int64        where each gate goes
+    signs : (p,) float32    its sign, ±1
     count : r
     device : torch.device
     """
 
-    def __init__(self, places: np.ndarray, count: int, device: torch.device) -> None:
-        flat = places.astype(np.int64)
-        order = np.argsort(flat % count, kind="stable")
-        gates = np.bincount(flat % count, minlength=count)  # of each number
+    def __init__(self, places: np.ndarray, signs: np.ndarray, count: int, device: torch.device) -> None:
+        order = np.argsort(places, kind="stable")
+        gates = np.bincount(places, minlength=count)  # of each number
         # (r, m): the gates of each number, one after the other; those that have one fewer end with a 0
         row = np.repeat(np.arange(count), gates)
-        within = np.arange(len(flat)) - np.repeat(np.cumsum(gates) - gates, gates)
+        within = np.arange(len(places)) - np.repeat(np.cumsum(gates) - gates, gates)
         which = np.zeros((count, int(gates.max())), np.int64)
-        signs = np.zeros(which.shape, np.float32)
+        own = np.zeros(which.shape, np.float32)
         which[row, within] = order
-        signs[row, within] = np.where(flat[order] < count, 1.0, -1.0)
+        own[row, within] = signs[order]
         self._shape = which.shape
         self._which = torch.from_numpy(which.reshape(-1)).to(device)
-        self._signs = torch.from_numpy(signs).to(device)
+        self._signs = torch.from_numpy(own).to(device)
         self._together = turned_together(count)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -3,13 +3,13 @@
     z_i = h(G_i),   G_i = scored_i g_i        kept of chunk i:  sign(z_i), step_i = Σ_j z_ij² / Σ_j |z_ij|
     G_i · g_x  ≈  z_i · h(g_x)  ≈  step_i · Σ_j sign(z_ij) h(g_x)_j
 
-h folds the p gates of all spaces, in random order and with random signs, into r numbers, whose products
-are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009), and turns these by a
-Hadamard matrix, which changes no product. Then each number is a sum of all gates, and all but Gaussian: the
-sign of one that holds a few gates is that of the largest, however large it is, and estimates from such signs
-are worse the more of them there are. h needs no sample of the corpus and says the same of a chunk whatever
-else is there: it is made in the pass that adds up the subsets, and a chunk that comes later gets the one
-that it would have had.
+h folds the p gates of all spaces, in stretches at random places and with random signs, into r numbers,
+whose products are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009), and turns
+these by Hadamard matrices, which changes no product. Then each number is a sum of very many gates, and all
+but Gaussian: the sign of one that holds a few gates is that of the largest, however large it is, and
+estimates from such signs are worse the more of them there are. h needs no sample of the corpus and says the
+same of a chunk whatever else is there: it is made in the pass that adds up the subsets, and a chunk that
+comes later gets the one that it would have had.
 
 Of a chunk only signs are kept (Charikar, STOC 2002), of a query three bits a number. That is the noise of
 r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/projections.py`). Nor do leading
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
+STRETCH = 64  # gates that are folded side by side
+_ENCODED = 1 << 16  # numbers at once
 _CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
 _QUERIES_AT_ONCE = 8  # whose planes stay in the processor's cache while the codes pass
 
@@ -57,26 +59,26 @@ class Folding:
 
     def __init__(self, size: int, count: int, seed: int) -> None:
         random = stream(seed, "projection folding")
-        places = random.permutation(size) % count
-        # places r … 2 r − 1 are those of gates that count negative
-        places += count * random.integers(0, 2, size)
         self.count = count
         self._on_device: DeviceFolding | None = None
-        self._places = places.astype(np.int32)
+        # anywhere: what has a pattern in its own space, as the leading directions of a matrix, meets nothing
+        # of the kind where gates fall together
+        self._starts = random.integers(0, count, -(-size // STRETCH))
+        self._signs = (2 * random.integers(0, 2, size) - 1).astype(np.float32)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.gate_kernels import add_to_places, turn
+        from stride_cli.operators.gate_kernels import add_stretches, turn
 
-        sums = np.zeros((len(gradients[0]), 2 * self.count), np.float32)
+        sums = np.zeros((len(gradients[0]), self.count + STRETCH), np.float32)
         start = 0
         for gradient in gradients:
-            stop = start + gradient.shape[1]
             wide = np.ascontiguousarray(gradient.float().cpu().numpy())
-            add_to_places(wide, self._places[start:stop], sums)
-            start = stop
+            add_stretches(wide, start, STRETCH, self._starts, self._signs, sums)
+            start += gradient.shape[1]
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
-        folded: np.ndarray = sums[:, : self.count] - sums[:, self.count :]
+        folded = sums[:, : self.count].copy()
+        folded[:, :STRETCH] += sums[:, self.count :]  # stretches that reach beyond the end
         turn(folded, turned_together(self.count))
         return folded
 
@@ -85,13 +87,15 @@ class Folding:
         from stride_cli.operators.device_folding import DeviceFolding
 
         if self._on_device is None:
-            self._on_device = DeviceFolding(self._places, self.count, device)
+            gates = np.arange(len(self._signs))
+            places = (self._starts[gates // STRETCH] + gates % STRETCH) % self.count
+            self._on_device = DeviceFolding(places, self._signs, self.count, device)
         return self._on_device
 
 
 def turned_together(count: int) -> int:
-    """Of how many of r numbers a Hadamard matrix makes as many others: the largest power of 2 that divides
-    r, at least 64."""
+    """Of how many of r numbers, a multiple of 64, a Hadamard matrix makes as many others: the largest power
+    of 2 that divides r."""
     return count & -count
 
 
@@ -198,7 +202,7 @@ def about(projections: Projections | None) -> dict[str, int | None]:
     """The attributes that the group of operators has of projections: bytes a chunk, chunks, seed."""
     if projections is None:
         return {"project": 0, "projected": 0, "project_seed": None, "project_form": None}
-    sizes = {"project": projections.size, "projected": len(projections)}
+    sizes: dict[str, int | None] = {"project": projections.size, "projected": len(projections)}
     return sizes | {"project_seed": projections.seed, "project_form": FORM}
 
 
@@ -304,10 +308,16 @@ def make_room(folder: Path, n_chunks: int, size: int) -> None:
 
 def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Codes (t, r / 8) uint8 and steps (t,) float32 of z (t, r)."""
-    size = np.abs(z).sum(axis=1)
+    size, square = np.empty(len(z), np.float32), np.empty(len(z), np.float32)
+    codes = np.empty((len(z), z.shape[1] // 8), np.uint8)
+    at_once = max(1, _ENCODED // z.shape[1])  # so few that they stay in the cache
+    for start in range(0, len(z), at_once):
+        some = slice(start, start + at_once)
+        size[some], square[some] = np.abs(z[some]).sum(axis=1), np.square(z[some]).sum(axis=1)
+        codes[some] = np.packbits(z[some] > 0, axis=1)
     # of step · sign(z), whose product with z itself is to be ‖z‖²
-    step = np.divide(np.square(z).sum(axis=1), size, out=np.zeros_like(size), where=size > 0)
-    return np.packbits(z > 0, axis=1), step.astype(np.float32)
+    step = np.divide(square, size, out=np.zeros_like(size), where=size > 0)
+    return codes, step
 
 
 def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

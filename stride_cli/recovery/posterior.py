@@ -26,13 +26,15 @@ class Posterior:
     Attributes
     ----------
     centre : float          of the mixture
-    at, mean : (c,) float64 estimates less the centre, ascending, and the means of what they can be
+    at, mean, variance : (c,) float64      estimates less the centre, ascending, and of what they can be the
+        means, also less the centre, and variances
     widths, shares : the mixture's standard deviations, ascending from 0, and weights, which add up to 1
     """
 
     centre: float
     at: np.ndarray
     mean: np.ndarray
+    variance: np.ndarray
     widths: np.ndarray
     shares: np.ndarray
 
@@ -59,8 +61,11 @@ class Posterior:
         density = np.exp(logs - logs.max(axis=1, keepdims=True))
         shares = _mixture(density, cells)
         parts = density * shares
-        kept = (parts * (np.square(widths) / variance)).sum(axis=1) / parts.sum(axis=1)
-        return cls(centre, middles, kept * middles, widths, shares)
+        parts /= parts.sum(axis=1, keepdims=True)
+        of_each = np.square(widths) / variance  # what each normal keeps of an estimate, and its variance then
+        kept = parts @ of_each
+        left = parts @ of_each + np.square(middles) * (parts @ np.square(of_each) - np.square(kept))
+        return cls(centre, middles, kept * middles, left, widths, shares)
 
     def __call__(self, estimates: np.ndarray) -> np.ndarray:
         """The means (n,) of what these can be; beyond those that it was learnt from, as at the outermost."""
@@ -69,6 +74,10 @@ class Posterior:
         beyond = np.abs(away) > self.at[-1]
         found[beyond] = away[beyond] * (self.mean[-1] / self.at[-1])
         return self.centre + found
+
+    def variances(self, estimates: np.ndarray) -> np.ndarray:
+        """The variances (n,) of what these can be."""
+        return np.interp(np.asarray(estimates, np.float64) - self.centre, self.at, self.variance)
 
     def above(self, estimates: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
         """How likely each true value is to be above its threshold, (n,): both in units of the error."""

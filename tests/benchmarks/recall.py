@@ -84,8 +84,9 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 values = influences[query, chosen.chunks]
                 read = Read(chosen.chunks, values, float(unit.offset[query]), directions, ridge)
                 part = projected_part(asked, unit, query)
-                others = Estimates.of(n_chunks, part, debiased, debiased.noise, read)
-                _, above = with_estimates(solution, read, others, TOP)
+                pairs = None if seconds.pairs is None else seconds.pairs.of(query)
+                others = Estimates.of(n_chunks, part, read, pairs)
+                _, above = with_estimates(solution, read, others, top=TOP)
                 known = others.shared_out(chosen.chunks, values)
                 stated.append(stated_recall(known, odds, n_chunks, above).at_least)
                 found.append(int(np.isin(top[query], chosen.chunks).sum()))

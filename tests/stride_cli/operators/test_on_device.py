@@ -14,7 +14,6 @@ import torch
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators import closed, device_memory, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.device_folding import DeviceFolding
 from stride_cli.operators.device_memory import ShrinkingBatches, out_of_memory
 from stride_cli.operators.projections import Folding, encode
 from stride_cli.operators.steered_model import SteeredModel
@@ -160,7 +159,7 @@ def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.Monk
     rows = [torch.randn(9, size, generator=random) for size in (700, 430)]
     rows[0][3], rows[1][3] = 0.0, 0.0
     folding, scored = Folding(1130, count, 5), torch.arange(1.0, 10)
-    assert same(DeviceFolding(folding._places, count, CPU)(rows), folding(rows))
+    assert same(folding.on(CPU)(rows), folding(rows))
     codes, step = folding.on(CPU).encoded(rows, scored)
     wanted_codes, wanted_step = encode(folding(rows) * scored.numpy()[:, None])
     assert same(step, wanted_step) and step[3] == 0 and codes.dtype == np.uint8
