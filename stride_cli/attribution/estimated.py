@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.attribution.shared_influence import Shared
-from stride_cli.recovery.conditioning import MOST_A_SUBSET, Known, corrections
+from stride_cli.recovery.conditioning import Known, corrections, tell
 from stride_cli.recovery.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class Responses:
     @property
     def tell(self) -> bool:
         """Whether there are subsets enough to say anything of single chunks."""
-        count = len(self.columns[0])
-        return count <= min(_ROWS, MOST_A_SUBSET * len(self.values[0]))
+        return tell(len(self.columns[0]), len(self.values[0]))
 
 
 @dataclass(frozen=True)

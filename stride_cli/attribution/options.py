@@ -27,8 +27,8 @@ class RecoveryOptions(Options):
         Lasso as they are
     read : read the influences of so many chunks, those that the recovery, projections and shared pairs of
         tokens make most likely, from their own gradients; None: as many as take a few seconds
-    estimate : what chunks that are not read count with: "auto", what their projections and the recovery say
-        together, where there are projections; "subsets", what the recovery does
+    estimate : what chunks that are not read count with: "auto", what projections, shared pairs of tokens and
+        subsets say of them together, where there are projections; "subsets", what the recovery does
     redundancy : the ridge, in chunks, with which those that say the same share what they explain
         (`operators.redundancy`), where chunks that are not read are estimated; 0: they do not
     batch_size : steered continuations at once (exact)
@@ -66,8 +66,8 @@ class RecoveryOptions(Options):
     )
     estimate: str = option(
         "auto",
-        "What chunks that are not read count with: auto, what projections and subsets say of them together, "
-        "where the index keeps projections; subsets, the recovery alone.",
+        "What chunks that are not read count with: auto, what projections, shared pairs of tokens and "
+        "subsets say of them together, where the index keeps projections; subsets, the recovery alone.",
         choices=("auto", "subsets"),
         setting=True,
         panel=MORE,

@@ -118,13 +118,14 @@ def _title(record: AnswerRecord) -> Text:
 
 def _how(answer: Answer) -> str:
     """Where the numbers come from, and what they are not."""
+    from stride_cli.recovery.conditioning import tell
     from stride_cli.report.explanation import estimated_from, found_of, what_scores_are
 
     subsets, record = len(answer.solution.residual), answer.to_record()
     found = f"{what_scores_are(record)}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
-    found += estimated_from(record, subsets)
+    found += estimated_from(record, subsets, tell(answer.solution.n_chunks, subsets // answer.models))
     if recall := record.get("recall"):
         found += f"; {found_of(recall)}"
     if answer.shrinkage is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stride_cli.operators.projections import turned_together
+from stride_cli.operators.gate_kernels import turned_together
 
 _NUMBERS = 64 << 20  # gathered at once
 

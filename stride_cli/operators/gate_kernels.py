@@ -206,6 +206,12 @@ def add_stretches(gradients, first, length, starts, signs, out):
             j = stop
 
 
+def turned_together(count: int) -> int:
+    """Of how many of r numbers, a multiple of 64, a Hadamard matrix makes as many others: the largest power
+    of 2 that divides r."""
+    return count & -count
+
+
 @compiled
 def turn(rows, length):
     """Each stretch of so many numbers, a power of 2 and at least 8, times the Hadamard matrix of that order

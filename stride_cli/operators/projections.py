@@ -68,7 +68,7 @@ class Folding:
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.gate_kernels import add_stretches, turn
+        from stride_cli.operators.gate_kernels import add_stretches, turn, turned_together
 
         sums = np.zeros((len(gradients[0]), self.count + STRETCH), np.float32)
         start = 0
@@ -91,12 +91,6 @@ class Folding:
             places = (self._starts[gates // STRETCH] + gates % STRETCH) % self.count
             self._on_device = DeviceFolding(places, self._signs, self.count, device)
         return self._on_device
-
-
-def turned_together(count: int) -> int:
-    """Of how many of r numbers, a multiple of 64, a Hadamard matrix makes as many others: the largest power
-    of 2 that divides r."""
-    return count & -count
 
 
 @lru_cache(maxsize=2)  # to draw one takes longer than to use it

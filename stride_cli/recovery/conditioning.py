@@ -24,8 +24,9 @@ import numpy as np
 
 from stride_cli.recovery.screening import Design
 
-# of more chunks a subset the responses say next to nothing: of a random direction in n they know K / n
-MOST_A_SUBSET = 64
+# of more chunks a subset the responses say next to nothing (they know K of n directions); and of how many it
+# is worth the time
+_MOST_A_SUBSET, _MOST = 64, 1 << 18
 _STEPS, _EXACT = 200, 1e-6  # of conjugate gradients, at most, and what is left of the right side
 # of a response: shares of what is not known of it, so that the system is well-conditioned, and of the
 # response, as operators are stored in eight bits (1e-6 to 8e-5 of it are no sums of influences)
@@ -44,6 +45,11 @@ class Known:
 
     means: np.ndarray
     variances: np.ndarray
+
+
+def tell(n_chunks: int, n_subsets: int) -> bool:
+    """Whether so many subsets say enough of single chunks to be asked."""
+    return n_chunks <= min(_MOST, _MOST_A_SUBSET * n_subsets)
 
 
 def corrections(

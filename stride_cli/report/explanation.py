@@ -164,10 +164,18 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def estimated_from(record: Mapping[str, Any], subsets: int) -> str:
-    """What chunks that were not read count with."""
+def estimated_from(record: Mapping[str, Any], subsets: int, tell: bool) -> str:
+    """What chunks that were not read count with.
+
+    Parameters
+    ----------
+    subsets : of all models
+    tell : whether they are enough to say anything of so many chunks: `recovery.conditioning.tell`
+    """
     if record.get("estimated"):
-        found = f"estimated from projections and {subsets:,} subsets"
+        found = "estimated from projections and shared pairs of tokens"
+        if tell:
+            found = f"estimated from projections, shared pairs of tokens and {subsets:,} subsets"
         return f"{found}; what many say alike is shared out" if record.get("redundancy") else found
     return f"recovered from {subsets:,} subsets"
 

@@ -345,7 +345,7 @@ def _certificate(answer: ShownAnswer) -> str:
     if read := answer.record.get("read"):
         rows.append(("read directly", f"{read:,} chunks, from their own gradients"))
     if answer.record.get("estimated"):
-        rows.append(("others", "estimated from projections and subsets together"))
+        rows.append(("others", "estimated from projections, shared pairs of tokens and subsets together"))
     if answer.record.get("redundancy"):
         rows.append(("said alike by many", f"shared out (--redundancy {answer.record['redundancy']:g})"))
     if recall := answer.record.get("recall"):

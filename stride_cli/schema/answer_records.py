@@ -208,7 +208,8 @@ class AnswerRecord(TypedDict):
     estimated: NotRequired[
         Annotated[
             bool,
-            "chunks that were not read count with what projections and subsets say of them together",
+            "chunks that were not read count with what projections, shared pairs of tokens and subsets say "
+            "of them together",
         ]
     ]
     redundancy: NotRequired[

@@ -86,6 +86,12 @@ def test_chunks_that_were_read_directly_are_counted() -> None:
     assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
     assert read.count("estimated, not read") == 3  # of four hits: one has no weight at all
     assert "not read" not in shown(100)
+    estimated = replace(answer(), read=40, estimated=True)
+    assert "others estimated from projections, shared pairs of tokens and 300 subsets" in " ".join(
+        shown(100, estimated).split()
+    )
+    many = replace(estimated, solution=replace(estimated.solution, n_chunks=300 * 64 + 1))
+    assert "estimated from projections and shared pairs of tokens" in " ".join(shown(100, many).split())
     none = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95))).split())
     assert "cannot be told" in none
 
