@@ -312,12 +312,14 @@ def _planned_sizes(
     """K, d and bytes of a corpus, or of `options.chunks`, without a look at the model's shape."""
     from stride_cli.corpus.build import survey_corpus
     from stride_cli.corpus.context import context_length, subsets_bound
+    from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
     from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
     from stride_cli.models.language.language_recipe import was_finetuned
 
     if not corpus:
         assert options.chunks is not None
-        return plan_index(CorpusCounts(documents=0, chunks=options.chunks, tokens=0), options)
+        counts = CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
+        return plan_index(counts, options, most_subsets=MOST_WITH_PROJECTIONS)
     from stride_cli.models.language.tokenizer import load_tokenizer
 
     assert model is not None

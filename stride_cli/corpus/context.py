@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stride_cli.corpus.adapter_base import base_name, is_adapter
-from stride_cli.corpus.gate_budget import most_subsets
+from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS, most_subsets
 from stride_cli.corpus.own_config import own_config
 from stride_cli.errors import ModelError
 
@@ -33,15 +33,17 @@ def context_length(path_or_id: str | Path) -> int | None:
     return _first(read_configuration(path_or_id), _NAMES)
 
 
-def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int | None:
-    """How many subsets an index for that checkpoint has at most, where none are asked for; None: it is not a
-    fine-tuned one, or does not say how large it is. Raises as `context_length`."""
+def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int:
+    """How many subsets an index for that checkpoint has at most, where none are asked for: fewer for a
+    fine-tuned one that is large. Raises as `context_length`."""
     # an adapter's layers have no more directions than its rank
     if is_adapter(path_or_id) or not finetuned:
-        return None
+        return MOST_WITH_PROJECTIONS
     config = read_configuration(path_or_id)
     depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
-    return None if depth is None or width is None else most_subsets(depth, width)
+    if depth is None or width is None:
+        return MOST_WITH_PROJECTIONS
+    return min(MOST_WITH_PROJECTIONS, most_subsets(depth, width))
 
 
 def vocabulary_size(path_or_id: str | Path) -> int | None:

@@ -32,13 +32,18 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # the feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
+# subsets of a language model's chunks where none are asked for, at most (tab:stride_hparams): with more, the
+# K × p gates that fit leave p too small, and projections tell chunks apart for fewer bytes
+MOST_WITH_PROJECTIONS = 1000
 _FEWEST_SUBSETS = 128  # that leave a fine-tuned model so many gates
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
 _PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most
-# bytes of a chunk's projection by default, at most and at least, and of all chunks'
-_PROJECTED, _ALL_PROJECTED = (8192, 512), 1 << 30
+# bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
+# are no more than so many
+_LEAST_PROJECTED = 512
+_PROJECTED = ((32_768, 1 << 28), (8192, 1 << 30))
 MOST_PROJECTED = 1 << 16  # bytes of a chunk's projection: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
 _SHARED, _ALL_SHARED = 64, 1 << 23
@@ -82,14 +87,14 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
 
 
 def default_projection(n_chunks: int) -> int:
-    """Bytes that are kept of a chunk unless told otherwise: a power of 2, such that those of all chunks take
-    no more than a gigabyte, which a query scans.
+    """Bytes that are kept of a chunk unless told otherwise: a power of 2, up to 32,768 of few chunks, such
+    that those of all take no more than a gigabyte, which a query scans, or 512.
 
-    By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients, by 2,048 as by K = n / 3
-    subsets, which take a hundred times as many (`tests/benchmarks/frontier.py`).
+    By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients
+    (`tests/benchmarks/estimated.py`).
     """
-    most, least = _PROJECTED
-    return max(least, min(most, 1 << max(1, _ALL_PROJECTED // max(1, n_chunks)).bit_length() - 1))
+    found = [min(most, 1 << max(1, whole // max(1, n_chunks)).bit_length() - 1) for most, whole in _PROJECTED]
+    return max(_LEAST_PROJECTED, *found)
 
 
 def check_projection(size: int | None) -> None:

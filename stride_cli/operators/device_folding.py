@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stride_cli.operators.gate_kernels import turned_together
+from stride_cli.operators.gate_kernels import turns
 
 _NUMBERS = 64 << 20  # gathered at once
 
@@ -22,11 +22,14 @@ class DeviceFolding:
     ----------
     places : (p,) int64        where each gate goes
     signs : (p,) float32    its sign, ±1
-    count : r
+    flips : (r,) float32       ±1, between two turns
     device : torch.device
     """
 
-    def __init__(self, places: np.ndarray, signs: np.ndarray, count: int, device: torch.device) -> None:
+    def __init__(
+        self, places: np.ndarray, signs: np.ndarray, flips: np.ndarray, device: torch.device
+    ) -> None:
+        count = len(flips)
         order = np.argsort(places, kind="stable")
         gates = np.bincount(places, minlength=count)  # of each number
         # (r, m): the gates of each number, one after the other; those that have one fewer end with a 0
@@ -39,7 +42,7 @@ class DeviceFolding:
         self._shape = which.shape
         self._which = torch.from_numpy(which.reshape(-1)).to(device)
         self._signs = torch.from_numpy(own).to(device)
-        self._together = turned_together(count)
+        self._turns, self._flips = turns(count), torch.from_numpy(flips).to(device)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """One (B, p) a space → (B, r) float32."""
@@ -49,17 +52,12 @@ class DeviceFolding:
         for rows in whole.split(at_once):
             gathered = rows.index_select(1, self._which).view(len(rows), *self._shape)  # (b, r, m)
             parts.append(gathered.mul_(self._signs).sum(dim=2))
-        return self._turned(torch.cat(parts))
-
-    def _turned(self, rows: torch.Tensor) -> torch.Tensor:
-        """As `gate_kernels.turn`."""
-        half = 1
-        while half < self._together:
-            pairs = rows.view(len(rows), -1, 2, half)
-            low, high = pairs[:, :, 0], pairs[:, :, 1]
-            rows = torch.stack([low + high, low - high], dim=2)
-            half *= 2
-        return rows.reshape(len(rows), -1).div_(float(self._together) ** 0.5)
+        whole = torch.cat(parts)
+        for number, (start, length) in enumerate(self._turns):
+            if number:
+                whole *= self._flips
+            whole[:, start : start + length] = _turned(whole[:, start : start + length])
+        return whole
 
     def encoded(
         self, gradients: Sequence[torch.Tensor], scored: torch.Tensor
@@ -72,3 +70,15 @@ class DeviceFolding:
         bits = (z > 0).view(len(z), -1, 8).to(torch.uint8)
         codes = (bits * weights).sum(dim=2, dtype=torch.uint8)
         return codes.cpu().numpy(), step.float().cpu().numpy()
+
+
+def _turned(rows: torch.Tensor) -> torch.Tensor:
+    """As `gate_kernels.turn`, all of the numbers."""
+    length = rows.shape[1]
+    half = 1
+    while half < length:
+        pairs = rows.reshape(len(rows), length // (2 * half), 2, half)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        rows = torch.stack([low + high, low - high], dim=2)
+        half *= 2
+    return rows.reshape(len(rows), length).div_(float(length) ** 0.5)

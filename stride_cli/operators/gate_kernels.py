@@ -206,15 +206,16 @@ def add_stretches(gradients, first, length, starts, signs, out):
             j = stop
 
 
-def turned_together(count: int) -> int:
-    """Of how many of r numbers, a multiple of 64, a Hadamard matrix makes as many others: the largest power
-    of 2 that divides r."""
-    return count & -count
+def turns(count: int) -> list[tuple[int, int]]:
+    """Which of r numbers, a multiple of 64, are turned together, one turn after the other: first and how
+    many, a power of 2. Where r is none, those at its end are turned again with what they overlap."""
+    length = 1 << (count.bit_length() - 1)
+    return [(0, length)] if length == count else [(0, length), (count - length, length)]
 
 
 @compiled
-def turn(rows, length):
-    """Each stretch of so many numbers, a power of 2 and at least 8, times the Hadamard matrix of that order
+def turn(rows, start, length):
+    """So many numbers from `start` on, a power of 2 and at least 8, times the Hadamard matrix of that order
     over its root: (B, r) float32, in place.
 
     Sums and differences of numbers that are 1, 2, 4, … apart. What is at most 2,048 apart is done stretch by
@@ -223,14 +224,13 @@ def turn(rows, length):
     factor = np.float32(1.0 / np.sqrt(np.float64(length)))
     near = min(length, 4096)
     for i in range(rows.shape[0]):
-        row = rows[i]
-        for start in range(0, len(row), near):
-            part = row[start : start + near]
+        row = rows[i, start : start + length]
+        for first in range(0, length, near):
+            part = row[first : first + near]
             for j in range(0, near, 8):
                 _turn_eight(part[j : j + 8], factor)
             _turn_apart(part, 8, near)
-        for start in range(0, len(row), length):
-            _turn_apart(row[start : start + length], near, length)
+        _turn_apart(row, near, length)
 
 
 @njit(nogil=True, inline="always")

@@ -178,7 +178,7 @@ class ClosedOptions(FitOptions):
         "same pass; stride query then finds what is worth reading by them too, and says how much it found. "
         "0: none. "
         "Where operators are there: keep them, and project what has no projection yet. "
-        "[8,192; beyond 131,072 chunks fewer, at least 512]",
+        "[32,768; beyond 8,192 chunks fewer, at least 512]",
         low=0,
         high=MOST_PROJECTED,
         metavar="BYTES",

@@ -64,11 +64,12 @@ class Folding:
         # anywhere: what has a pattern in its own space, as the leading directions of a matrix, meets nothing
         # of the kind where gates fall together
         self._starts = random.integers(0, count, -(-size // STRETCH))
-        self._signs = (2 * random.integers(0, 2, size) - 1).astype(np.float32)
+        self._signs = _signs(random, size)
+        self._flips = _signs(random, count)  # between two turns, of which the second would undo the first
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.gate_kernels import add_stretches, turn, turned_together
+        from stride_cli.operators.gate_kernels import add_stretches, turn, turns
 
         sums = np.zeros((len(gradients[0]), self.count + STRETCH), np.float32)
         start = 0
@@ -79,7 +80,10 @@ class Folding:
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
         folded = sums[:, : self.count].copy()
         folded[:, :STRETCH] += sums[:, self.count :]  # stretches that reach beyond the end
-        turn(folded, turned_together(self.count))
+        for number, (start, length) in enumerate(turns(self.count)):
+            if number:
+                folded *= self._flips
+            turn(folded, start, length)
         return folded
 
     def on(self, device: torch.device) -> DeviceFolding:
@@ -89,8 +93,12 @@ class Folding:
         if self._on_device is None:
             gates = np.arange(len(self._signs))
             places = (self._starts[gates // STRETCH] + gates % STRETCH) % self.count
-            self._on_device = DeviceFolding(places, self._signs, self.count, device)
+            self._on_device = DeviceFolding(places, self._signs, self._flips, device)
         return self._on_device
+
+
+def _signs(random: np.random.Generator, count: int) -> np.ndarray:
+    return (2 * random.integers(0, 2, count) - 1).astype(np.float32)
 
 
 @lru_cache(maxsize=2)  # to draw one takes longer than to use it

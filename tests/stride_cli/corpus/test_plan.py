@@ -136,7 +136,7 @@ def test_a_plan_in_numbers() -> None:
     assert three.query_memory_bytes == 3 * default.query_memory_bytes
     kept = plan_index(counts, PlanOptions(checkpoints=2, project=96))
     shared = 64 * (4 * counts.chunks + 8)  # directions that chunks have in common
-    assert three.projection_bytes == 3 * (8196 * counts.chunks + shared)
+    assert three.projection_bytes == 3 * (32_772 * counts.chunks + shared)
     assert kept.projection_bytes == 3 * (100 * counts.chunks + shared)
     assert plan_index(counts, PlanOptions(checkpoints=2, project=0)).projection_bytes == 0
     change = three.projection_bytes - kept.projection_bytes

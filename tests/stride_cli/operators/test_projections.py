@@ -29,7 +29,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators import closed as module
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.gate_kernels import turn
+from stride_cli.operators.gate_kernels import turn, turns
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projection_pass import fit_projections
@@ -78,47 +78,68 @@ def asked(chunks: ChunkReader):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_folding_is_linear_and_spreads_every_gate_evenly(sizes: list[int], count: int, seed: int) -> None:
+def test_folding_is_linear_and_spreads_every_gate(sizes: list[int], count: int, seed: int) -> None:
     total = sum(sizes)
     folding = Folding(total, count, seed)
     random = torch.Generator().manual_seed(seed)
     rows = [torch.randn(2, size, generator=random) for size in sizes]
     assert folding(rows).shape == (2, count)
     np.testing.assert_array_equal(folding([2.0 * row for row in rows]), 2.0 * folding(rows))
-    # one gate at a time: a unit vector, all of whose numbers are as large
+    # one gate at a time: a unit vector, of which nothing is a large part
     space = seed % len(sizes)
     unit = [torch.zeros(1, size) for size in sizes]
     unit[space][0, seed % sizes[space]] = 1.0
-    found, length = np.abs(folding(unit)[0]), {64: 64, 192: 64, 1 << 14: 1 << 14}[count]
-    assert (found > 0).sum() == length and found.max() == pytest.approx(length**-0.5)
-    assert np.ptp(found[found > 0]) == 0
+    found = np.abs(folding(unit)[0])
+    assert np.square(found).sum() == pytest.approx(1.0, rel=1e-5)
+    if count == 192:  # turned twice, what lies in the middle
+        assert (found > 1e-6).sum() >= 64 and found.max() < 0.6
+    else:
+        assert np.ptp(found) == 0
     again = Folding(total, count, seed + 1)
     assert total < 9 or not np.array_equal(again(rows), folding(rows))
 
 
-@given(stretches=st.integers(1, 3), order=st.integers(3, 14), rows=st.integers(0, 4), seed=st.integers(0, 99))
+@given(
+    before=st.integers(0, 99),
+    after=st.integers(0, 99),
+    order=st.integers(3, 14),
+    rows=st.integers(0, 4),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=25, deadline=None)
 def test_turning_is_the_product_with_a_hadamard_matrix(
-    stretches: int, order: int, rows: int, seed: int
+    before: int, after: int, order: int, rows: int, seed: int
 ) -> None:
     from scipy.linalg import hadamard
 
     length = 1 << order
-    numbers = np.random.default_rng(seed).normal(size=(rows, stretches * length)).astype(np.float32)
+    count = before + length + after
+    numbers = np.random.default_rng(seed).normal(size=(rows, count)).astype(np.float32)
     found = numbers.copy()
-    turn(found, length)
-    expected = numbers.reshape(rows, stretches, length)
+    turn(found, before, length)
+    within = slice(before, before + length)
+    expected = numbers[:, within].astype(float)
     for each in range(order):  # a Kronecker product of matrices of order 2
-        pairs = expected.reshape(rows, stretches << (order - 1 - each), 2, 1 << each)
+        pairs = expected.reshape(rows, length >> (each + 1), 2, 1 << each)
         low, high = pairs[:, :, 0], pairs[:, :, 1]
-        expected = np.stack([low + high, low - high], axis=2) / 2**0.5
+        expected = (np.stack([low + high, low - high], axis=2) / 2**0.5).reshape(rows, length)
     if order < 10:
-        whole = numbers.reshape(rows, stretches, length) @ hadamard(length) / length**0.5
-        np.testing.assert_allclose(expected.reshape(whole.shape), whole, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-4, atol=1e-5)
+        whole = numbers[:, within] @ hadamard(length) / length**0.5
+        np.testing.assert_allclose(expected, whole, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found[:, within], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(np.delete(found, within, 1), np.delete(numbers, within, 1))
 
 
-@pytest.mark.parametrize("count", [1024, 1 << 16])
+@pytest.mark.parametrize("count", [64, 192, 1024, 8 * 8256])
+def test_all_numbers_are_turned(count: int) -> None:
+    reached = np.zeros(count, bool)
+    for start, length in turns(count):
+        assert length & (length - 1) == 0 and 2 * length > count
+        reached[start : start + length] = True
+    assert reached.all()
+
+
+@pytest.mark.parametrize("count", [1024, 8 * 8256])
 def test_signs_say_the_more_the_more_there_are_of_gradients_with_a_few_large_gates(count: int) -> None:
     """Errors are as large as they say also where most gates are next to nothing, which a place that holds
     only a few of them would show by its sign alone."""
