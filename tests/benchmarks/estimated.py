@@ -2,10 +2,12 @@
 
 Of an index with operators and a ``truth/``, on the truth's queries. `direct`: every chunk's own gradient;
 `recovered`: the Lasso over the index's K subsets alone. `estimated`: projections of so many bytes of every
-chunk, as posterior means, `subsets` = 0 by themselves, else together with what the subsets say, as `stride
-query` puts them together; with the `read` likeliest chunks read: those strongest by the estimate, or, with
-subsets, those that `stride query` chooses. `share`: of the direct readout's LDS. In pre-training all are
-shrunk as `stride query` does. Standard errors and differences to the direct readout are over queries.
+chunk, as posterior means, with what shared `pairs` of tokens predict or without; `subsets` = 0: alone, else
+with what the K responses say that they add up to, as `stride query` puts them together. The `read`
+strongest by the estimate, or, with subsets, those that `stride query` chooses, count as read. `error`: the
+mean squared error of single chunks, as a share of their variance. `share`: of the direct readout's LDS. In
+pre-training all are shrunk as `stride query` does; nothing is shared out. Standard errors and differences
+to the direct readout are over queries.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from stride_cli.attribution.direct_readout import chunk_influences, second_estimates
-from stride_cli.attribution.estimated import Estimates, projected_part
+from stride_cli.attribution.estimated import Estimates, Read, Responses, projected_part, with_estimates
 from stride_cli.attribution.session import Session
 from stride_cli.evaluation.metrics import lds
 from stride_cli.operators.steered_model import SteeredModel
@@ -30,7 +33,7 @@ from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 from tests.benchmarks.recall import look, recovered
 
-SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+SIZES = (512, 1024, 2048, 8192, 32_768)
 READ = (0, 30, 100)
 
 
@@ -78,6 +81,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         return (
             what
             | {
+                "error": float((np.square(influences - exact).mean(axis=1) / exact.var(axis=1)).mean()),
                 "lds": float(found.mean()),
                 "lds_se": float(found.std(ddof=1) / root),
                 "difference": float(away.mean()),
@@ -92,30 +96,30 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for row, solution in zip(alone, solutions, strict=True):
         row[solution.indices] = solution.values
     yield record(alone, what="recovered", subsets=operators.n_subsets)
+    explained = attributor.explained(responses)
     for size, projector in projectors.items():
         kept = replace(operators, projections=projector.projections())
         models = [SteeredModel.of(workspace.model, kept)]
         seconds = second_estimates(models, queries, batches, workspace)
         asked = [part.asked for part in seconds.projected]
-        for subsets in (0, operators.n_subsets):
-            found, strongest = np.zeros_like(exact), []
+        for subsets, with_pairs, count in product((0, operators.n_subsets), (False, True), READ):
+            found = np.zeros_like(exact)
             for query, (solution, other) in enumerate(zip(solutions, debiased, strict=True)):
                 part = projected_part(asked, unit, query)
-                estimates = Estimates.of(n_chunks, part, *((other, other.noise) if subsets else ()))
-                found[query] = estimates.part(0, n_chunks)
-                guides = seconds.guide(query), seconds.alone(query)
-                strongest.append(
-                    [candidates(session.designs.each, solution, n, *guides).chunks for n in READ if n]
-                    if subsets
-                    else [np.argsort(-np.abs(found[query]), kind="stable")[:n] for n in READ if n]
-                )
-            for place, count in enumerate(READ):
-                values = found.copy()
-                for query, chosen in enumerate(strongest):
-                    if count:
-                        own = chosen[place - 1]
-                        values[query, own] = exact[query, own]
-                yield record(values, what="estimated", bytes=size, subsets=subsets, read=count)
+                pairs = seconds.pairs.of(query) if with_pairs and seconds.pairs else None
+                if subsets:
+                    guides = seconds.guide(query), seconds.alone(query)
+                    chosen = candidates(session.designs.each, solution, count, *guides, estimate=other).chunks
+                else:
+                    alone = Estimates.of(n_chunks, part, pairs=pairs).part(0, n_chunks)
+                    chosen = np.sort(np.argsort(-np.abs(alone), kind="stable")[:count])
+                read = Read(chosen, exact[query, chosen])
+                estimates = Estimates.of(n_chunks, part, read, pairs)
+                told = Responses(session.designs.each, [explained[query]], True, attributor.intercept)
+                answer, _ = with_estimates(solution, read, estimates, told if subsets else None)
+                found[query, answer.indices] = answer.values
+            what = {"bytes": size, "subsets": subsets, "pairs": with_pairs, "read": count}
+            yield record(found, what="estimated", **what)
 
 
 def main(arguments: list[str]) -> None:
