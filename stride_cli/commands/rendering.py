@@ -125,7 +125,8 @@ def _how(answer: Answer) -> str:
     found = f"{what_scores_are(record)}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
-    found += estimated_from(record, subsets, tell(answer.solution.n_chunks, subsets // answer.models))
+    enough = tell(answer.solution.n_chunks, subsets // record["measurement"]["models"])
+    found += estimated_from(record, subsets, enough)
     if recall := record.get("recall"):
         found += f"; {found_of(recall)}"
     if answer.shrinkage is not None:

@@ -99,7 +99,7 @@ def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
         direct -= direct.mean(1, keepdims=True) if shrink == "false" else 0.0
         for a, b in zip(refined, direct, strict=True):
             np.testing.assert_allclose(a / np.abs(a).max(), b / np.abs(b).max(), atol=1e-4)
-    recovered, refined = (scores(f"{few},shrink=false,redundancy=0,read={read}") for read in (0, 5))
+    recovered, refined = (scores(f"{few},shrink=false,estimate=subsets,read={read}") for read in (0, 5))
     for a, b in zip(recovered, refined, strict=True):
         others = (a != 0) & (b != 0)
         trust = np.median(b[others] / a[others]) if others.any() else 1.0  # of what was not read
