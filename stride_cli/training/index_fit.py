@@ -21,7 +21,7 @@ from stride_cli.operators.options import (
     like_own,
     resolve_settings,
 )
-from stride_cli.output import progress
+from stride_cli.output import note, progress
 from stride_cli.recorded_paths import find_recorded
 from stride_cli.startup import keep_imported, without_collection
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from stride_cli.operators.projections import Projections
     from stride_cli.operators.shared_fit import Crew
     from stride_cli.schema.train_records import TrainRecord, TrainSeconds
+
+_MANY = 10  # chunks a subset: with more the recovery by itself finds little
 
 
 @progress("fitting operators")
@@ -114,6 +116,12 @@ def fit_index(
         raise UsageError(
             f"no token of index '{index_path}' is scored, so there is nothing to fit",
             fix="build the index from documents longer than one token, with non-empty responses",
+        )
+    few = index.n_chunks > _MANY * index.n_subsets
+    if few and not models[0].classes and not getattr(settings, "project", 0):
+        note(
+            f"without projections {index.n_subsets:,} subsets are all there is to tell {index.n_chunks:,} "
+            f"chunks apart; an index built with --subsets {index.n_chunks // 3:,} tells more of them"
         )
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
     identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
