@@ -291,10 +291,11 @@ SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
 TODAY: tuple[Column, ...] = (
     ("WikiText, trained from scratch", "wikitext_today", ""),
     ("… other articles", "wikitext_today", "other"),
+    ("80 other passages", "wikitext_fresh", ""),
     ("instructions, fine-tuned", "instructions_today", ""),
 )
 _SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_defaults", "")
-BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[2], _SMOLLM2)
+BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[3], _SMOLLM2)
 
 
 def _shrunk(spec: str) -> tuple[str, str]:
@@ -320,7 +321,7 @@ TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
     ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
     ("GradDot", _shrunk("graddot")), ("TRAK", _shrunk("trak")),
-    ("LESS with plain gradients (`form=sgd`)", _shrunk("less")),
+    ("LESS with plain gradients (`form=sgd`)", (*_shrunk("less:form=sgd"), *_shrunk("less"))),
     ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
     ("TF-IDF of tokens", _shrunk("tfidf:units=tokens")), ("TF-IDF of words", _shrunk("tfidf")),
     ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
