@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Benchmark suite: selection. For every cluster of held-out tasks, SIZE documents are chosen out of an
-# instruction corpus (by each of METHODS, by BM25, at random), and a fresh base model is fine-tuned on them.
+# instruction corpus (by each of SELECTORS, by BM25, at random), and a fresh base model is fine-tuned on them.
 #
 #   examples/suites/selection.sh instruct.jsonl.gz WORK [SIZE] [SEEDS]
 #
-# Corpus, base and model are those of finetuning.sh, and are taken over where WORK has them. METHODS, one word
-# each, are of `stride baseline --list`. Interrupted, it goes on where it was.
+# Corpus, base and model are those of finetuning.sh, and are taken over where WORK has them. SELECTORS, words with
+# spaces between, are methods of `stride baseline --list`. Interrupted, it goes on where it was.
 set -euo pipefail
 pairs=$1 work=$2 size=${3:-150} seeds=${4:-2}
-read -ra methods <<< "${METHODS:-stride}"
+read -ra methods <<< "${SELECTORS:-stride}"
 here=$(cd "$(dirname "$0")" && pwd)
 
 [ -e "$work/corpus.jsonl" ] || python "$here/instructions.py" "$pairs" --out "$work" \

@@ -328,7 +328,9 @@ def _with_read(
 def _slope(values: np.ndarray, spread: np.ndarray, scores: np.ndarray) -> float:
     """Of a line through values with these errors, over scores; shrunk by how well it is known (positive-part
     James-Stein): of a slope within its standard error nothing is left."""
-    weights = 1.0 / (np.square(spread) + max(float(np.mean(np.square(spread))), np.finfo(float).tiny))
+    variances = np.square(spread)
+    # where every chunk was read there are no errors
+    weights = 1.0 / (variances + variances.mean()) if variances.any() else np.ones(len(values))
     weights /= weights.sum()
     away = scores - weights @ scores
     size = float(weights @ np.square(away))

@@ -65,7 +65,7 @@ class Posterior:
         of_each = np.square(widths) / variance  # what each normal keeps of an estimate, and its variance then
         kept = parts @ of_each
         left = parts @ of_each + np.square(middles) * (parts @ np.square(of_each) - np.square(kept))
-        return cls(centre, middles, kept * middles, left, widths, shares)
+        return cls(centre, middles, kept * middles, np.maximum(left, 0.0), widths, shares)
 
     def __call__(self, estimates: np.ndarray) -> np.ndarray:
         """The means (n,) of what these can be; beyond those that it was learnt from, as at the outermost."""

@@ -131,6 +131,9 @@ def test_pairs_count_as_far_as_projections_bear_them_out(known) -> None:
     above = found.kept(np.empty(0, np.int64), thresholds)[2]
     wanted = [(known["truth"] + more > each).sum() for each in thresholds]
     np.testing.assert_allclose(above, wanted, rtol=0.35, atol=3)
+    # where all were read, they are what they are
+    whole = Read(np.arange(N), known["truth"] + more)
+    np.testing.assert_allclose(Estimates.of(N, both, read=whole, pairs=pairs).slope, 2.0, atol=0.1)
     # what was read says more than what is estimated of it
     strongest = np.sort(np.argsort(-scores)[:200])
     read = Read(strongest, (known["truth"] + 3.0 * pairs.standard(slice(0, N)))[strongest])

@@ -323,14 +323,25 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
         pairs.append({"id": f"p{number}", "prompt": prompt, "response": " ".join(words[6:16])})
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     line = ("bash", f"{EXAMPLES}/suites/selection.sh", "pairs.jsonl", "work", "4", "2")
-    small = {"PAIRS": "14", "QUERIES": "2", "EACH": "1", "LEAST": "2", "EPOCHS": "1"}
+    small = {
+        "PAIRS": "14",
+        "QUERIES": "2",
+        "EACH": "1",
+        "LEAST": "2",
+        "EPOCHS": "1",
+        "SELECTORS": "stride tfidf:ngrams=1",
+    }
     small = SMALL | small
     done = script(*line, **small)
     table = read(done.stdout)
-    assert {row["set"] for row in table if "set" in row} == {"base", "chosen", "random", "bm25"}
+    assert {row["set"] for row in table if "set" in row} == {
+        *("base", "random", "bm25", "stride", "tfidf:ngrams=1"),
+    }
     assert all(row["tasks"] == 2 for row in table)
+    minus = {row["minus"] for row in table if "minus" in row and row["measure"] == "f1"}
+    assert minus == {"random", "bm25", "tfidf:ngrams=1"}
     records = read((tmp_path / "work/selection.jsonl").read_text(encoding="utf-8"))
-    assert [record["tasks"][0]["task"] for record in records] == ["news"] * 4 + ["shell"] * 4
+    assert [record["tasks"][0]["task"] for record in records] == ["news"] * 8 + ["shell"] * 8
     held, known = (
         {row["id"] for name in names for row in read(Path(name).read_text(encoding="utf-8"))}
         for names in (
