@@ -79,9 +79,7 @@ def write_table(work: Path) -> None:
                 "seeds": found[name][tasks[0]]["seeds"],
                 "mean": float(own.mean()),
                 "sd_tasks": float(own.std(ddof=1)),
-                "sd_seeds": None
-                if np.isnan(over_seeds).any()
-                else float(np.sqrt((over_seeds**2).mean())),
+                "sd_seeds": None if np.isnan(over_seeds).any() else float(np.sqrt((over_seeds**2).mean())),
             }
             print(json.dumps(row))
         for other in values:
