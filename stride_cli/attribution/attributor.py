@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import LassoSettings, Solution
     from stride_cli.recovery.recall import Recall
-    from stride_cli.recovery.refinement import Chosen, Debiased
+    from stride_cli.recovery.refinement import Chosen
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
@@ -386,15 +386,14 @@ class Attributor:
         from stride_cli.attribution.estimated import Estimates, projected_part, with_estimates
         from stride_cli.data.batches import RememberingBatch
         from stride_cli.recovery.recall import TOP, counts_others, stated_recall
-        from stride_cli.recovery.refinement import Debiased, with_weights
+        from stride_cli.recovery.refinement import with_weights
 
         for operators in self.operators:
             direct_scale(operators)  # or an error, before anything is read
         if len(queries) <= self.together:  # asked for by the projections, and again by the reading
             batches = [RememberingBatch.of(batch) for batch in batches]
-        recovered = [Debiased(self.designs.each, solution) for solution in solutions]
         seconds = self._seconds(queries, batches)
-        wanted = self._wanted(solutions, recovered, seconds)
+        wanted = self._wanted(solutions, seconds)
         chunks = np.unique(np.concatenate([own.chunks for own in wanted]))
         found = chunk_influences(
             self.steered(),
@@ -421,10 +420,8 @@ class Attributor:
                 pairs = None if seconds.pairs is None else seconds.pairs.of(query)
                 others = Estimates.of(solution.n_chunks, part, exact, pairs)
                 sums = self._responses(explained[query])
-                if self.reads and counts_others(len(own.chunks)):
-                    weights, above = with_estimates(solution, exact, others, sums, TOP)
-                else:
-                    weights, _ = with_estimates(solution, exact, others, sums)
+                top = TOP if self.reads and counts_others(len(own.chunks)) else 0
+                weights, above = with_estimates(solution, exact, others, sums, top)
                 shown = others.shared_out(own.chunks, values)
             else:
                 weights = with_weights(solution, own.chunks, values, others=own.others)
@@ -450,9 +447,7 @@ class Attributor:
 
         return second_estimates(self.steered(projected=True), queries, batches, self.workspace)
 
-    def _wanted(
-        self, solutions: Sequence[Solution], recovered: Sequence[Debiased], seconds: SecondEstimates
-    ) -> list[Chosen]:
+    def _wanted(self, solutions: Sequence[Solution], seconds: SecondEstimates) -> list[Chosen]:
         """The chunks that are read for each query."""
         from stride_cli.recovery.refinement import Chosen, candidates
 
@@ -461,8 +456,8 @@ class Attributor:
             return [nothing] * len(solutions)
         guides = [(seconds.guide(query), seconds.alone(query)) for query in range(len(solutions))]
         return [
-            candidates(self.designs.each, solution, self.reads, *both, estimate=own)
-            for solution, own, both in zip(solutions, recovered, guides, strict=True)
+            candidates(self.designs.each, solution, self.reads, *both)
+            for solution, both in zip(solutions, guides, strict=True)
         ]
 
     def _exact(self, chunks: np.ndarray, influences: np.ndarray, mean: float) -> Read:

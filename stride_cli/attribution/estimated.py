@@ -131,8 +131,9 @@ class Estimates:
             values = values - shared[chunks]
         slope = 0.0
         if pairs is not None and pairs.varied:
-            slope = _slope(*_with_read(read, shared, chunks, values, spread), pairs.standard(chunks))
-            values = values - slope * pairs.standard(chunks)
+            scores = pairs.standard(chunks)
+            slope = _slope(*_with_read(read, shared, chunks, values, spread), scores)
+            values = values - slope * scores
         known = spread > 0
         learnt = Posterior.learnt(values[known] / spread[known])
         return cls(n_chunks, projected, learnt, shared, pairs, slope)

@@ -139,7 +139,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     # what the recovery alone would read
     monkeypatch.setattr(
         "stride_cli.recovery.refinement.candidates",
-        lambda columns, solution, count, second, alone, estimate: candidates(columns, solution, count),
+        lambda columns, solution, count, second, alone: candidates(columns, solution, count),
     )
     alone = found(score_all(plain, queries))
     assert found(score_all(projected, queries)) == pytest.approx(alone)
