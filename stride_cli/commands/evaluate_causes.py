@@ -103,7 +103,6 @@ def causes(
     bootstraps over queries. Interrupted, the same command goes on where it was (INDEX.causes).
     """
     from stride_cli.evaluation.bench import split_methods
-    from stride_cli.evaluation.cause_queries import build_cause_queries
     from stride_cli.evaluation.cause_scores import (
         CauseBench,
         KeptRanks,
@@ -111,6 +110,7 @@ def causes(
         default_methods,
         ranks_records,
     )
+    from stride_cli.evaluation.query_groups import GroupRule, build_asked
     from stride_cli.evaluation.score_files import read_scores
     from stride_cli.models.kinds import refuse_classifier
     from stride_cli.output import emit, note, wants_json
@@ -118,6 +118,7 @@ def causes(
 
     options, sharing = CausesOptions(**given), SharingOptions(**shared)
     chosen = None if options.methods is None else split_methods(options.methods)
+    rules = [GroupRule.of(spec) for spec in chosen or ()]
     wanted = None if options.at is None else _numbers(options.at)
     if html is not None:
         check_place(html)
@@ -129,22 +130,22 @@ def causes(
     n_asked, n_rows = len(asked), source.n_rows or len(asked)
     foreign = [(path, read_scores(path, n_rows, workspace.index.n_documents)) for path in scores or ()]
     ks = _within(wanted, workspace.index.n_documents)
-    built = build_cause_queries(workspace, asked)
+    specs = chosen or default_methods(workspace.index)
+    sets = build_asked(workspace, asked, rules)
     kept = KeptRanks(workspace.index, fresh=options.fresh)
     if options.known or options.base is not None:
-        asked, built = _known(workspace, asked, built, kept, options, json)
-    bench = CauseBench(workspace, asked, built, kept, ks, with_scores=write_scores is not None)
+        asked, sets = _known(workspace, asked, sets, kept, options, json)
+    bench = CauseBench(workspace, asked, sets, kept, ks, with_scores=write_scores is not None)
     read = [bench.take(path, found) for path, found in foreign]
     del foreign
     entries: list[CauseEntry] = []
-    specs = chosen or default_methods(workspace.index)
     runs: Iterable[CauseEntry] = map(bench.run, specs)
     if sharing.shared:
         from stride_cli.evaluation.shared_scores import CauseScorer, shared_causes
 
         with_scores = write_scores is not None
         scorer = CauseScorer(
-            where, asked=asked, queries=built, ks=ks, with_scores=with_scores, fresh=options.fresh
+            where, asked=asked, sets=sets, ks=ks, with_scores=with_scores, fresh=options.fresh
         )
         runs = shared_causes(scorer, specs, sharing)
     for number, entry in enumerate(chain(read, runs)):
@@ -254,11 +255,11 @@ def _prepare(train: str, where: WorkspacePath) -> None:
 def _known(
     workspace: Workspace,
     asked: list[CauseQuery],
-    built: QuerySet,
+    sets: Mapping[str, QuerySet],
     kept: KeptRanks,
     options: CausesOptions,
     json: bool,
-) -> tuple[list[CauseQuery], QuerySet]:
+) -> tuple[list[CauseQuery], dict[str, QuerySet]]:
     """The queries that count: answered rightly by the model, and not by the base model.
 
     Raises
@@ -304,7 +305,7 @@ def _known(
         raise UsageError(
             f"{told}: none counts", fix="leave out --known and --base, or give queries that it has learnt"
         )
-    return [asked[row] for row in rows], built.take(rows)
+    return [asked[row] for row in rows], {name: each.take(rows) for name, each in sets.items()}
 
 
 def _numbers(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,10 @@ import numpy as np
 
 from stride_cli.characters import shortened
 from stride_cli.corpus.readers import read_records
-from stride_cli.errors import CorpusError, QueryError, UsageError, located
+from stride_cli.errors import CorpusError, QueryError, UsageError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.data.queries import Query
-    from stride_cli.data.query_set import QuerySet
-    from stride_cli.data.workspace import Workspace
 
 _LINE = '{"id": "q1", "prompt": …, "response": …, "causes": ["a document\'s id", …]}'
 
@@ -132,28 +129,3 @@ def _causes(
             fix="name those that taught it",
         )
     return np.sort(np.array([numbers[cause] for cause in ids], np.int64))
-
-
-def build_cause_queries(workspace: Workspace, asked: Sequence[CauseQuery]) -> QuerySet:
-    """The queries in the index's tokens, asked as `stride query` asks them; the response is scored.
-
-    Raises
-    ------
-    QueryError      a query does not fit the model, or has no token of it; with file and line
-    """
-    from stride_cli.data.query_set import QuerySet
-
-    built = list(_built(workspace, asked))
-    return QuerySet.from_queries(built, [query.id for query in asked])
-
-
-def _built(workspace: Workspace, asked: Sequence[CauseQuery]) -> Iterator[Query]:
-    from stride_cli.data.queries import build_query, form_of
-
-    form, model = form_of(workspace), workspace.model
-    language: Any = model
-    for query in asked:
-        try:
-            yield build_query(language, query.prompt, response=query.response, form=form)
-        except QueryError as error:
-            raise located(error, query.where) from None

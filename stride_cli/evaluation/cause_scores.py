@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from index_format.location import local_directory
 from stride_cli import __version__
 from stride_cli.errors import CorpusError, StrideError, first_line
 from stride_cli.evaluation.cause_measures import Places, measure_all, measure_names
+from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, check_rules
 from stride_cli.evaluation.ranking import document_scores
 from stride_cli.evaluation.resampling import DRAWS, Interval, mean_interval
 from stride_cli.evaluation.scoring import score_blocks
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.evaluation.cause_queries import CauseQuery
+    from stride_cli.methods.protocol import Method
     from stride_cli.schema.evaluation_records import (
         CauseMeasureRecord,
         CauseRanksRecord,
@@ -61,6 +64,9 @@ def default_methods(index: Index) -> list[str]:
     """STRIDE, with the index's operators where it has them, and what it is compared with."""
     stride = "stride:stored=true" if index.has("operators") else "stride"
     return [stride, *DEFAULT_METHODS]
+
+
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -101,15 +107,20 @@ class KeptRanks:
         about = [__version__, index.attributes["fingerprints"], index.n_chunks, index.seed]
         self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
-    def key(self, spec: str, ids: np.ndarray, weights: np.ndarray, causes: np.ndarray) -> str:
-        """What decides a method's ranks of a query's causes: SHA-256 in hex."""
+    def key(self, spec: str, texts: Sequence[tuple[np.ndarray, np.ndarray]], causes: np.ndarray) -> str:
+        """What decides a method's ranks of a query's causes: SHA-256 in hex.
+
+        Parameters
+        ----------
+        texts : ids and weights of all that is scored of it
+        """
         # what the index has beside its corpus matters to those methods that read it
         stages = ["operators"] if "stored=" in spec else []
         entry = METHODS.get(spec.partition(":")[0])
         stages += ["truth"] if entry is not None and entry.needs == "truth" else []
         read = [self._index.group_digest(stage) for stage in stages if self._index.has(stage)]
         digest = hashlib.sha256("/".join([self._digest, spec, *read, ""]).encode())
-        for part in (ids, weights, np.asarray(causes, np.int64)):
+        for part in (*chain.from_iterable(texts), np.asarray(causes, np.int64)):
             digest.update(np.int64(len(part)).tobytes() + part.tobytes())
         return digest.hexdigest()
 
@@ -182,7 +193,7 @@ class CauseBench:
     ----------
     workspace : Workspace
     asked : the queries that count, with their causes
-    queries : QuerySet      the same, in tokens
+    sets : of `query_groups.build_asked`, of these queries
     kept : KeptRanks
     ks : of Recall@k
     with_scores : bool      entries hold the scores of all documents
@@ -192,13 +203,13 @@ class CauseBench:
         self,
         workspace: Workspace,
         asked: Sequence[CauseQuery],
-        queries: QuerySet,
+        sets: Mapping[str, QuerySet],
         kept: KeptRanks,
         ks: Sequence[int],
         *,
         with_scores: bool = False,
     ) -> None:
-        self.workspace, self.asked, self.queries, self.ks = workspace, asked, queries, list(ks)
+        self.workspace, self.asked, self.sets, self.ks = workspace, asked, dict(sets), list(ks)
         shared: dict[bytes, list[int]] = {}
         for place, query in enumerate(asked):
             shared.setdefault(query.causes.tobytes(), []).append(place)
@@ -212,7 +223,12 @@ class CauseBench:
         return self.workspace.index.n_documents
 
     def run(self, spec: str) -> CauseEntry:
-        """One method's ranks of all causes; a failure becomes an entry, so that the other methods go on."""
+        """One method's ranks of all causes; a failure becomes an entry, so that the other methods go on.
+
+        Parameters
+        ----------
+        spec : as `query_groups.GroupRule.of` takes it
+        """
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
                 return self._run(spec)
@@ -222,10 +238,13 @@ class CauseBench:
             return CauseEntry(spec, [], {}, error=f"{type(error).__name__}: {first_line(error)}")
 
     def _run(self, spec: str) -> CauseEntry:
+        rule = GroupRule.of(spec)
+        check_rules([rule], self.sets)
+        sets = {name: self.sets[name] for name in rule.sets}
         causes = [query.causes for query in self.asked]
         keys = [
-            self._kept.key(spec, ids, weights, numbers)
-            for ids, weights, numbers in zip(self.queries.ids, self.queries.weights, causes, strict=True)
+            self._kept.key(spec, [(each.ids[row], each.weights[row]) for each in sets.values()], numbers)
+            for row, numbers in enumerate(causes)
         ]
         there = self._kept.read(spec)
         found = [
@@ -237,25 +256,44 @@ class CauseBench:
         if missing:
             from stride_cli.methods.registry import open_method
 
-            with progress(f"scoring with {spec}", len(self.queries), unit="queries") as bar:
-                bar.advance(len(self.queries) - len(missing))
+            with progress(f"scoring with {spec}", len(self.asked), unit="queries") as bar:
+                bar.advance(len(self.asked) - len(missing))
                 begin = time.perf_counter()
-                method = open_method(spec)
+                method = open_method(rule.method)
                 method.fit(self.workspace)
                 fit_seconds = time.perf_counter() - begin
                 done, begin = 0, time.perf_counter()
-                for block in score_blocks(method, self.queries.take(missing), self.workspace.n_chunks):
-                    rows = missing[done : done + len(block)]
-                    spent = (time.perf_counter() - begin) / len(block)
-                    scores = document_scores(block, self._owner, self.n_documents)
+                for scores in self._scored(method, rule, missing):
+                    rows = missing[done : done + len(scores)]
+                    spent = (time.perf_counter() - begin) / len(scores)
                     for row, values in zip(rows, scores, strict=True):
                         wanted = values.astype(np.float32) if self._with_scores else None
                         found[row] = Ranked(Places.of(values, causes[row]), spent, wanted)
                     self._kept.add(spec, {keys[row]: _to_keep(found[row]) for row in rows})
-                    done += len(block)
-                    bar.advance(len(block))
+                    done += len(scores)
+                    bar.advance(len(scores))
                     begin = time.perf_counter()
         return self._entry(spec, [each for each in found if each is not None], fit_seconds)
+
+    def _scored(self, method: Method, rule: GroupRule, rows: Sequence[int]) -> Iterator[np.ndarray]:
+        """Scores of all documents for some of the queries, in order: blocks of (q, D) float64."""
+        parts = [self.sets[name].take(rows) for name in rule.sets]
+        if len(parts) == 1:
+            for block in score_blocks(method, parts[0], self.workspace.n_chunks):
+                yield document_scores(block, self._owner, self.n_documents)
+            return
+        # what is compared comes one set after the other, each at once: a method may pass over the corpus
+        found = {
+            name: np.concatenate(
+                [
+                    document_scores(block, self._owner, self.n_documents)
+                    for block in score_blocks(method, part, self.workspace.n_chunks)
+                ]
+            )
+            for name, part in zip(rule.sets, parts, strict=True)
+        }
+        each = [QueryGroup(str(row), np.array([place], np.int64), _NONE) for place, row in enumerate(rows)]
+        yield replace(rule, add="all").scores(found, each)
 
     def take(self, path: str | Path, scores: Sequence[np.ndarray | None]) -> CauseEntry:
         """What a file's scores are worth, as one more method ``scores:PATH``; see `score_files.read_scores`.
@@ -293,17 +331,19 @@ class CauseBench:
         }
         pooled = None
         if self.groups:
-            each_group = [self._added_up(group, ranked) for group in self.groups]
+            support = GroupRule.of(spec).add == "support"
+            each_group = [self._added_up(group, ranked, support=support) for group in self.groups]
             pooled = {name: float(np.mean([found[name] for found in each_group])) for name in values}
         return CauseEntry(spec, ranked, values, fit_seconds, pooled)
 
-    def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked]) -> dict[str, float]:
-        """Every measure of the sum of some queries' scores, which have the same causes."""
+    def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked], *, support: bool) -> dict[str, float]:
+        """Every measure of the sum of some queries' scores, which have the same causes, or of those above
+        zero."""
         added = np.zeros(self.n_documents)
         for place in group:
             scores = ranked[place].scores
             assert scores is not None
-            added += scores
+            added += np.maximum(scores, 0.0) if support else scores
         return measure_all(Places.of(added, self.asked[group[0]].causes), self.ks)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.query_groups import GroupRule, QueryGroup
+from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, check_rules
 from stride_cli.evaluation.ranking import document_scores, random_chunks, top_chunks
 from stride_cli.evaluation.resampling import Interval
 from stride_cli.evaluation.scoring import score_blocks
@@ -132,12 +132,7 @@ class GroupBench:
 
     def check(self, rules: Sequence[GroupRule]) -> None:
         """UsageError where a rule needs what the queries do not have."""
-        for rule in rules:
-            if missing := [name for name in rule.sets if name not in self.sets]:
-                raise UsageError(
-                    f"{rule.method}: asked={rule.asked} compares, and the queries have no '{missing[-1]}'",
-                    fix='give them "instead", what might have been said; or asked=response',
-                )
+        check_rules(rules, self.sets)
 
     def name(
         self, specs: Sequence[str], most: int, *, advance: Callable[[], None] = lambda: None

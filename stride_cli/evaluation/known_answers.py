@@ -70,7 +70,7 @@ def answers(
                 prompt = prompt_tokens(language, query.prompt, form)
             except QueryError as error:
                 raise located(error, f"{query.where}: {called}") from None
-            key = kept.key(spec, whole.ids, whole.weights, np.zeros(0, np.int64))
+            key = kept.key(spec, [(whole.ids, whole.weights)], np.zeros(0, np.int64))
             text = there.get(key)
             if not isinstance(text, str):
                 wanted = len(whole.ids) - len(prompt) + _MORE_TOKENS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,16 @@ class GroupRule:
         return np.stack([each[group.rows].sum(axis=0) for group in groups])
 
 
+def check_rules(rules: Iterable[GroupRule], sets: Container[str]) -> None:
+    """UsageError where a rule needs what the queries do not have."""
+    for rule in rules:
+        if missing := [name for name in rule.sets if name not in sets]:
+            raise UsageError(
+                f"{rule.method}: asked={rule.asked} compares, and the queries have no '{missing[-1]}'",
+                fix='give them "instead", what might have been said; or asked=response',
+            )
+
+
 def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
     """The groups of queries, in the order in which they begin: by their `group`; without, by their causes.
 
@@ -112,8 +122,15 @@ def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
     return found
 
 
-def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, QuerySet]:
-    """The queries in tokens, each as often as there is something to be asked of it.
+def build_asked(
+    workspace: Workspace, asked: Sequence[CauseQuery], rules: Iterable[GroupRule] | None = None
+) -> dict[str, QuerySet]:
+    """The queries in the index's tokens, asked as `stride query` asks them, each as often as there is
+    something to be asked of it.
+
+    Parameters
+    ----------
+    rules : what will be asked, by default all that can be
 
     Returns
     -------
@@ -123,11 +140,14 @@ def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, 
     Raises
     ------
     CorpusError      some say what might have been said, and some do not
+    UsageError       a rule compares, and none does
     QueryError       with file and line: a query that does not fit the model, or does not differ
     """
     from stride_cli.data.queries import build_queries, form_of
 
-    compared = _have(asked, "instead")
+    rules = None if rules is None else list(rules)
+    wanted = rules is None or any(rule.asked != "response" for rule in rules)
+    compared = wanted and _have(asked, "instead")
     language: Any = workspace.model
     form = form_of(workspace)
 
@@ -153,6 +173,7 @@ def build_asked(workspace: Workspace, asked: Sequence[CauseQuery]) -> dict[str, 
             own = [query.parts[part] for query in found]
             ids, weights = [each.ids for each in own], [each.weights for each in own]
             sets[name] = QuerySet(ids, weights, names, texts[name])
+    check_rules(rules or (), sets)
     return sets
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,7 @@ class CauseScorer(PlaceWorker):
     """
 
     asked: Sequence[CauseQuery]
-    queries: QuerySet
+    sets: Mapping[str, QuerySet]
     ks: Sequence[int]
     with_scores: bool
     fresh: bool
@@ -177,7 +177,7 @@ class CauseScorer(PlaceWorker):
 
     def do(self, opened: Workspace, job: str) -> CauseEntry:
         kept = KeptRanks(opened.index, fresh=self.fresh)
-        bench = CauseBench(opened, self.asked, self.queries, kept, self.ks, with_scores=self.with_scores)
+        bench = CauseBench(opened, self.asked, self.sets, kept, self.ks, with_scores=self.with_scores)
         entry = bench.run(job)
         return entry if self.with_scores else entry.without_scores()
 

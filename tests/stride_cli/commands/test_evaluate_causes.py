@@ -159,3 +159,31 @@ def test_bad_flags_are_refused(run, workspace: Path, asked: Path) -> None:
         result = run(f"{line} {flag}")
         assert result.code == 2 and message in result.err and "fix: " in result.err
     assert run(f"{line} --queries gone.jsonl").code == 2
+
+
+def test_what_might_have_been_said_is_compared(run, workspace: Path, asked: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in asked.read_text().splitlines()]
+    both = [row | {"response": " was", "instead": " is"} for row in rows]
+    forth = write(tmp_path / "forth.jsonl", both)
+    back = write(tmp_path / "back.jsonl", [row | {"response": " is", "instead": " was"} for row in both])
+
+    def scores(queries: Path, rule: str) -> np.ndarray:
+        folder = tmp_path / f"{queries.stem}-{rule}"
+        found = run(
+            f"evaluate causes --index {workspace}/run.stride --queries {queries} --at 1 --draws 100 "
+            f"--methods direct:asked={rule} --write-scores {folder}"
+        )
+        assert found.code == 0, found.err
+        (file,) = folder.iterdir()
+        return np.array(json.loads(file.read_text()))
+
+    odds = scores(forth, "odds")
+    token, instead = scores(forth, "token"), scores(back, "token")
+    assert np.ptp(odds) > 0
+    np.testing.assert_allclose(odds, token - instead, rtol=1e-4, atol=1e-5 * np.ptp(token))
+    np.testing.assert_allclose(scores(back, "odds"), -odds, rtol=1e-4, atol=1e-5 * np.ptp(token))
+
+    line = f"evaluate causes --index {workspace}/run.stride --queries {asked} --methods"
+    refused = run(f"{line} bm25:asked=odds")
+    assert refused.code == 2 and "the queries have no 'instead'" in refused.err
+    assert run(f"{line} bm25:asked=words").code == 2
