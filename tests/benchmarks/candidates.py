@@ -5,7 +5,8 @@ stands alone; else only the `read` chunks that it ranks highest count, each with
 with the same influences, and differ in what they find. `lds` against the retrained models in the
 index's ``truth/``, with its joint bootstrap standard error over queries and subsets; `lds_shrunk` of the same
 scores, small ones made smaller as `stride query` does in pre-training. `recall10` and `recall50`: how many of
-the chunks that are strongest by the direct readout are among those read.
+the chunks that are strongest by the direct readout are among those read. With `--queries` there need be no
+truth, and only these two are given.
 
 `subsets`: the Lasso from what K operators would measure, read by the debiased Lasso; `subsets by documents`:
 with subsets that take documents whole, so that similar chunks share theirs; `projections`: signs, as `stride
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ import torch
 
 from stride_cli.attribution.defaults import recovery_defaults
 from stride_cli.attribution.direct_readout import projected_influences, query_gradients
+from stride_cli.data.query_files import read_queries
 from stride_cli.data.workspace import WorkspacePath
+from stride_cli.evaluation.bench import split_methods
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_spaces
@@ -41,7 +44,7 @@ from stride_cli.training.truth import Truth
 from tests.benchmarks import frontier
 
 READ = (30, 100, 300, 1000)
-SIZES = (64, 128, 256, 512, 1024, 2048, 4096)  # bytes of projections
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 32_768)  # bytes of projections
 PER_SUBSET = (100, 30, 10, 3, 1)  # n / K
 METHODS = (
     "pairs",
@@ -69,10 +72,17 @@ Estimate = tuple[np.ndarray, np.ndarray, float]
 def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     task = WorkspacePath(Path(given.index), given.model).open()
-    truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(ClosedOptions(space=given.space), task.model, task.index)
-    direct, estimates, size = of_gradients(task, truth.queries, settings)
-    about, quality = frontier.facts(task, truth, settings, size), frontier.judge(task, truth)
+    methods = METHODS if given.methods is None else split_methods(given.methods)
+    truth: Truth | None = None
+    quality: Callable[[np.ndarray], dict[str, float]]
+    if given.queries is None:
+        truth = Truth.from_index(task.index, alpha=given.alpha)
+        queries, quality = truth.queries, frontier.judge(task, truth)
+    else:
+        queries, quality = read_queries(task, given.queries), lambda _: {}
+    direct, estimates, size = of_gradients(task, queries, settings)
+    about = {"suite": given.suite} | frontier.facts(task, truth, settings, size, len(queries))
 
     def judged(name: str, estimate: Estimate) -> Iterator[dict[str, Any]]:
         alone, guide, kept = estimate
@@ -97,16 +107,18 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             found = of_subsets(direct, task, size, ratio, design, defaults["lambda_ratio"])
             done[f"{name} n/K={ratio}"] = found
             yield from judged(f"{name} n/K={ratio}", found)
-    for name in METHODS:
+    for name in methods:
         note(f"fitting {name}")
         began = time.process_time()
         method = open_method(name)
         method.fit(task)
-        scores = score_all(method, truth.queries)
+        scores = score_all(method, queries)
         done[name] = (scores, scores, method.bytes_per_chunk)
         for row in judged(name, done[name]):
             yield row | {"cpu_seconds": time.process_time() - began}
     for first, second in UNIONS:
+        if first not in done or second not in done:
+            continue
         both = [done[first][1], done[second][1]]
         scores = sum(each / each.std(axis=1, keepdims=True) for each in both)
         yield from judged(f"{first} + {second}", (scores, scores, done[first][2] + done[second][2]))

@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     degree = task.index.degree
     note("a pass over the corpus for each size of projections, and one")
     direct, seconds, size = readouts(task, truth.queries, settings)
-    about, quality = facts(task, truth, settings, size), judge(task, truth)
+    about, quality = facts(task, truth, settings, size, len(truth.queries)), judge(task, truth)
 
     def cost(columns: np.ndarray, n_subsets: int, projection_bytes: float = 0.0) -> dict[str, float]:
         # int8 gates with their scales, and the design's own rows
@@ -101,17 +101,19 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {**same, **quality(scores)} | about
 
 
-def facts(task: Any, truth: Truth, settings: Any, size: int) -> dict[str, Any]:
+def facts(task: Any, truth: Truth | None, settings: Any, size: int, queries: int) -> dict[str, Any]:
     """What all records of a run share."""
+    retrained = {}
+    if truth is not None:
+        retrained = {"subsets_retrained": truth.n_subsets, "seeds": truth.n_seeds}
     return {
         "benchmark": "frontier",
         "training": "fine-tuning" if was_finetuned(task.model.path) else "pre-training",
         "chunks": task.n_chunks,
         "space": "+".join(settings.spaces),
         "gates": size,
-        "subsets_retrained": truth.n_subsets,
-        "seeds": truth.n_seeds,
-        "queries": len(truth.queries),
+        **retrained,
+        "queries": queries,
     } | machine("torch", "numpy", "numba")
 
 
@@ -258,6 +260,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--estimates", action="store_true", help="what to keep of each chunk, to find those worth reading"
     )
+    parser.add_argument("--suite", default="instructions", help="--estimates: what records say it is of")
+    parser.add_argument("--queries", help="--estimates: JSON Lines, in the place of the truth's")
+    parser.add_argument("--methods", help="--estimates: these only, separated by commas")
     given = parser.parse_args(arguments)
     rows = run
     if given.estimates:
