@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,7 +140,21 @@ class Estimates:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
-        return self._means(*self._of_range(start, stop), self._predicted(start, stop))
+        return self._looked(start, stop)[3]
+
+    @cached_property
+    def _whole(self) -> tuple[np.ndarray, ...]:
+        return self._range(0, self.n_chunks)
+
+    def _looked(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Of a range of chunks: estimates, their errors, what pairs predict, posterior means."""
+        # a corpus of one range is looked at by `known` and by `kept`
+        return self._whole if (start, stop) == (0, self.n_chunks) else self._range(start, stop)
+
+    def _range(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        values, spread = self._of_range(start, stop)
+        predicted = self._predicted(start, stop)
+        return values, spread, predicted, self._means(values, spread, predicted)
 
     def _of_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Estimates without what is shared, and their errors."""
@@ -163,14 +177,13 @@ class Estimates:
     def known(self, read: Read) -> Known:
         """What is known of all chunks, with what they share: means, and variances, 0 of those that were
         read."""
-        values, spread = self._of_range(0, self.n_chunks)
-        predicted = self._predicted(0, self.n_chunks)
-        means, variances = self._means(values, spread, predicted), np.zeros(self.n_chunks)
+        values, spread, predicted, means = self._looked(0, self.n_chunks)
+        means, variances = means.copy(), np.zeros(self.n_chunks)
         some = spread > 0
         away = (values - predicted)[some] / spread[some]
         variances[some] = np.square(spread[some]) * self.posterior.variances(away)
         if self.shared is not None:
-            means = means + self.shared[0 : self.n_chunks]
+            means += self.shared[0 : self.n_chunks]
         means[read.chunks], variances[read.chunks] = read.influences, 0.0
         return Known(means, variances)
 
@@ -197,9 +210,8 @@ class Estimates:
         chunks, values, above = np.empty(0, np.int64), np.empty(0), np.zeros(len(thresholds))
         for start in range(0, self.n_chunks, _ROWS):
             stop = min(start + _ROWS, self.n_chunks)
-            together, spread = self._of_range(start, stop)
-            predicted = self._predicted(start, stop)
-            own = self._means(together, spread, predicted)
+            together, spread, predicted, own = self._looked(start, stop)
+            own = own.copy()
             first, last = np.searchsorted(without, [start, stop])
             inside = without[first:last] - start
             own[inside] = 0.0
