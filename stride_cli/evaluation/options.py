@@ -86,8 +86,8 @@ class CausesOptions(Options):
     methods: str | None = option(
         None,
         f"{_METHODS} Default: STRIDE, with the index's operators where it has them "
-        "(stride:stored=true), and every kind of other method. Where queries have \"instead\", what might have "
-        "been said, any takes asked=token|odds.",
+        '(stride:stored=true), and every kind of other method. Where queries have "instead", what might '
+        "have been said, any takes asked=token|odds.",
         short="--method",
     )
     at: str | None = option(
