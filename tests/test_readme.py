@@ -380,8 +380,8 @@ def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
 
 def test_plots_show_what_is_recorded() -> None:
     quality, found = plot.quality(), plot.projections(plot.read(plot.RESULTS / "projections.jsonl"))
-    kept = plot.frontier(plot.read(plot.RESULTS / "frontier.jsonl"))
-    assert kept.count("<circle") == 7 + 5 + 4 + 3 and ">trackstar<" in kept  # a point for each size
+    kept = plot.frontier(plot.read(plot.RESULTS / "frontier_estimates.jsonl"))
+    assert kept.count("<circle") == 9 + 5 + 4 + 4 and ">trackstar<" in kept  # a point for each size
     nats = plot.nats(plot.read(plot.RESULTS / "nats.jsonl"))
     assert nats.count("<circle") == sum(len(row["points"]) for row in figures.records("nats") if _drawn(row))
     for drawing in (quality, found, kept, nats):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,10 @@ def _serve(
 ) -> None:
     import multiprocessing
 
-    from stride_cli.training.engines import die_with_parent
-
-    die_with_parent()  # what forks ends with the parent, and this with what forks
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         return
+    end_with(parent)
     os.dup2(2, 1)  # stdout is the parent's data; what a library prints is talk
     try:
         bench = Bench(where, queries=source, alpha=alpha)
@@ -121,6 +120,23 @@ def _serve(
         connection.send((type(error).__name__, f"{type(error).__name__}: {first_line(error)}", None))
     finally:
         connection.close()
+
+
+def end_with(parent: Any) -> None:
+    """End this process when that one has ended, however it did.
+
+    The kernel does not: what forks is its parent there, and stays for as long as what it has forked.
+
+    Parameters
+    ----------
+    parent : of `multiprocessing.parent_process`
+    """
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="stride-parent", daemon=True).start()
 
 
 class MemoryPeak:

@@ -317,11 +317,15 @@ TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride, `--redundancy 0`", ("stride:stored=true,redundancy=0",)),
     ("stride, `--prior pairs`", ("stride:stored=true,prior=pairs",)),
     ("direct readout", ("direct",)),
+    ("direct readout, four checkpoints of the run", ("direct:checkpoints=FOUR",)),
+    ("direct readout, five models of other seeds", ("direct:checkpoints=FIVE",)),
     ("EK-FAC of all layers", _shrunk("ekfac:layers=all")), ("EK-FAC of the MLPs", _shrunk("ekfac")),
+    ("EK-FAC of all layers, four checkpoints", ("ekfac:layers=all,checkpoints=FOUR",)),
     ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
     ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
     ("GradDot", _shrunk("graddot")), ("TRAK", _shrunk("trak")),
-    ("LESS with plain gradients (`form=sgd`)", (*_shrunk("less:form=sgd"), *_shrunk("less"))),
+    ("TRAK, five models, 2,048 dimensions", ("trak:dim=2048,checkpoints=FIVE",)), ("LESS", _shrunk("less")),
+    ("LESS with plain gradients (`form=sgd`)", _shrunk("less:form=sgd")),
     ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
     ("TF-IDF of tokens", _shrunk("tfidf:units=tokens")), ("TF-IDF of words", _shrunk("tfidf")),
     ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
@@ -405,9 +409,11 @@ def subsets_table(training: str, field: str) -> str:
     return markdown(lines)
 
 
-def estimates_table(record: str = "frontier") -> str:
+def estimates_table(suite: str) -> str:
     """LDS of what finds chunks to read: alone, and with so many of the chunks that it ranks highest read."""
-    mine = [each for each in records(record) if each["what"] == "estimate" and each["by"] != "direct"]
+    mine = [
+        each for each in records("frontier_estimates") if each["suite"] == suite and each["by"] != "direct"
+    ]
     counts = sorted({each["read"] for each in mine})
     heads = [f"{count:,} read" if count else "alone (shrunk)" for count in counts]
     lines = [["", "bytes a chunk", *heads, "of the 10 strongest, among 100"]]
@@ -416,6 +422,62 @@ def estimates_table(record: str = "frontier") -> str:
         cells = [figure(found[count]["lds" if count else "lds_shrunk"], 2) for count in counts]
         recall = figure(found[100]["recall10"], 2)
         lines.append([by.replace("subsets ", "subsets, "), f"{found[0]['bytes']:,.0f}", *cells, recall])
+    return markdown(lines)
+
+
+FOUND = {
+    "instructions": "instructions",
+    "wikitext": "WikiText",
+    "mixed": "31,087 passages",
+    "smollm2": "SmolLM2-135M",
+}
+
+
+def found_table() -> str:
+    """Of the 10 and 50 chunks that are strongest by the direct readout, how many are among 100."""
+    mine = [
+        each
+        for each in records("frontier_estimates")
+        if each["read"] == 100 and each["by"] != "direct" and "documents" not in each["by"]
+    ]
+    there = {(each["suite"], each["by"]): each for each in mine}
+    suites = [suite for suite in FOUND if any(each["suite"] == suite for each in mine)]
+    lines = [["", *(FOUND[suite] for suite in suites)]]
+    for by in dict.fromkeys(each["by"] for each in mine):
+        own = [there.get((suite, by)) for suite in suites]
+        shown = [
+            f"{figure(each['recall10'], 2)}; {figure(each['recall50'], 2)}" if each else "" for each in own
+        ]
+        lines.append([by.replace("subsets ", "subsets, "), *shown])
+    return markdown(lines)
+
+
+SELECTED = {
+    "stride": "stride",
+    "tfidf": "TF-IDF of words",
+    "bm25": "BM25",
+    "embeddings": "MiniLM embeddings",
+    "less": "LESS",
+    "logra:rank=64": "LoGRA, rank 64",
+    "random": "as many at random",
+    "base": "not fine-tuned",
+}
+
+
+def selection_table() -> str:
+    """What a model is worth that was fine-tuned on what each method chose, and STRIDE's beside it."""
+    mine = [each for each in records("suites/selection") if "measure" in each]
+    heads = ["F1", "stride's less that", "loss, nats", "stride's less that"]
+    lines = [["documents chosen by", *heads]]
+    for name, shown in SELECTED.items():
+        cells = []
+        for measure in ("f1", "loss"):
+            own = [each for each in mine if each["measure"] == measure]
+            (found,) = [each for each in own if each.get("set") == name and "minus" not in each]
+            cells.append(figure(found["mean"], 3))
+            away = [each for each in own if each.get("minus") == name]
+            cells.append(f"{figure(away[0]['mean'], 3)} ± {figure(away[0]['se_tasks'], 3)}" if away else "")
+        lines.append([shown, *cells])
     return markdown(lines)
 
 
@@ -641,8 +703,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "suites": suite_facts,
     "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
-    "estimates": estimates_table,
-    "estimates_wikitext": partial(estimates_table, "frontier_wikitext"),
+    "estimates": partial(estimates_table, "instructions"),
+    "estimates_wikitext": partial(estimates_table, "wikitext"),
+    "found": found_table,
+    "selection": selection_table,
     "projections": projections_table,
     "causes": causes_table,
     "defaults": defaults_table,

@@ -86,7 +86,8 @@ def projections(records: Sequence[Record]) -> str:
 
 def frontier(records: Sequence[Record]) -> str:
     """LDS with the hundred chunks read that an estimate ranks highest, over the bytes it keeps of each."""
-    found = {each["by"]: each for each in records if each["what"] == "estimate" and each["read"] == 100}
+    records = [each for each in records if each["suite"] == "instructions"]
+    found = {each["by"]: each for each in records if each["read"] == 100}
     kinds = {  # colour, the point that the name stands at, and how
         "projections": ("c0", -1, 8, 4, "start"),
         "subsets": ("c1", -1, 8, 4, "start"),
@@ -118,7 +119,7 @@ def frontier(records: Sequence[Record]) -> str:
         x, y = place(found[by])
         marks.append(f'<rect class="c1" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"/>')
         marks.append(label(x, y + (16 if by in ("bm25", "embeddings") else -7), by, "middle", faint=True))
-    direct = next(each for each in records if each["what"] == "estimate" and each["by"] == "direct")
+    direct = next(each for each in records if each["by"] == "direct")
     marks.append(_rule(60, _WIDTH - 130, down(direct["lds"])))
     marks.append(label(_WIDTH - 122, down(direct["lds"]) + 4, "all chunks read", "start", faint=True))
     return _stacked("What to keep of each chunk", [(_FRONTIER, marks)])

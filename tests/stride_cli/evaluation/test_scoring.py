@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -175,3 +177,47 @@ def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypat
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(StrideError, match="killed by signal 9"):
         run_apart(WorkspacePath(trained / "run.stride"), "chance", alpha=0.5, rows=np.arange(1))
+
+
+HELD = """
+import multiprocessing, os, sys, time
+
+from stride_cli.evaluation.apart import end_with
+
+
+def held(path):
+    end_with(multiprocessing.parent_process())
+    with open(path + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.replace(path + ".part", path)
+    time.sleep(120)
+
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("forkserver").Process(target=held, args=sys.argv[1:])
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing forks it")
+def test_a_method_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
+    """Not with the server that forked it, which stays for as long as it does."""
+    (tmp_path / "held.py").write_text(HELD)
+    place = tmp_path / "pid"
+    command = subprocess.Popen([sys.executable, tmp_path / "held.py", place])
+    try:
+        assert eventually(place.exists)
+    finally:
+        command.kill()
+        command.wait()
+    held = Path("/proc") / place.read_text()
+    assert eventually(lambda: not held.exists())
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether it does so within that time."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.1)
+    return holds()
