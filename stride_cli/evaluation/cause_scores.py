@@ -23,10 +23,9 @@ from index_format.location import local_directory
 from stride_cli import __version__
 from stride_cli.errors import CorpusError, StrideError, first_line
 from stride_cli.evaluation.cause_measures import Places, measure_all, measure_names
-from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, check_rules
-from stride_cli.evaluation.ranking import document_scores
+from stride_cli.evaluation.query_groups import GroupRule, check_rules
 from stride_cli.evaluation.resampling import DRAWS, Interval, mean_interval
-from stride_cli.evaluation.scoring import score_blocks
+from stride_cli.evaluation.scoring import document_blocks
 from stride_cli.methods.registry import METHODS
 from stride_cli.output import progress
 
@@ -64,9 +63,6 @@ def default_methods(index: Index) -> list[str]:
     """STRIDE, with the index's operators where it has them, and what it is compared with."""
     stride = "stride:stored=true" if index.has("operators") else "stride"
     return [stride, *DEFAULT_METHODS]
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,6 @@ class CauseBench:
         # queries of the same causes; none where a query has causes of its own
         self.groups = list(shared.values()) if min(map(len, shared.values())) > 1 else []
         self._kept, self._with_scores = kept, with_scores or bool(self.groups)
-        self._owner = np.asarray(workspace.index.array("corpus/chunk_document"))
 
     @property
     def n_documents(self) -> int:
@@ -273,27 +268,19 @@ class CauseBench:
                     done += len(scores)
                     bar.advance(len(scores))
                     begin = time.perf_counter()
-        return self._entry(spec, [each for each in found if each is not None], fit_seconds)
+        return self._entry(spec, [each for each in found if each is not None], fit_seconds, rule)
 
     def _scored(self, method: Method, rule: GroupRule, rows: Sequence[int]) -> Iterator[np.ndarray]:
         """Scores of all documents for some of the queries, in order: blocks of (q, D) float64."""
-        parts = [self.sets[name].take(rows) for name in rule.sets]
+        parts = {name: self.sets[name].take(rows) for name in rule.sets}
+        index = self.workspace.index
         if len(parts) == 1:
-            for block in score_blocks(method, parts[0], self.workspace.n_chunks):
-                yield document_scores(block, self._owner, self.n_documents)
+            yield from document_blocks(method, parts[rule.sets[0]], index)
             return
         # what is compared comes one set after the other, each at once: a method may pass over the corpus
-        found = {
-            name: np.concatenate(
-                [
-                    document_scores(block, self._owner, self.n_documents)
-                    for block in score_blocks(method, part, self.workspace.n_chunks)
-                ]
-            )
-            for name, part in zip(rule.sets, parts, strict=True)
-        }
-        each = [QueryGroup(str(row), np.array([place], np.int64), _NONE) for place, row in enumerate(rows)]
-        yield replace(rule, add="all").scores(found, each)
+        yield rule.each(
+            {name: np.concatenate(list(document_blocks(method, part, index))) for name, part in parts.items()}
+        )
 
     def take(self, path: str | Path, scores: Sequence[np.ndarray | None]) -> CauseEntry:
         """What a file's scores are worth, as one more method ``scores:PATH``; see `score_files.read_scores`.
@@ -311,7 +298,7 @@ class CauseBench:
                     fix="score every query that has causes",
                 )
             ranked.append(Ranked(Places.of(row, query.causes), None, row.astype(np.float32)))
-        return self._entry(f"scores:{path}", ranked, None)
+        return self._entry(f"scores:{path}", ranked, None, GroupRule("scores"))
 
     def write(self, entry: CauseEntry, folder: Path, n_rows: int, *, one_list: bool = False) -> Path:
         """Write an entry's scores as `score_files.read_scores` reads them: a list a row, of `n_rows`."""
@@ -324,26 +311,26 @@ class CauseBench:
         write_scores(path, rows, one_list=one_list)
         return path
 
-    def _entry(self, spec: str, ranked: list[Ranked], fit_seconds: float | None) -> CauseEntry:
+    def _entry(
+        self, spec: str, ranked: list[Ranked], fit_seconds: float | None, rule: GroupRule
+    ) -> CauseEntry:
         measured = [measure_all(each.places, self.ks) for each in ranked]
         values = {
             name: np.array([each[name] for each in measured], np.float64) for name in measure_names(self.ks)
         }
         pooled = None
         if self.groups:
-            support = GroupRule.of(spec).add == "support"
-            each_group = [self._added_up(group, ranked, support=support) for group in self.groups]
+            each_group = [self._added_up(group, ranked, rule) for group in self.groups]
             pooled = {name: float(np.mean([found[name] for found in each_group])) for name in values}
         return CauseEntry(spec, ranked, values, fit_seconds, pooled)
 
-    def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked], *, support: bool) -> dict[str, float]:
-        """Every measure of the sum of some queries' scores, which have the same causes, or of those above
-        zero."""
+    def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked], rule: GroupRule) -> dict[str, float]:
+        """Every measure of what counts of some queries' scores, which have the same causes, added up."""
         added = np.zeros(self.n_documents)
         for place in group:
             scores = ranked[place].scores
             assert scores is not None
-            added += np.maximum(scores, 0.0) if support else scores
+            added += rule.counted(scores)
         return measure_all(Places.of(added, self.asked[group[0]].causes), self.ks)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, check_rules
-from stride_cli.evaluation.ranking import document_scores, random_chunks, top_chunks
+from stride_cli.evaluation.ranking import random_chunks, top_chunks
 from stride_cli.evaluation.resampling import Interval
-from stride_cli.evaluation.scoring import score_blocks
+from stride_cli.evaluation.scoring import document_blocks
 from stride_cli.evaluation.verify_hit import t_interval
 from stride_cli.training.jobs import Job
 from stride_cli.training.options import EngineOptions
@@ -149,12 +149,7 @@ class GroupBench:
                 opened = open_method(method)
                 opened.fit(self.workspace)
                 scores[method] = {
-                    name: np.concatenate(
-                        [
-                            document_scores(block, self.owner, self.n_documents)
-                            for block in score_blocks(opened, queries, self.workspace.n_chunks)
-                        ]
-                    )
+                    name: np.concatenate(list(document_blocks(opened, queries, self.workspace.index)))
                     for name, queries in self.sets.items()
                     if name in wanted
                 }

@@ -78,12 +78,17 @@ class GroupRule:
 
     def scores(self, found: Mapping[str, np.ndarray], groups: Sequence[QueryGroup]) -> np.ndarray:
         """Of every document for every group, (G, D) float64, from (Q, D) of each of the `sets`."""
-        each = found[self.sets[0]]
-        if self.asked == "odds":
-            each = each - found["instead"]
-        if self.add == "support":
-            each = np.maximum(each, 0.0)
+        each = self.counted(self.each(found))
         return np.stack([each[group.rows].sum(axis=0) for group in groups])
+
+    def each(self, found: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Of every document for every query, (Q, D) float64, from (Q, D) of each of the `sets`."""
+        first = found[self.sets[0]]
+        return first - found["instead"] if self.asked == "odds" else first
+
+    def counted(self, scores: np.ndarray) -> np.ndarray:
+        """What of some queries' scores is added up."""
+        return np.maximum(scores, 0.0) if self.add == "support" else scores
 
 
 def check_rules(rules: Iterable[GroupRule], sets: Container[str]) -> None:

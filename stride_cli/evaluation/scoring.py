@@ -15,8 +15,10 @@ import numpy as np
 from stride_cli.errors import NumericalError, QueryError, UsageError
 from stride_cli.evaluation.distribution import Distribution, DistributionCounter
 from stride_cli.evaluation.metrics import predicted_response
+from stride_cli.evaluation.ranking import document_scores
 
 if TYPE_CHECKING:
+    from index_format.reader import Index
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.methods.protocol import Method
@@ -118,6 +120,13 @@ def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[n
         yield checked_block(method, block, n_chunks)
     if rows != len(queries):
         raise ValueError(f"{method.name} scored {rows} queries, expected {len(queries)}")
+
+
+def document_blocks(method: Method, queries: QuerySet, index: Index) -> Iterator[np.ndarray]:
+    """`score_blocks` as scores of documents, the sums over their chunks: (q, D) float64, Q rows in all."""
+    owner = np.asarray(index.array("corpus/chunk_document"))
+    for block in score_blocks(method, queries, index.n_chunks):
+        yield document_scores(block, owner, index.n_documents)
 
 
 def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarray:

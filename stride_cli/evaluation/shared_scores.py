@@ -15,8 +15,7 @@ from stride_cli.attribution.options import SharingOptions
 from stride_cli.attribution.sharing import PlaceWorker, prompts_of_a_share, shared_out
 from stride_cli.errors import StrideError
 from stride_cli.evaluation.cause_scores import CauseBench, CauseEntry, KeptRanks
-from stride_cli.evaluation.ranking import document_scores
-from stride_cli.evaluation.scoring import Run, score_blocks
+from stride_cli.evaluation.scoring import Run, document_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -52,14 +51,8 @@ class QueryScorer(PlaceWorker):
 
     def do(self, opened: tuple[Workspace, Method], job: QuerySet) -> np.ndarray:
         workspace, method = opened
-        owner = np.asarray(workspace.index.array("corpus/chunk_document"))
         with contextlib.redirect_stdout(sys.stderr):
-            return np.concatenate(
-                [
-                    document_scores(block, owner, workspace.index.n_documents)
-                    for block in score_blocks(method, job, workspace.n_chunks)
-                ]
-            )
+            return np.concatenate(list(document_blocks(method, job, workspace.index)))
 
 
 def shared_document_scores(

@@ -132,7 +132,7 @@ def select(
 
         scored = shared_document_scores(shared[0], spec, queries, shared[1])
     else:
-        scored = _document_scores(task, spec, queries, owner)
+        scored = _document_scores(task, spec, queries)
 
     def rows() -> Iterator[np.ndarray]:
         with progress("scoring", len(queries), unit="queries") as bar:
@@ -148,18 +148,15 @@ def select(
     return Selection(chosen, choose(lexical, size, by, seed=task.seed), random.astype(np.int64))
 
 
-def _document_scores(
-    task: Workspace, spec: str, queries: QuerySet, owner: np.ndarray
-) -> Iterator[np.ndarray]:
+def _document_scores(task: Workspace, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:
     """Of a method, (D,) float64 for each query, by this process."""
-    from stride_cli.evaluation.ranking import document_scores
-    from stride_cli.evaluation.scoring import score_blocks
+    from stride_cli.evaluation.scoring import document_blocks
     from stride_cli.methods.registry import open_method
 
     opened = open_method(spec)
     opened.fit(task)
-    for block in score_blocks(opened, queries, task.n_chunks):
-        yield from document_scores(block, owner, task.index.n_documents)
+    for block in document_blocks(opened, queries, task.index):
+        yield from block
 
 
 def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:

@@ -320,7 +320,6 @@ TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("direct readout, four checkpoints of the run", ("direct:checkpoints=FOUR",)),
     ("direct readout, five models of other seeds", ("direct:checkpoints=FIVE",)),
     ("EK-FAC of all layers", _shrunk("ekfac:layers=all")), ("EK-FAC of the MLPs", _shrunk("ekfac")),
-    ("EK-FAC of all layers, four checkpoints", ("ekfac:layers=all,checkpoints=FOUR",)),
     ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
     ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
     ("GradDot", _shrunk("graddot")), ("TRAK", _shrunk("trak")),
@@ -429,7 +428,6 @@ FOUND = {
     "instructions": "instructions",
     "wikitext": "WikiText",
     "mixed": "31,087 passages",
-    "smollm2": "SmolLM2-135M",
 }
 
 
