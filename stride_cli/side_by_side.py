@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeVar
 
 _Piece = TypeVar("_Piece")
@@ -56,6 +57,13 @@ def each(function: Callable[[_Piece], _Result], pieces: Sequence[_Piece]) -> lis
     finally:
         settle(waiting)  # nobody writes where the caller may read or free by now
     return [first, *(task.result() for task in waiting)]
+
+
+def stretches(count: int, pieces: int) -> list[slice]:
+    """So many things in at most so many pieces, none empty, one behind the other."""
+    pieces = max(1, min(pieces, count))
+    ends = [count * number // pieces for number in range(pieces + 1)]
+    return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
 
 def _workers() -> ThreadPoolExecutor:

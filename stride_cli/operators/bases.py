@@ -106,8 +106,9 @@ def observe_sample(
     # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
     def of_drawn(batch: Batch) -> Signals:
         uniforms, inputs = label_uniforms(options.seed, batch), reads_input(classes)
-        _, drawn = signals(watched, batch, sampled=uniforms, with_inputs=inputs, with_prediction=True)
-        assert drawn is not None
+        [drawn] = signals(
+            watched, batch, own=False, sampled=uniforms, with_inputs=inputs, with_prediction=True
+        )
         return drawn
 
     batches = _told(chunks, "fitting bases", options.batch_tokens, groups)
@@ -177,8 +178,7 @@ def curvature_of_sample(
     def of_drawn(batch: Batch) -> list[torch.Tensor]:
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
-        _, drawn = signals(steered, batch, sampled=uniforms)
-        assert drawn is not None
+        [drawn] = signals(steered, batch, own=False, sampled=uniforms)
         return assemble(spaces, drawn)
 
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)

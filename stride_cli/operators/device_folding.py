@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stride_cli.operators.gate_kernels import turns
+from stride_cli.operators.fit_kernels import turns
 
 _NUMBERS = 64 << 20  # gathered at once
 
@@ -73,7 +73,7 @@ class DeviceFolding:
 
 
 def _turned(rows: torch.Tensor) -> torch.Tensor:
-    """As `gate_kernels.turn`, all of the numbers."""
+    """As `fit_kernels.turn`, all of the numbers."""
     length = rows.shape[1]
     half = 1
     while half < length:

@@ -103,8 +103,7 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
     responses = np.empty((len(gradients), len(gates)), np.float32)
     # subsets are shared out among threads, queries taken eight by eight: their gradients, as 16-bit numbers
     # with a step for every 256, stay in the cache while a thread's gates pass once
-    parts = np.array_split(np.arange(len(gates)), min(torch.get_num_threads(), len(gates)))
-    rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+    rows = side_by_side.stretches(len(gates), torch.get_num_threads())
     for start in range(0, len(gradients), _QUERIES_AT_ONCE):
         some = slice(start, start + _QUERIES_AT_ONCE)
         numbers, steps = _narrowed(gradients[some])

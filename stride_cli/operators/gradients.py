@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ def gate_gradients(
     NumericalError
         An activation or loss is not finite; names the first such row.
     """
-    return _gradients(steered, *signals(steered, batch, sampled=sampled))
+    return _gradients(steered, batch, sampled)
 
 
 def chunk_gradients(
@@ -66,9 +67,7 @@ def chunk_gradients(
     Where it is `normalized` by e, g_i is divided by |s_i g_i|^e, with s_i the row's scored tokens and the
     length taken over all spaces: a gradient twice as large is not twice the influence.
     """
-    true, drawn, loss = _gradients(
-        steered, *signals(steered, batch, sampled=sampled, averaged=steered.averaged)
-    )
+    true, drawn, loss = _gradients(steered, batch, sampled, averaged=steered.averaged)
     if steered.normalized:
         lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in true])  # no (B, p) is copied
         whole = torch.linalg.vector_norm(lengths, dim=0) * batch.scored.to(lengths)
@@ -78,36 +77,61 @@ def chunk_gradients(
 
 
 def _gradients(
-    steered: SteeredModel, true: Signals, drawn: Signals | None
+    steered: SteeredModel, batch: Batch, sampled: np.ndarray | None, *, averaged: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
+    true, *drawn = signals(steered, batch, sampled=sampled, averaged=averaged)
     gradients = assemble(steered.spaces, true)
-    return gradients, (None if drawn is None else assemble(steered.spaces, drawn)), true.loss
+    return gradients, (assemble(steered.spaces, drawn[0]) if drawn else None), true.loss
+
+
+@dataclass
+class _Labels:
+    """What one kind of label has said so far, on the way through the head.
+
+    Attributes
+    ----------
+    drawn : bool                     whether the model's own distribution gives them
+    d_final : (B, T, d)              −∂loss/∂final
+    logit : of each logit space, (b, p) of every block of rows
+    losses : (b,) float64 of every block
+    """
+
+    drawn: bool
+    d_final: torch.Tensor
+    logit: list[list[torch.Tensor]]
+    losses: list[torch.Tensor] = field(default_factory=list)
 
 
 def signals(
     steered: SteeredModel,
     batch: Batch,
     *,
+    own: bool = True,
     sampled: np.ndarray | None = None,
     with_inputs: bool = False,
     with_prediction: bool = False,
     averaged: bool = False,
-) -> tuple[Signals, Signals | None]:
+) -> list[Signals]:
     """Activations and loss gradients of a batch; see `gate_gradients` for the parameters.
 
     With ω the weights of scored tokens (paper, L_fid) and p_t the model's distribution at position t,
 
         loss_i = Σ_t ω_t / Σω · −log p_t(y_{t+1}),        −∂loss_i/∂o_t = ω_t / Σω · (onehot(y_{t+1}) − p_t).
 
-    Labels are the chunk's own, y, and with `sampled` a second time drawn from the model, y' ~ p: the second
+    Labels are the chunk's own, y, and with `sampled` such as are drawn from the model, y' ~ p: the second
     moment of those gradients is the Fisher matrix. Both share the forward pass.
 
     Parameters
     ----------
+    own : bool                   whether the chunk's own labels are looked at
     with_inputs : bool           keep the first block's input although no space reads it
     with_prediction : bool       add up Σ_t p_t over scored positions
     averaged : bool              see `beginnings.average_residuals`; of the rows' own labels, not of
                                  drawn ones
+
+    Returns
+    -------
+    list of Signals, of the chunk's own labels, where these are looked at, and of drawn ones, where there are
     """
     model, spaces, layer = steered.model, steered.spaces, steered.layer
     # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens
@@ -145,80 +169,67 @@ def signals(
     uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
     before = None if batch.before is None else batch.before.to(model.device)
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
-    d_final = torch.zeros_like(final)
-    d_final_drawn = torch.zeros_like(final) if uniform is not None else None
-    logit: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
-    logit_drawn: list[list[torch.Tensor]] = [[] for _ in logit_spaces]
-    losses: list[torch.Tensor] = []
-    losses_drawn: list[torch.Tensor] = []
+    # drawn ones first: the errors of its own are scaled in place
+    asked = [True] * (uniform is not None) + [False] * own
+    kinds = [_Labels(drawn, torch.zeros_like(final), [[] for _ in logit_spaces]) for drawn in asked]
     for block in head_blocks(model, final, ids, share, tracked=tracked):
         rows, stretch = block.rows, block.stretch
         slope = model.cap_slope(block.values) if logit_spaces else None
-        own = ids[rows, block.after]
-        # drawn ones first: the errors of its own are scaled in place. y' ~ p_t, (b, s)
-        labels = (
-            [(False, own)]
-            if uniform is None
-            else [(True, block.draw(uniform[rows, block.after])), (False, own)]
-        )
+        # y' ~ p_t, (b, s): before any labels change what the block holds of p
+        chosen = [
+            ids[rows, block.after]
+            if uniform is None or not kind.drawn
+            else block.draw(uniform[rows, block.after])
+            for kind in kinds
+        ]
         if with_prediction:
             prediction += block.expected(scored[rows])
-        for number, (is_drawn, label) in enumerate(labels):
+        for kind, label in zip(kinds, chosen, strict=True):
             with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
-                (losses_drawn if is_drawn else losses).append((found.surprise * block.weight).sum(dim=1))
-                if averaged and not is_drawn:
+                kind.losses.append((found.surprise * block.weight).sum(dim=1))
+                if averaged and not kind.drawn:
                     known = 1.0 if before is None else before[rows, block.after].double()
                     found.error.mul_(average_residuals(found.doubt, known)[..., None])
                 # logit spaces act before the model's soft cap, where it has one: times its slope
                 before_cap = found.error if slope is None else found.error * slope
-                for position, space in enumerate(logit_spaces):
+                for space, parts in zip(logit_spaces, kind.logit, strict=True):
                     given_inputs = None if inputs is None else inputs[rows, stretch]
                     read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
-                    gradient = space.gate_gradient(read, before_cap)  # (b, p)
-                    (logit_drawn if is_drawn else logit)[position].append(gradient)
+                    parts.append(space.gate_gradient(read, before_cap))  # (b, p)
                 if tracked:  # error pulled back through the head, (b, s, d)
                     begun = seeded(block.raw, found.error.to(block.raw.dtype))
-                    retained = number + 1 < len(labels)
+                    retained = kind is not kinds[-1]
                     (d_state,) = torch.autograd.grad(begun, block.state, retain_graph=retained)
-                    target = d_final_drawn if is_drawn else d_final
-                    assert target is not None
-                    target[rows, stretch] = d_state
+                    kind.d_final[rows, stretch] = d_state
 
-    loss = torch.cat(losses)  # (B,)
-    check_finite(loss, batch)
-    pull_hidden = pull_drawn = None
-    given: list[torch.Tensor] = []
-    given_drawn: list[torch.Tensor] = []
-    # 5. Backward through the blocks, once for the true labels and once for the drawn: −∂loss/∂ the stream at
-    # the layer, and −∂loss/∂ what each linear layer gives. Rows do not mix: each row's is of its own loss
+    losses = [torch.cat(kind.losses) for kind in kinds]  # (B,) each
+    check_finite(losses[-1], batch)
+    # 5. Backward through the blocks, once for every kind of label: −∂loss/∂ the stream at the layer, and
+    # −∂loss/∂ what each linear layer gives. Rows do not mix: each row's is of its own loss
+    pulls: list[list[torch.Tensor]] = [[] for _ in kinds]
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
         # zero for a layer whose output the model does not use
         backward = partial(torch.autograd.grad, inputs=sites, allow_unused=True, materialize_grads=True)
-        pulls = backward(seeded(final, d_final), retain_graph=d_final_drawn is not None)
-        pull_hidden, given = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
-        if d_final_drawn is not None:
-            pulls = backward(seeded(final, d_final_drawn))
-            pull_drawn, given_drawn = (pulls[0], list(pulls[1:])) if residual else (None, list(pulls))
+        for number, kind in enumerate(reversed(kinds)):
+            retained = number + 1 < len(kinds)
+            pulls[-1 - number] = list(backward(seeded(final, kind.d_final), retain_graph=retained))
     # 6. What both kinds of label share, and what each has of its own
-    hidden, final = hidden.detach(), final.detach()
-    seen: dict[str, Any] = {
-        "inputs": inputs,
-        "inner": inner,
-        "prediction": prediction if with_prediction else None,
-    }
-    true = Signals(hidden, final, pull_hidden, [joined(parts) for parts in logit], loss, given=given, **seen)
-    if uniform is None:
-        return true, None
-    return true, Signals(
-        hidden,
-        final,
-        pull_drawn,
-        [joined(parts) for parts in logit_drawn],
-        torch.cat(losses_drawn),
-        given=given_drawn,
-        **seen,
-    )
+    found_of = [
+        Signals(
+            hidden.detach(),
+            final.detach(),
+            pull[0] if residual else None,
+            [joined(parts) for parts in kind.logit],
+            loss,
+            inputs=inputs,
+            inner=inner,
+            given=pull[1:] if residual else pull,
+            prediction=prediction if with_prediction else None,
+        )
+        for kind, loss, pull in zip(kinds, losses, pulls, strict=True)
+    ]
+    return found_of[::-1]
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -234,7 +245,7 @@ def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals
     for label in range(steered.model.vocab_size):
         ids = batch.ids.clone()
         ids[:, 1] = label
-        found, _ = signals(steered, Batch(batch.rows, ids, batch.weights))
+        [found] = signals(steered, Batch(batch.rows, ids, batch.weights))
         yield found, torch.exp(-found.loss)[:, None]  # p_c = exp(−loss) of one scored token
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import LOGIT_GATES
 from stride_cli.operators.operator_space import (
     BasisOptions,
@@ -66,8 +68,11 @@ class LogitSpace(OperatorSpace):
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         features = self.features(hidden)
-        # features first: (V, r) per row instead of sketching (T, V)
-        return self._sketch(torch.bmm(cotangent.float().transpose(1, 2), features))
+        if self.identity or cotangent.device.type != "cpu":
+            return self._features_first(features, cotangent)
+        # tokens first: a product with c buckets, and not with V tokens that are then added up in them. Only
+        # where a loop does this at once: a device would scatter single numbers, in an order of its own
+        return torch.bmm(self._in_buckets(cotangent).transpose(1, 2), features).flatten(1)
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:
@@ -115,8 +120,22 @@ class LogitSpace(OperatorSpace):
     def scale(self, part: int, factor: float) -> None:
         self.sign.mul_(factor)
 
-    def _sketch(self, full: torch.Tensor) -> torch.Tensor:
-        """(B, V, r), which is overwritten, → (B, c r): tokens added up in their buckets."""
+    def _in_buckets(self, cotangent: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) → (B, T, c) float32: tokens added up in their buckets."""
+        from stride_cli.operators.fit_kernels import add_tokens
+
+        values = cotangent.float().reshape(-1, cotangent.shape[-1]).numpy()
+        sign, bucket = self.sign.numpy(), self.bucket.numpy()
+        sums = np.zeros((len(values), self.n_buckets), np.float32)
+        side_by_side.each(
+            lambda rows: add_tokens(values[rows], sign, bucket, sums[rows]),
+            side_by_side.stretches(len(values), torch.get_num_threads()),
+        )
+        return torch.from_numpy(sums).view(*cotangent.shape[:-1], -1)
+
+    def _features_first(self, features: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        """(B, c r) of features (B, T, r) and (B, T, V): of every token, then added up in their buckets."""
+        full = torch.bmm(cotangent.float().transpose(1, 2), features)  # (B, V, r)
         full.mul_(self.sign[:, None])
         if not self.identity:
             sketch = full.new_zeros(len(full), self.n_buckets, full.shape[2])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
+from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import pair_gates
 from stride_cli.data.batches import ChunkReader, scored_pairs
 from stride_cli.errors import UsageError
@@ -69,13 +70,32 @@ class PairLogitSpace(OperatorSpace):
         return shift.view(*ids.shape, -1)
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        ids, length = hidden, hidden.shape[1]
+        by_loop = cotangent.device.type == "cpu"
+        return self._by_loop(hidden, cotangent) if by_loop else self._by_entries(hidden, cotangent)
+
+    def _by_entries(self, ids: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        """`gate_gradient` where nothing but whole operations can be asked for."""
+        length = ids.shape[1]
         flat = cotangent.reshape(ids.numel(), -1)
         gradient = flat.new_zeros(len(ids) * self.gate_size, dtype=torch.float32)
         for position, gate in self._entries(ids):
             values = flat[position, self.second[gate]].float() * self.factor[gate]
             gradient.index_add_(0, position // length * self.gate_size + gate, values)
         return gradient.view(len(ids), self.gate_size)
+
+    def _by_loop(self, ids: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        """`gate_gradient` in memory, without a list of all entries."""
+        from stride_cli.operators.fit_kernels import add_pairs
+
+        tokens, values = ids.contiguous().numpy(), cotangent.float().contiguous().numpy()
+        start, second, factor = self.start.numpy(), self.second.numpy(), self.factor.numpy()
+        gradient = torch.zeros(len(ids), self.gate_size)
+        found = gradient.numpy()
+        side_by_side.each(
+            lambda rows: add_pairs(tokens[rows], values[rows], start, second, factor, found[rows]),
+            side_by_side.stretches(len(tokens), torch.get_num_threads()),
+        )
+        return gradient
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
 STRETCH = 64  # gates that are folded side by side
-_ENCODED = 1 << 16  # numbers at once
 _CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
 _QUERIES_AT_ONCE = 8  # whose planes stay in the processor's cache while the codes pass
 
@@ -69,17 +68,15 @@ class Folding:
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.gate_kernels import add_stretches, turn, turns
+        from stride_cli.operators.fit_kernels import add_stretches, turn, turns
 
-        sums = np.zeros((len(gradients[0]), self.count + STRETCH), np.float32)
+        folded = np.zeros((len(gradients[0]), self.count), np.float32)
         start = 0
         for gradient in gradients:
             wide = np.ascontiguousarray(gradient.float().cpu().numpy())
-            add_stretches(wide, start, STRETCH, self._starts, self._signs, sums)
+            add_stretches(wide, start, STRETCH, self._starts, self._signs, folded)
             start += gradient.shape[1]
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
-        folded = sums[:, : self.count].copy()
-        folded[:, :STRETCH] += sums[:, self.count :]  # stretches that reach beyond the end
         for number, (start, length) in enumerate(turns(self.count)):
             if number:
                 folded *= self._flips
@@ -278,7 +275,8 @@ class Projector:
         """The batch's gate gradients g_i, one (B, p) a space."""
         # of the chunk's whole loss: a sum over tokens, which does not change when the corpus grows
         if gradients[0].device.type == "cpu":
-            found = encode(self._folding(gradients) * batch.scored.numpy()[:, None])
+            codes, step = encode(self._folding(gradients))
+            found = codes, step * batch.scored.numpy()
         else:
             found = self._folding.on(gradients[0].device).encoded(gradients, batch.scored)
         self._codes[batch.rows], self._step[batch.rows] = found
@@ -310,13 +308,11 @@ def make_room(folder: Path, n_chunks: int, size: int) -> None:
 
 def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Codes (t, r / 8) uint8 and steps (t,) float32 of z (t, r)."""
+    from stride_cli.operators.fit_kernels import sizes
+
     size, square = np.empty(len(z), np.float32), np.empty(len(z), np.float32)
-    codes = np.empty((len(z), z.shape[1] // 8), np.uint8)
-    at_once = max(1, _ENCODED // z.shape[1])  # so few that they stay in the cache
-    for start in range(0, len(z), at_once):
-        some = slice(start, start + at_once)
-        size[some], square[some] = np.abs(z[some]).sum(axis=1), np.square(z[some]).sum(axis=1)
-        codes[some] = np.packbits(z[some] > 0, axis=1)
+    sizes(z, size, square)
+    codes = np.packbits(z > 0, axis=1)
     # of step · sign(z), whose product with z itself is to be ‖z‖²
     step = np.divide(square, size, out=np.zeros_like(size), where=size > 0)
     return codes, step
@@ -359,6 +355,7 @@ def scan(
     from stride_cli.operators.gate_kernels import sign_products
 
     words = np.require(codes, requirements=["C", "A"]).view(np.uint64)
-    parts = np.array_split(np.arange(len(words)), max(1, min(torch.get_num_threads(), len(words))))
-    rows = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-    side_by_side.each(lambda own: sign_products(words[own], step[own], planes, units, found[:, own]), rows)
+    side_by_side.each(
+        lambda own: sign_products(words[own], step[own], planes, units, found[:, own]),
+        side_by_side.stretches(len(words), torch.get_num_threads()),
+    )

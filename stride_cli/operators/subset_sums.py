@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ class SubsetSums:
         gradients : (B, p) float32 a space
         share : (B, 1) float32, on the CPU      how much each chunk weighs
         """
-        from stride_cli.operators.gate_kernels import add_rows
+        from stride_cli.operators.fit_kernels import add_rows
 
         members = np.asarray(columns).astype(np.int64).ravel()
         # (M G)_k += g_i of every subset k that holds i: M has d ones a column, and no product is formed. A
@@ -56,8 +55,8 @@ class SubsetSums:
         weights = np.ascontiguousarray(share[:, 0].numpy())
         for total, gradient in zip(self._sums, gradients, strict=True):
             own = np.ascontiguousarray(gradient.float().cpu().numpy())
-            cuts = np.linspace(0, own.shape[1], torch.get_num_threads() + 1).astype(int)
-            pieces = [(total.numpy(), rows, own, chunks, weights, *cut) for cut in pairwise(cuts.tolist())]
+            cuts = side_by_side.stretches(own.shape[1], torch.get_num_threads())
+            pieces = [(total.numpy(), rows, own, chunks, weights, cut.start, cut.stop) for cut in cuts]
             side_by_side.each(lambda piece: add_rows(*piece), pieces)
 
     def next_turn(self) -> None:

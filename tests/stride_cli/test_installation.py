@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index_format")
-ROOMS = ("audit.bm25", "audit.ngrams", "training.fast.nanochat_kernels", "operators.gate_kernels")
+ROOMS = (
+    "audit.bm25",
+    "audit.ngrams",
+    "training.fast.nanochat_kernels",
+    "operators.gate_kernels",
+    "operators.fit_kernels",
+)
 # compiles kernels of recovery, and of the rooms that are named
 RUN = """
 import importlib, sys, numpy as np

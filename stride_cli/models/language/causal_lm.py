@@ -368,8 +368,10 @@ class CausalLM:
         """Derivative of the soft cap at capped logits, of the same shape and without a graph; None where the
         model has no cap."""
         cap = logit_cap(self.model)
-        # 1 − (z / c)², in the memory of the quotient
-        return None if cap is None else (logits.detach() / cap).square_().neg_().add_(1)
+        if cap is None:
+            return None
+        # 1 − (z / c)², in one pass
+        return torch.addcmul(logits.new_ones(()), logits.detach(), logits.detach(), value=-1 / cap**2)
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         """Greedy continuation of one prompt; see `generate_together`."""

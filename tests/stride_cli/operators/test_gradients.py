@@ -10,7 +10,7 @@ from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.errors import NumericalError
 from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.bases import label_uniforms
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import assemble, gate_gradients, signals
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.spaces import SPACES, initial_space
@@ -107,18 +107,52 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(
     torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["logit", "token-logit", "pair-logit"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_loops_add_up_what_products_do(
+    model, chunks: ChunkReader, name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device features of each token are added up in its bucket, and pairs' entries are listed."""
+    space = make_space(model, name, buckets=7)
+    batch = chunks.batch(np.arange(5))
+    read = space.reads(model.hidden(batch.ids, model.n_layers), model.hidden(batch.ids, 0), batch.ids)
+    pull = torch.randn(*batch.ids.shape, model.vocab_size, generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = space.gate_gradient(read, pull)
+    if name != "pair-logit":
+        expected = space._features_first(space.features(read), pull)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        return
+    for entries in (1, 37, 1 << 21):
+        monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
+        torch.testing.assert_close(found, space._by_entries(read, pull), rtol=1e-5, atol=1e-5)
+
+
+def test_drawn_labels_alone_say_what_they_say_beside_the_own(model, chunks: ChunkReader) -> None:
+    steered = SteeredModel(model, [make_space(model, name) for name in ("logit", "mlp-matrix")], LAYER)
+    batch = chunks.batch(np.arange(4))
+    uniforms = label_uniforms(0, batch)
+    own, drawn = signals(steered, batch, sampled=uniforms)
+    [alone] = signals(steered, batch, sampled=uniforms, own=False)
+    [without] = signals(steered, batch)
+    for one, other in ((alone, drawn), (without, own)):
+        for found, expected in zip(
+            assemble(steered.spaces, one), assemble(steered.spaces, other), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(one.loss, other.loss, rtol=0, atol=0)
+    assert not torch.allclose(own.loss, drawn.loss)
+
+
 def test_pairs_are_looked_up_in_parts_of_any_size(
     model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = make_space(model, "pair-logit")
     batch = chunks.batch(np.arange(4))
-    (whole,), _, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     gates = torch.randn(4, space.gate_size, generator=torch.Generator().manual_seed(1))
     shift = space(batch.ids, gates)
     for entries in (1, 37, 1000):
         monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
-        (parts,), _, _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
-        torch.testing.assert_close(parts, whole)
         torch.testing.assert_close(space(batch.ids, gates), shift)
     row, position = 2, 1
     x = int(batch.ids[row, position])

@@ -29,7 +29,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators import closed as module
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.gate_kernels import turn, turns
+from stride_cli.operators.fit_kernels import turn, turns
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projection_pass import fit_projections
