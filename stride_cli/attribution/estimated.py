@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,16 @@ class Responses:
         return tell(len(self.columns[0]), len(self.values[0]))
 
 
+class _Looked(NamedTuple):
+    """Of a range of chunks, (t,) float64 each: estimates without what is shared, the standard deviations of
+    their errors, what pairs predict, posterior means."""
+
+    values: np.ndarray
+    spread: np.ndarray
+    predicted: np.ndarray
+    means: np.ndarray
+
+
 @dataclass(frozen=True)
 class Estimates:
     """Of one query, every chunk's influence by projections and pairs, part by part.
@@ -140,21 +150,20 @@ class Estimates:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Posterior means of a range of chunks, float64."""
-        return self._looked(start, stop)[3]
+        return self._looked(start, stop).means
 
     @cached_property
-    def _whole(self) -> tuple[np.ndarray, ...]:
+    def _whole(self) -> _Looked:
         return self._range(0, self.n_chunks)
 
-    def _looked(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Of a range of chunks: estimates, their errors, what pairs predict, posterior means."""
+    def _looked(self, start: int, stop: int) -> _Looked:
         # a corpus of one range is looked at by `known` and by `kept`
         return self._whole if (start, stop) == (0, self.n_chunks) else self._range(start, stop)
 
-    def _range(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    def _range(self, start: int, stop: int) -> _Looked:
         values, spread = self._of_range(start, stop)
         predicted = self._predicted(start, stop)
-        return values, spread, predicted, self._means(values, spread, predicted)
+        return _Looked(values, spread, predicted, self._means(values, spread, predicted))
 
     def _of_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Estimates without what is shared, and their errors."""

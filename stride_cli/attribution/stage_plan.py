@@ -389,12 +389,12 @@ def plan_stages(
     """
     begun = clock()
     from stride_cli.corpus.build import sample_corpus, survey_corpus
-    from stride_cli.corpus.context import context_length, subsets_bound
+    from stride_cli.corpus.context import context_length
     from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.kinds import kind_of
     from stride_cli.models.language.files import find_offline
-    from stride_cli.models.language.language_recipe import was_finetuned
+    from stride_cli.models.language.language_recipe import most_subsets
     from stride_cli.models.language.tokenizer import load_tokenizer
 
     if kind_of(model_path) == "classifier":
@@ -424,9 +424,7 @@ def plan_stages(
         tokenising = counts.tokens / _TOKENISED
     small = _anonymous() or _SMALL_IMPORTS
     if options.n_subsets is None:
-        subsets = choose_design(
-            counts.chunks, options, subsets_bound(model_path, finetuned=was_finetuned(model_path))
-        )[0]
+        subsets = choose_design(counts.chunks, options, most_subsets(model_path))[0]
         options = replace(options, n_subsets=subsets)
     return _planned(model_path, options, counts, some, block, (tokenising, small), vocabulary, clock)
 

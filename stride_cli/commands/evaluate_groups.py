@@ -22,7 +22,7 @@ def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOpti
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.cause_queries import read_cause_queries
     from stride_cli.evaluation.group_removal import GroupBench, group_records
-    from stride_cli.evaluation.query_groups import GroupRule, all_of, build_asked, find_groups
+    from stride_cli.evaluation.query_groups import GroupRule, all_of, build_asked, check_rules, find_groups
     from stride_cli.models.kinds import refuse_classifier
     from stride_cli.output import emit, progress, wants_json
     from stride_cli.training.retraining import open_trainer, store_of
@@ -36,7 +36,7 @@ def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOpti
     refuse_classifier(workspace.index, "groups are of prompts")
     asked = read_cause_queries(options.queries, workspace.index, known=False)
     groups = GroupBench(workspace, find_groups(asked), build_asked(workspace, asked))
-    groups.check([GroupRule.of(spec) for spec in specs])
+    check_rules([GroupRule.of(spec) for spec in specs], groups.sets)
     sizes = groups.sizes(removing.top)
     with progress("naming documents", len(specs), unit="methods") as bar:
         named = groups.name(specs, int(max(own.max() for own in sizes)), advance=bar.advance)

@@ -130,10 +130,6 @@ class GroupBench:
             found.append(sizes)
         return found
 
-    def check(self, rules: Sequence[GroupRule]) -> None:
-        """UsageError where a rule needs what the queries do not have."""
-        check_rules(rules, self.sets)
-
     def name(
         self, specs: Sequence[str], most: int, *, advance: Callable[[], None] = lambda: None
     ) -> list[Named]:
@@ -141,7 +137,7 @@ class GroupBench:
         from stride_cli.methods.registry import open_method
 
         rules = [GroupRule.of(spec) for spec in specs]
-        self.check(rules)
+        check_rules(rules, self.sets)
         scores: dict[str, dict[str, np.ndarray]] = {}
         for method in dict.fromkeys(rule.method for rule in rules):
             wanted = {name for rule in rules if rule.method == method for name in rule.sets}

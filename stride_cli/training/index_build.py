@@ -41,10 +41,10 @@ def build_index(
     CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
     from stride_cli.corpus import build
-    from stride_cli.corpus.context import context_length, subsets_bound
+    from stride_cli.corpus.context import context_length
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.language_recipe import was_finetuned
+    from stride_cli.models.language.language_recipe import most_subsets
     from stride_cli.models.language.settings import settings_fingerprint
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
@@ -69,7 +69,7 @@ def build_index(
         path=str(local.absolute()) if local.exists() else model_path,
         context=context_length(model_path),
         settings_fingerprint=settings_fingerprint(model_path),
-        most_subsets=subsets_bound(model_path, finetuned=was_finetuned(model_path)),
+        most_subsets=most_subsets(model_path),
     )
     if not options.in_ranges:
         return build.build_index(sources, model, out, options, reading or ReadOptions())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.corpus.adapter_base import is_adapter
+from stride_cli.corpus.context import subsets_bound
 from stride_cli.errors import ModelError
 
 FILE_NAME = "stride_recipe.json"
@@ -183,6 +184,12 @@ def was_finetuned(model_path: str | Path | None) -> bool:
         return True
     recipe = None if model_path is None else read_recipe(model_path)
     return recipe is not None and recipe.base is not None
+
+
+def most_subsets(model_path: str | Path) -> int:
+    """How many subsets an index for that model has at most, where none are asked for; raises as
+    `context_length`."""
+    return subsets_bound(model_path, finetuned=was_finetuned(model_path))
 
 
 def versions() -> dict[str, str]:
