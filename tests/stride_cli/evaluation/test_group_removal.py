@@ -17,7 +17,7 @@ from stride_cli.errors import CorpusError, QueryError, UsageError
 from stride_cli.evaluation.cause_queries import CauseQuery
 from stride_cli.evaluation.group_removal import GroupBench, Named, group_records
 from stride_cli.evaluation.options import RemovalOptions
-from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, find_groups
+from stride_cli.evaluation.query_groups import GroupRule, QueryGroup, check_rules, find_groups
 from stride_cli.evaluation.ranking import random_chunks
 from tests.stride_cli.evaluation.test_removal import AdditiveTrainer
 
@@ -87,7 +87,7 @@ def test_numbers_of_documents() -> None:
         with pytest.raises(UsageError, match=message):
             groups.sizes(top)
     with pytest.raises(UsageError, match="no 'instead'"):
-        groups.check([GroupRule.of("bm25:asked=odds")])
+        check_rules([GroupRule.of("bm25:asked=odds")], groups.sets)
 
 
 def test_what_is_measured_is_what_was_removed(tmp_path: Path) -> None:
