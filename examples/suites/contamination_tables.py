@@ -8,6 +8,9 @@ seeds, on stderr.
 - accuracy (paper tab:math_eval): loss, tokens right, and answers right by greedy decoding.
 - recall (tab:attribution_recall): share of a problem's copies that are among the documents of highest score,
   as many as there are copies of a problem. Ties share their mid-rank; a score of zero is no evidence.
+- scores (tab:influence_scores): how large scores are, each as a multiple of what the query gives on average to
+  a document of the pool, whatever its sign: of a problem's own copies, and of the highest of all documents.
+  Leaked problems' copies were trained on, unseen ones' were not.
 - audit: verdicts at q < level. True are those of leaked problems, false those of unseen and clean ones;
   problems that were in the pool once are counted apart: the model cannot recite them, yet learnt from them.
 """
@@ -48,13 +51,10 @@ def accuracy_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
 
 def recall_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
     """Share of a problem's copies in the extreme buckets of each method, and of the union of two."""
-    scores = {name: np.load(cell / f"{name}.npy") for name in METHODS if (cell / f"{name}.npy").exists()}
+    scores = read_scores(cell)
     if not scores:
         return []
-    index = Index.open(cell / "run.stride")
-    ids = [index.document_id(number) for number in range(index.n_documents)]
-    copy_of = np.array([key.split("/")[1] if key.startswith(("leaked/", "unseen/")) else "" for key in ids])
-    queries = [row["id"] for row in read_rows(cell / "queries.jsonl")]
+    copy_of, queries = copies_of(cell)
     copies = int((copy_of == queries[0]).sum())
     tops = {name: np.stack([_top(row, copies) for row in found]) for name, found in scores.items()}
     bottoms = {name: np.stack([_top(-row, copies) for row in found]) for name, found in scores.items()}
@@ -73,7 +73,7 @@ def recall_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
                         "method": name,
                         "kind": kind,
                         "problems": len(rows),
-                        "documents": len(ids),
+                        "documents": len(copy_of),
                         "bucket": copies,
                         "recall": float(np.mean(own)),
                         "any": float(np.mean([each.any() for each in own])),
@@ -81,6 +81,53 @@ def recall_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
                     }
                 )
     return found
+
+
+def score_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
+    """How large scores of a problem's copies and the highest of all are, beside the mean size of a score."""
+    scores = read_scores(cell)
+    if not scores:
+        return []
+    copy_of, queries = copies_of(cell)
+    found = []
+    for name, values in scores.items():
+        for kind in ("leaked", "unseen"):
+            rows = [row for row, query in enumerate(queries) if kinds[query] == kind]
+            if not rows:
+                continue
+            own, highest, pool = [], [], []
+            for row in rows:
+                unit = float(np.abs(values[row]).mean()) or 1.0
+                copies = copy_of == queries[row]
+                own.append(float(values[row][copies].mean()) / unit)
+                highest.append(float(values[row].max()) / unit)
+                pool.append(float(values[row][~copies].max()) / unit)
+            found.append(
+                {
+                    "table": "scores",
+                    "method": name,
+                    "kind": kind,
+                    "problems": len(rows),
+                    "copies": float(np.mean(own)),
+                    "highest": float(np.mean(highest)),
+                    "highest_other": float(np.mean(pool)),
+                    "highest_of_all": float(np.max(highest)),
+                }
+            )
+    return found
+
+
+def read_scores(cell: Path) -> dict[str, np.ndarray]:
+    """Scores (problems, documents) of the methods that were asked."""
+    return {name: np.load(cell / f"{name}.npy") for name in METHODS if (cell / f"{name}.npy").exists()}
+
+
+def copies_of(cell: Path) -> tuple[np.ndarray, list[str]]:
+    """Of every document the problem that it is a copy of, or ""; and the problems that were asked."""
+    index = Index.open(cell / "run.stride")
+    ids = [index.document_id(number) for number in range(index.n_documents)]
+    copy_of = np.array([key.split("/")[1] if key.startswith(("leaked/", "unseen/")) else "" for key in ids])
+    return copy_of, [row["id"] for row in read_rows(cell / "queries.jsonl")]
 
 
 def _top(scores: np.ndarray, size: int) -> np.ndarray:
@@ -144,7 +191,9 @@ def write_tables(records: list[dict[str, Any]]) -> None:
         print("\n".join(f"| {x} |" if " | " in x else x for x in lines), file=sys.stderr)
 
     rates = sorted({r["rate"] for r in records})
-    of = {name: [r for r in records if r["table"] == name] for name in ("accuracy", "recall", "audit")}
+    of = {
+        name: [r for r in records if r["table"] == name] for name in ("accuracy", "recall", "scores", "audit")
+    }
 
     rows = []
     for model, rate in [("base", None), *(("model", rate) for rate in rates)]:
@@ -187,6 +236,15 @@ def write_tables(records: list[dict[str, Any]]) -> None:
     table("Share of a problem's copies in the top bucket (%)", ["method", *heads], rows)
 
     rows = []
+    for method in dict.fromkeys(r["method"] for r in of["scores"]):
+        for kind in ("leaked", "unseen"):
+            ours = [r for r in of["scores"] if (r["method"], r["kind"]) == (method, kind)]
+            means = [show([r[key] for r in ours], 1, 1) for key in ("copies", "highest", "highest_other")]
+            rows.append([method, kind, *means])
+    head = ["method", "problems", "their copies", "highest", "highest but for copies"]
+    table("Scores, in the mean size of a document's", head, rows)
+
+    rows = []
     for controls in ("file", "absent", "made"):
         for rate in rates:
             ours = [r for r in of["audit"] if (r["controls"], r["rate"]) == (controls, rate)]
@@ -215,6 +273,7 @@ def main() -> None:
         for row in (
             *accuracy_rows(cell, kinds),
             *recall_rows(cell, kinds),
+            *score_rows(cell, kinds),
             *audit_rows(cell, kinds, chosen.level),
         ):
             records.append({"suite": "contamination", "rate": float(rate), "seed": int(seed)} | row)

@@ -268,7 +268,7 @@ def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: 
     audits = [read((cell / f"{name}.jsonl").read_text()) for name in ("audit", "audit-absent", "audit-made")]
     assert [audit[0]["controls"]["kind"] for audit in audits] == ["file", "absent", "made"]
     table = script("python", f"{EXAMPLES}/suites/contamination_tables.py", "work")
-    assert {row["table"] for row in read(table.stdout)} == {"accuracy", "recall", "audit"}
+    assert {row["table"] for row in read(table.stdout)} == {"accuracy", "recall", "scores", "audit"}
     assert "Verdicts at q < .05" in table.stderr
 
 
