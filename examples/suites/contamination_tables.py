@@ -8,9 +8,9 @@ seeds, on stderr.
 - accuracy (paper tab:math_eval): loss, tokens right, and answers right by greedy decoding.
 - recall (tab:attribution_recall): share of a problem's copies that are among the documents of highest score,
   as many as there are copies of a problem. Ties share their mid-rank; a score of zero is no evidence.
-- scores (tab:influence_scores): how large scores are, each as a multiple of what the query gives on average to
-  a document of the pool, whatever its sign: of a problem's own copies, and of the highest of all documents.
-  Leaked problems' copies were trained on, unseen ones' were not.
+- scores (tab:influence_scores): how large scores are, each as a multiple of what the query gives a document
+  on average, whatever its sign: of a problem's own copies, and of the highest of all documents. Leaked
+  problems' copies were trained on, unseen ones' were not.
 - audit: verdicts at q < level. True are those of leaked problems, false those of unseen and clean ones;
   problems that were in the pool once are counted apart: the model cannot recite them, yet learnt from them.
 """
