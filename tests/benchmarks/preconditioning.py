@@ -11,7 +11,9 @@ leading directions of K alone; with `diagonal` false of what K has beside its di
 part of every chunk: what `stride query` does, by projections. `layers`: non-negative weights of every layer
 and space, which predict the retrained models' responses to every second query best by least squares; judged
 on the others. `query residuals`: the query's tokens, too, count as on average over training. `power`:
-sign(w) |w|^e. Of several models (`--checkpoints`) their readouts, each at unit spread, added up.
+sign(w) |w|^e. Of several models (`--checkpoints`) their readouts, each at unit spread, added up; and
+`less`: the final model's without a share of another's. Of the model before its fine-tuning that is what the
+fine-tuning did not teach (Wu et al. 2024, arXiv:2410.01285).
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from tests.benchmarks._machine import machine
 RIDGES = (30.0, 10.0, 5.0, 3.0, 1.0)  # γ, times the mean diagonal of K
 RANKS = (1, 16, 64, 256)
 POWERS = (0.85, 1.1, 1.15)
+SHARES = (0.25, 0.5, 1.0)
 _KEPT = 64  # directions that `stride query` looks at, at most
 _COMBINED = 10.0  # γ of sums over models, and of `power`
 _MOST_BYTES = 8 << 30
@@ -91,6 +94,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for ridge in RIDGES:
             scores = corrected(each, ridge)
             yield {"model": name, "what": "redundancy", "ridge": ridge, **judge(scores)} | about
+        for share in SHARES:
+            scores = added([found[0].direct, -each.direct], [1.0, share])
+            yield {"model": name, "what": "less", "share": share, **judge(scores)} | about
     if len(found) > 1:
         together = "+".join(names)
         direct, less = ([each.direct for each in found], [corrected(each, _COMBINED) for each in found])
@@ -187,9 +193,13 @@ def corrected(found: Products, ridge: float, rank: int | None = None, *, diagona
     return scores
 
 
-def added(scores: Sequence[np.ndarray]) -> np.ndarray:
+def added(scores: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> np.ndarray:
     """Scores of several models, each query's at unit spread, added up."""
-    return np.sum([each / each.std(axis=1, keepdims=True) for each in scores], axis=0)
+    factors = weights or [1.0] * len(scores)
+    parts = [
+        factor * each / each.std(axis=1, keepdims=True) for factor, each in zip(factors, scores, strict=True)
+    ]
+    return np.sum(parts, axis=0)
 
 
 def layer_weights(truth: Truth, parts: np.ndarray, queries: np.ndarray) -> np.ndarray:
