@@ -132,6 +132,7 @@ def measure_rates(
     )
     from stride_cli.operators.beginnings import measure_beginnings
     from stride_cli.operators.closed import basis_options, weighed
+    from stride_cli.operators.gradients import gate_gradients
 
     def timed(work: Callable[[], Any]) -> tuple[Any, float]:
         begun = clock()
@@ -144,6 +145,7 @@ def measure_rates(
     observe_sample(model, chunks, names, options, [rows[:1]])
     observed, observing = timed(lambda: observe_sample(model, chunks, names, options, [rows]))
     steered, making = timed(lambda: bases_from(model, chunks, names, options, observed))
+    gate_gradients(steered, chunks.batch(rows[:1]))  # its loops are compiled for the first time
     scaling = 0.0
     if scales_bases(names, options):
         squares, scaling = timed(lambda: curvature_of_sample(steered, chunks, options, [rows]))
