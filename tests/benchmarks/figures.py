@@ -428,6 +428,7 @@ FOUND = {
     "instructions": "instructions",
     "wikitext": "WikiText",
     "mixed": "31,087 passages",
+    "smollm2": "SmolLM2",
 }
 
 
@@ -703,6 +704,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
     "estimates": partial(estimates_table, "instructions"),
     "estimates_wikitext": partial(estimates_table, "wikitext"),
+    "estimates_smollm2": partial(estimates_table, "smollm2"),
     "found": found_table,
     "selection": selection_table,
     "projections": projections_table,
