@@ -86,8 +86,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "repeats": given.repeats,
     }
     seconds: dict[str, list[float]] = {"bare": [], "closed": []}
-    bare(model, first_chunks(index, 32), settings.batch_tokens)  # warm
-    fit_closed(model, first_chunks(index, 32), columns[:32], index.n_subsets, settings)
+    few = first_chunks(index, min(32, chunks.n_chunks))
+    bare(model, few, settings.batch_tokens)  # warm
+    fit_closed(model, few, columns[: few.n_chunks], index.n_subsets, settings)
     for _ in range(given.repeats):
         seconds["bare"].append(_seconds(lambda: bare(model, chunks, settings.batch_tokens)))
         seconds["closed"].append(
