@@ -211,6 +211,26 @@ def sign_products(words, step, planes, units, out):
             out[q, i] = step[i] * units[q] * np.float32(most - 2 * differ)
 
 
+@compiled
+def cosines(words, others, table, out):
+    """``out[i, j] = table[in how many bits words[i] and others[j] differ]``: of signs, cosines of angles.
+
+    Parameters
+    ----------
+    words : (t, w) uint64, others : (m, w) uint64
+    table : (64 w + 1,) float32
+    out : (t, m) float32
+    """
+    for i in range(words.shape[0]):
+        row = words[i]
+        for j in range(others.shape[0]):
+            other = others[j]
+            differ = np.int64(0)
+            for k in range(len(row)):
+                differ += _ones(row[k] ^ other[k])
+            out[i, j] = table[differ]
+
+
 @intrinsic
 def _ones(typing: Any, word: Any) -> Any:
     """How many bits of a word are set: the processor's own instruction."""

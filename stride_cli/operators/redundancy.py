@@ -14,6 +14,8 @@ the same part of every chunk, which changes no order. What lies beside it has fe
 
 Projections are a sketch of G, so they hold K, of any two chunks to m π / (2 √r): V and Λ are those of a
 random sample of chunks, carried over to all of them by one scan (Nyström; Williams & Seeger, NeurIPS 2000).
+A chunk is no evidence of what it says alike with others: one of the sample is left out where it is carried
+over itself, and of others the one that says the same. So copies get the same, whichever were drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexDamaged
+from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import shared_directions
 from stride_cli.output import progress
 from stride_cli.randomness import stream
@@ -38,7 +41,10 @@ SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say near
 _PERMUTED = 1 << 20  # of more chunks a sample is drawn without a permutation of them all
 _LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
 _COLUMNS = 1 << 14  # of signs that are unpacked together
-_ROWS = 1 << 16  # chunks that a scan carries over together
+_ROWS = 1 << 16  # chunks whose columns are added up together
+_CARRIED = 1 << 12  # chunks that a scan carries over together
+_CARRIED_BITS = 1 << 16  # of signs that it looks at: of so many a cosine is known to .006
+_ITSELF = 0.9  # cosine from which a chunk says the same
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Redundancy:
         values, vectors = values[kept], vectors[:, kept]
         if len(sample) == count:
             return cls(vectors.astype(np.float32), values)
-        found = _carried_over(projections, sample, vectors, mean)
+        found = _carried_over(projections, sample, lengths[:, None] * vectors, mean)
         found[sample] = kernel @ vectors
         return cls(*_orthonormal(found, values))
 
@@ -139,22 +145,40 @@ def _signs(codes: np.ndarray) -> Iterator[np.ndarray]:
 def _carried_over(
     projections: Projections, sample: np.ndarray, vectors: np.ndarray, mean: float
 ) -> np.ndarray:
-    """Products of all chunks with combinations of the sample's, (n, k) float32, in units of `mean`."""
-    from stride_cli.operators.projections import AskedProjections, bit_planes
+    """Products of all chunks with combinations of the sample's, (n, k) float32.
 
-    steps = np.asarray(projections.step[sample], np.float64)
-    # step · sign stands for the sample's numbers: of two chunks with little in common as good as these
-    weights = (vectors * steps[:, None]).T.astype(np.float32)
-    combined = [weights @ signs for signs in _signs(np.asarray(projections.codes[sample]))]
-    asked = AskedProjections(projections, *bit_planes(np.concatenate(combined, axis=1)))
-    count = len(projections)
+    Parameters
+    ----------
+    vectors : (m, k) float64      times the lengths of the sample's chunks
+    mean : square of a length that counts as 1
+    """
+    import torch
+
+    from stride_cli.operators.gate_kernels import cosines
+
+    size = min(projections.size, _CARRIED_BITS // 8)
+    codes, count = projections.codes, len(projections)
+    # the angle of two chunks is how many of their signs differ (see `_cosines`): sums of signs instead, with
+    # which one pass would do, take those of copies for half as large again
+    table = np.cos(np.arange(8 * size + 1) * (np.pi / 8 / size)).astype(np.float32)
+    others = np.ascontiguousarray(codes[sample][:, :size]).view(np.uint64)
     found = np.empty((count, vectors.shape[1]), np.float32)
+    combined = vectors.astype(np.float32)
     with progress("what chunks have in common", count, unit="chunks") as bar:
-        for start in range(0, count, _ROWS):
-            stop = min(start + _ROWS, count)
-            found[start:stop] = asked.estimates(start, stop).T
+        for start in range(0, count, _CARRIED):
+            stop = min(start + _CARRIED, count)
+            words = np.ascontiguousarray(codes[start:stop][:, :size]).view(np.uint64)
+            alike = np.empty((stop - start, len(sample)), np.float32)
+            parts = side_by_side.stretches(stop - start, torch.get_num_threads())
+            pieces = [(words[part], others, table, alike[part]) for part in parts]
+            side_by_side.each(lambda piece: cosines(*piece), pieces)
+            nearest = alike.argmax(axis=1)[:, None]
+            largest = np.take_along_axis(alike, nearest, axis=1)
+            np.put_along_axis(alike, nearest, np.where(largest > _ITSELF, 0.0, largest), axis=1)
+            steps = np.asarray(projections.step[start:stop], np.float64)
+            lengths = steps * np.sqrt(16.0 * projections.size / np.pi / mean)
+            found[start:stop] = alike @ combined * lengths[:, None].astype(np.float32)
             bar.advance(stop - start)
-    found /= np.float32(mean)
     return found
 
 

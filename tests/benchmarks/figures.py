@@ -711,6 +711,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "causes": causes_table,
     "defaults": defaults_table,
     "removal-habits": lambda: _removal().habits(),
+    "removal-habits-seeds": lambda: _removal().habits(_removal().SEEDS),
     "removal-poison": lambda: _removal().poison(),
     "leaks": lambda: _leaks().audit(),
     "leaks-search": lambda: _leaks().search(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.benchmarks.figures import figure, markdown, pick
 
 HABITS = "suites/removal_habits"
+SEEDS = "suites/removal_habits_seeds"
 POISON = "suites/removal_poison"
 REMOVED: tuple[tuple[str, str], ...] = (
     ("the planted causes", "causes"),
@@ -14,6 +15,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("stride, whole response, what supports", "stride:stored=true,add=support"),
     ("stride, whole response, all", "stride:stored=true"),
     ("EK-FAC, where they part, what supports", "ekfac:asked=token,add=support"),
+    ("EK-FAC, log-odds, what supports", "ekfac:asked=odds,add=support"),
     ("EK-FAC, whole response, all", "ekfac"),
     ("TrackStar, where they part, what supports", "trackstar:asked=token,add=support"),
     ("TrackStar, whole response, all", "trackstar"),
@@ -21,6 +23,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("FeatSim, whole response, all", "featsim"),
     ("RDS, where they part, what supports", "rds:asked=token,add=support"),
     ("RDS, whole response, all", "rds"),
+    ("GradDot, whole response, all", "graddot"), ("LoGRA, rank 16, whole response, all", "logra:rank=16"),
     ("MiniLM embeddings", "embeddings"), ("shared pairs of tokens (`pairs`)", "pairs"), ("BM25", "bm25"),
     ("as many at random", "random"),
 )  # fmt: skip
@@ -31,11 +34,11 @@ FOUND: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def habits() -> str:
+def habits(suite: str = HABITS) -> str:
     """Fall of the log-odds, rise of the loss and what is still shown: mean ± standard error over habits."""
     lines = [["removed", "fall of log-odds", "rise of loss", "still shown"]]
     for label, method in REMOVED:
-        for record in pick(HABITS, schema="stride.group_removal/1", method=method):
+        for record in pick(suite, schema="stride.group_removal/1", method=method):
             cells = [
                 f"{figure(found['mean'], 2)} ± {figure(found['se'], 2)}"
                 for found in (record["odds"], record["loss"])

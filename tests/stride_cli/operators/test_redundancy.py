@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from index_format.errors import IndexDamaged
+from stride_cli.attribution.shared_influence import Shared
 from stride_cli.operators import redundancy
 from stride_cli.operators.projections import Folding, Projections, encode
 from stride_cli.operators.redundancy import Redundancy, read_redundancy
+from stride_cli.randomness import stream
 
 N, P, SIZE, SHARED = 600, 8_000, 2048, 3
 
@@ -55,6 +57,28 @@ def test_it_is_what_stands_out_of_the_kernel(
     inside = np.linalg.svd(found.vectors[:, :SHARED].T @ best)[1]
     assert inside.min() > (0.99 if sample == N else 0.97)
     np.testing.assert_allclose(found.means, found.vectors.mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_copies_share_alike_whichever_were_drawn(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of copies of one chunk some are in the sample and some are not, and of longer gradients than most."""
+    monkeypatch.setattr(redundancy, "SAMPLE", 200)
+    values = gradients()
+    random = np.random.default_rng(5)
+    copies = random.choice(N, 20, replace=False)
+    one = 4.0 * random.standard_normal(P)
+    values[copies] = one + noise * 4.0 * random.standard_normal((20, P))
+    projections = projected(values)
+    drawn = stream(projections.seed, "redundancy sample").permutation(N)[:200]
+    assert 2 <= len(set(drawn.tolist()) & set(copies.tolist())) <= 18
+    found = Redundancy.of(projections)
+    shares = np.asarray(found.vectors[copies], np.float64) @ np.sqrt(found.values)
+    assert shares.std() < 0.05 * abs(shares.mean())
+    # what they say alike is shared out: of a query that all of them answer, next to nothing is left
+    influences = values @ one / (one @ one)
+    shared = Shared.of([found], 10.0, [(np.arange(N), influences, 1.0)])
+    left = (influences - shared[np.arange(N)])[copies]
+    assert left.std() < 0.05 and abs(left.mean()) < 0.2
 
 
 def test_where_nothing_is_shared_there_is_nothing() -> None:
