@@ -20,6 +20,7 @@ from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import FORM, Projections, Projector, understood
+from stride_cli.operators.redundancy import FORM as COMMON_FORM
 from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.steered_model import SteeredModel
@@ -193,7 +194,7 @@ def project_index(
                 writer.append(name, piece)
     for entry in entries:
         entry |= {"project": size, "projected": chunks.n_chunks, "project_seed": entry["settings"]["seed"]}
-        entry["project_form"] = FORM
+        entry["project_form"], entry["common_form"] = FORM, COMMON_FORM
         entry["settings"]["project"] = size
         for about in (entry, entry["settings"]):  # of stride 0.1
             about.pop("sketch", None)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from index_format.shards import ShardedArray
     from stride_cli.operators.projections import Projections
 
+FORM = 2  # of what an index holds: in 1 copies of a chunk shared unlike
 SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
 _PERMUTED = 1 << 20  # of more chunks a sample is drawn without a permutation of them all
 _LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
@@ -105,15 +106,18 @@ class Redundancy:
         return {"projection_common": self.vectors, "projection_common_values": self.values}
 
 
-def read_redundancy(arrays: Mapping[str, Any], n_chunks: int) -> Redundancy | None:
-    """The inverse of `Redundancy.arrays`, of so many chunks; None where none was stored.
+def read_redundancy(
+    arrays: Mapping[str, Any], attributes: Mapping[str, Any], n_chunks: int
+) -> Redundancy | None:
+    """The inverse of `Redundancy.arrays`, of so many chunks; None where none was stored, or of another form:
+    then it is found again whenever it is asked for.
 
     Raises
     ------
     IndexDamaged      the arrays are not of these shapes
     """
     vectors, values = arrays.get("projection_common"), arrays.get("projection_common_values")
-    if vectors is None or values is None:
+    if vectors is None or values is None or attributes.get("common_form") != FORM:
         return None
     if vectors.dtype != np.float32 or vectors.shape != (n_chunks, len(values)):
         raise IndexDamaged(

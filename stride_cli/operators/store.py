@@ -16,6 +16,7 @@ from stride_cli.operators.gates import Gates, PackedGates, gate_rows
 from stride_cli.operators.layer_projections import GatheredProjections
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
+from stride_cli.operators.redundancy import FORM as COMMON_FORM
 from stride_cli.operators.redundancy import Redundancy, read_redundancy
 from stride_cli.operators.spaces import space_from_arrays
 
@@ -145,6 +146,7 @@ class Operators:
             "coverage": self.coverage,
             "gate_size": self.gate_size,
             **about(self.projections),
+            "common_form": None if self.projections is None else COMMON_FORM,
         }
         return arrays, attributes
 
@@ -184,7 +186,7 @@ class Operators:
             averaged=bool(attributes.get("averaged", False)),
             normalized=float(attributes.get("normalized", 0.0)),
             projections=(projections := read_projections(arrays, attributes)),
-            shared=None if projections is None else read_redundancy(arrays, len(projections)),
+            shared=None if projections is None else read_redundancy(arrays, attributes, len(projections)),
             log=log,
         )
 

@@ -14,6 +14,7 @@ from stride_cli.operators.redundancy import Redundancy, read_redundancy
 from stride_cli.randomness import stream
 
 N, P, SIZE, SHARED = 600, 8_000, 2048, 3
+STORED = {"common_form": redundancy.FORM}
 
 
 def gradients(shared: float = 1.0) -> np.ndarray:
@@ -89,7 +90,7 @@ def test_where_nothing_is_shared_there_is_nothing() -> None:
 def test_chunks_without_gradient_share_nothing() -> None:
     found = Redundancy.of(projected(np.zeros((N, P))))
     assert found.vectors.shape == (N, 1) and not found.vectors.any() and found.values.tolist() == [0.0]
-    again = read_redundancy(found.arrays(), N)
+    again = read_redundancy(found.arrays(), STORED, N)
     assert again is not None and again.means.tolist() == [0.0]
 
 
@@ -100,10 +101,11 @@ def test_many_chunks_have_few_directions(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_is_read_as_it_was_stored() -> None:
     found = Redundancy.of(projected(gradients()))
-    again = read_redundancy(found.arrays(), N)
+    again = read_redundancy(found.arrays(), STORED, N)
     assert again is not None
     np.testing.assert_array_equal(again.vectors, found.vectors)
     np.testing.assert_array_equal(again.values, found.values)
-    assert read_redundancy({}, N) is None
+    assert read_redundancy({}, STORED, N) is None
+    assert read_redundancy(found.arrays(), {}, N) is None  # of another form
     with pytest.raises(IndexDamaged, match="rows of"):
-        read_redundancy(found.arrays(), N + 1)
+        read_redundancy(found.arrays(), STORED, N + 1)
