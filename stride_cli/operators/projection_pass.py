@@ -248,6 +248,7 @@ def check_projectable(index: Index, options: ClosedOptions, model: AttributableM
     if all(
         (entry.get("project"), entry.get("projected")) == (options.project, index.n_chunks)
         and understood(entry)
+        and entry.get("common_form") == COMMON_FORM
         for entry in (stored, *checkpoints)
     ):
         raise IndexExists(

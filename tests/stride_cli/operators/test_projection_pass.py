@@ -22,6 +22,7 @@ from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import projection_pass as module
+from stride_cli.operators import redundancy, store
 from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
@@ -138,6 +139,21 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
         api.train(apart, api.ClosedOptions(project=size), run=run, device="cpu", dtype="fp32")
         assert len(np.concatenate(read)) == 2 * (n_chunks - before if size == BYTES else n_chunks)
     assert_same_fit(apart / "operators", copied / "operators")
+
+
+def test_what_they_have_in_common_is_found_again_where_it_is_of_another_form(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(copied)
+    other = redundancy.FORM + 1
+    for place, name in ((module, "COMMON_FORM"), (store, "COMMON_FORM"), (redundancy, "FORM")):
+        monkeypatch.setattr(place, name, other)
+    assert Operators.from_index(Index.open(copied)).shared is None
+    monkeypatch.setattr(module, "chunk_gradients", lambda steered, batch: pytest.fail("a chunk is read"))
+    project(copied)
+    assert Operators.from_index(Index.open(copied)).shared is not None
+    with pytest.raises(IndexExists, match="every chunk already"):
+        project(copied)
 
 
 def test_sketches_of_stride_0_1_are_replaced(copied: Path) -> None:
