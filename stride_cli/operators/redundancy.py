@@ -72,7 +72,7 @@ class Redundancy:
             random.permutation(count) if count <= _PERMUTED else random.choice(count, SAMPLE, replace=False)
         )
         sample = np.sort(drawn[:SAMPLE])
-        lengths = np.asarray(projections.step[sample], np.float64) * np.sqrt(2.0 * bits / np.pi)
+        lengths = _lengths(projections, sample)
         mean = float(np.mean(np.square(lengths))) if len(sample) else 0.0
         nothing = cls(np.zeros((count, 1), np.float32), np.zeros(1))  # an array has a column at least
         if not (np.isfinite(mean) and mean > 0):
@@ -127,6 +127,12 @@ def read_redundancy(
     return Redundancy(vectors, np.asarray(values, np.float64))
 
 
+def _lengths(projections: Projections, chunks: np.ndarray | slice) -> np.ndarray:
+    """Of their gradients, (t,) float64: a step is √(π / 2) of the root mean square of Gaussian numbers."""
+    steps = np.asarray(projections.step[chunks], np.float64)
+    return steps * np.sqrt(16.0 * projections.size / np.pi)
+
+
 def _cosines(codes: np.ndarray) -> np.ndarray:
     """Of the angles between chunks, from how many of their signs agree: (m, b) uint8 → (m, m) float64."""
     bits = 8 * codes.shape[1]
@@ -179,8 +185,7 @@ def _carried_over(
             nearest = alike.argmax(axis=1)[:, None]
             largest = np.take_along_axis(alike, nearest, axis=1)
             np.put_along_axis(alike, nearest, np.where(largest > _ITSELF, 0.0, largest), axis=1)
-            steps = np.asarray(projections.step[start:stop], np.float64)
-            lengths = steps * np.sqrt(16.0 * projections.size / np.pi / mean)
+            lengths = _lengths(projections, slice(start, stop)) / np.sqrt(mean)
             found[start:stop] = alike @ combined * lengths[:, None].astype(np.float32)
             bar.advance(stop - start)
     return found
