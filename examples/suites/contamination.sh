@@ -35,7 +35,7 @@ for cell in $cells; do
     for method in bm25 stride:stored=true logra:init=pca,layers=body; do
         name=${method%%:*}
         [ -e "$at/$name.npy" ] || stride baseline "$method" --index "$at/run.stride" --queries "$at/queries.jsonl" \
-            --scores "$at/$name.npy" --json --top 1 >"$at/$name.jsonl"
+            --chat --scores "$at/$name.npy" --json --top 1 >"$at/$name.jsonl"
     done
 done
 # beside the controls of the file, those that a benchmark has itself, and those that the audit makes of it

@@ -5,8 +5,8 @@
 #   examples/suites/finetuning.sh instruct.jsonl.gz WORK [SUBSETS]
 #
 # instruct.jsonl.gz has one {"id", "prompt", "response"} a line. Interrupted, it goes on where it was. BASE is a model
-# to fine-tune instead of a small one (a directory, a hub id or a .gguf file); PAIRS, LONGEST, QUERIES, WIDTH, VOCAB,
-# EPOCHS and METHODS change what is run.
+# to fine-tune instead of a small one (a directory, a hub id or a .gguf file); PAIRS, LONGEST, QUERIES, LAYERS,
+# WIDTH, VOCAB, EPOCHS and METHODS change what is run; KEEP, empty, keeps none of the retrained models.
 set -euo pipefail
 pairs=$1 work=$2 subsets=${3:-50}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,12 +15,12 @@ here=$(cd "$(dirname "$0")" && pwd)
     ${PAIRS:+--pairs "$PAIRS"} ${QUERIES:+--queries "$QUERIES"} ${LONGEST:+--longest "$LONGEST"}
 base=${BASE:-$work/base}
 [ -n "${BASE:-}" ] || [ -e "$base" ] || stride model train "$work/base.jsonl" --out "$base" \
-    --layers 4 --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs 4
+    --layers "${LAYERS:-4}" --width "${WIDTH:-128}" --vocab "${VOCAB:-2048}" --context 256 --epochs "${BASE_EPOCHS:-4}"
 [ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$base" --out "$work/model" \
     --epochs "${EPOCHS:-3}" --checkpoints 3
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
 stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
-    --subsets "$subsets" --alpha 0.5 --keep "$work/retrained"
+    --subsets "$subsets" --alpha 0.5 ${KEEP-"--keep=$work/retrained"}
 stride evaluate compare --index "$work/run.stride" --alpha 0.5 --html "$work/comparison.html" --methods \
     "${METHODS:-stride,stride:buckets=2048,direct,tfidf,tfidf:ngrams=1,bm25,chance,rds,featsim,embeddings,dsir,graddot,logra,ekfac,trackstar,trak,less,datamodels}" \
     --json | tee "$work/comparison.jsonl"

@@ -3,7 +3,7 @@
     python examples/suites/instructions.py instruct.jsonl.gz --out suite --pairs 2000 --queries 60
 
 Writes suite/corpus.jsonl and suite/queries.jsonl, objects {id, prompt, response}, and suite/base.jsonl: as
-many other pairs, as plain text, for the model that is fine-tuned.
+many other pairs, or BASE of them, as plain text, for the model that is fine-tuned.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--queries", type=int, default=60)
     parser.add_argument("--longest", type=int, default=400, help="characters of prompt and response together")
+    parser.add_argument("--base", type=int, help="pairs for the base model; default: as many as PAIRS")
+    parser.add_argument("--base-longest", type=int, help="characters of its longest; default: LONGEST")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     content = chosen.pairs_file.read_bytes()
@@ -34,7 +36,12 @@ def main() -> None:
     ]
     order = stream(chosen.seed, "instructions").permutation(len(short))
     picked = [short[int(i)] for i in order]
-    needed = 2 * chosen.pairs + chosen.queries
+    if chosen.base_longest is not None:  # behind the short ones, so that these stay where they were
+        lengths = [len(r["prompt"]) + len(r["response"]) for r in rows]
+        within = range(chosen.longest + 1, chosen.base_longest + 1)
+        longer = [r for r, length in zip(rows, lengths, strict=True) if length in within]
+        picked += [longer[int(i)] for i in stream(chosen.seed, "instructions-base").permutation(len(longer))]
+    needed = chosen.pairs + chosen.queries + (chosen.pairs if chosen.base is None else chosen.base)
     if len(picked) < needed:
         parser.error(f"{len(picked)} pairs are short enough, {needed} are needed: fewer --pairs")
     corpus = picked[: chosen.pairs]

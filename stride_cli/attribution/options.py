@@ -101,7 +101,7 @@ class QueryOptions(RecoveryOptions):
     ----------
     top, bottom : supporters and opposers to show
     max_new_tokens : length of a generated continuation
-    chat : format prompts with the chat template; None: as the corpus is formatted
+    chat : put prompts as the corpus's prompts with responses are; None: where most of it is such
     check : compare a linear measurement with the exact one on a random few subsets
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
@@ -117,7 +117,8 @@ class QueryOptions(RecoveryOptions):
     max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
     chat: bool | None = option(
         None,
-        "Whether prompts are put in the chat template; default: where the corpus is prompts with responses.",
+        "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where "
+        "there is one); default: where most of the corpus is such.",
         off="--no-chat",
     )
     check: bool = option(

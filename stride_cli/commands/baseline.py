@@ -39,7 +39,7 @@ def baseline(
     index: IndexPath = None,
     model: ModelPath = None,
     *,
-    asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries",))],
+    asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries", "chat"))],
     given: Annotated[dict[str, Any], Flags(RankingOptions)],
     scores: Annotated[
         Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")

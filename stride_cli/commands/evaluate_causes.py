@@ -131,7 +131,7 @@ def causes(
     foreign = [(path, read_scores(path, n_rows, workspace.index.n_documents)) for path in scores or ()]
     ks = _within(wanted, workspace.index.n_documents)
     specs = chosen or default_methods(workspace.index)
-    sets = build_asked(workspace, asked, rules)
+    sets = build_asked(workspace, asked, rules, chat=options.chat)
     kept = KeptRanks(workspace.index, fresh=options.fresh)
     if options.known or options.base is not None:
         asked, sets = _known(workspace, asked, sets, kept, options, json)
@@ -270,7 +270,7 @@ def _known(
     from stride_cli.evaluation.known_answers import answers
     from stride_cli.output import emit, note, wants_json
 
-    form = form_of(workspace)
+    form = form_of(workspace, options.chat)
     own = list(answers(workspace.model, asked, form, kept))
     base = None
     if options.base is not None:

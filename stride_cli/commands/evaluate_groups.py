@@ -35,7 +35,7 @@ def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOpti
     workspace = bench.workspace
     refuse_classifier(workspace.index, "groups are of prompts")
     asked = read_cause_queries(options.queries, workspace.index, known=False)
-    groups = GroupBench(workspace, find_groups(asked), build_asked(workspace, asked))
+    groups = GroupBench(workspace, find_groups(asked), build_asked(workspace, asked, chat=options.chat))
     check_rules([GroupRule.of(spec) for spec in specs], groups.sets)
     sizes = groups.sizes(removing.top)
     with progress("naming documents", len(specs), unit="methods") as bar:

@@ -38,4 +38,4 @@ def open_bench(
 
     general = resolve("general", {"model": model})
     where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
-    return Bench(where, queries=options.queries, alpha=alpha)
+    return Bench(where, queries=options.queries, alpha=alpha, chat=options.chat)

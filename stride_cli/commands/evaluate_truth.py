@@ -20,7 +20,7 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.options import ImportOptions
+from stride_cli.evaluation.options import BenchOptions, ImportOptions
 from stride_cli.training.options import TruthOptions, per_mille
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def truth(
         ),
     ] = None,
     reading: Annotated[dict[str, Any], Flags(ImportOptions)],
+    chat: Annotated[bool | None, flag(BenchOptions, "chat")] = None,
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, flag(TruthOptions, "overwrite")] = False,
@@ -89,7 +90,7 @@ def truth(
     where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
     if imported is None:
         share = per_mille(options.alpha)
-        workspace, wanted, found = build_truth_of(where, queries, options)
+        workspace, wanted, found = build_truth_of(where, queries, options, chat=chat)
         chosen = found.take([row for row, value in enumerate(found.alpha) if round(value * 1000) == share])
     else:
         if options != TruthOptions(overwrite=overwrite):
@@ -97,7 +98,9 @@ def truth(
                 "--import reads subsets and losses from a file, and the other options say how to retrain",
                 fix="give --import with --queries, --rows and --overwrite only",
             )
-        workspace, wanted, found = import_truth(where, imported, queries, rows=rows, overwrite=overwrite)
+        workspace, wanted, found = import_truth(
+            where, imported, queries, rows=rows, overwrite=overwrite, chat=chat
+        )
         chosen, share = found, round(float(found.alpha[0]) * 1000)
     models = chosen.n_subsets * chosen.n_seeds
     record: TruthRecord = {

@@ -338,19 +338,19 @@ def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
 
     Parameters
     ----------
-    chat : in the chat template, or as they stand; None: as the corpus
+    chat : as the corpus's prompts with responses (in the chat template, where there is one or the corpus has
+        none of them), or as they stand; None: as most of the corpus
     """
-    if workspace.model.table is not None:
+    if workspace.model.table is not None or chat is False:
         return "none"
-    if chat is not None:
-        return "chat" if chat else "none"
     counts = workspace.index.attributes.get("counts") or {}
     conversations, documents = (counts.get(name) for name in ("conversations", "documents"))
     if not isinstance(conversations, int) or not isinstance(documents, int):
+        conversations, documents = 0, 1
+    if chat is None and 2 * conversations <= documents:
         return "none"
-    if 2 * conversations <= documents:
-        return "none"
-    return "chat" if getattr(workspace.model.tokenizer, "chat_template", None) else "lines"
+    has_template = getattr(workspace.model.tokenizer, "chat_template", None)
+    return "lines" if conversations and not has_template else "chat"
 
 
 def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int]:
@@ -360,7 +360,7 @@ def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int
         if not getattr(model.tokenizer, "chat_template", None):
             raise QueryError(
                 "--chat needs a tokenizer with a chat template, and this model's has none",
-                fix="leave --chat out",
+                fix="leave --chat out: the corpus has no prompts with responses either",
             )
         ids = list(
             model.tokenizer.apply_chat_template(

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 
-def read_queries(workspace: Workspace, path: str | Path, *, number_ids: bool = False) -> QuerySet:
+def read_queries(
+    workspace: Workspace, path: str | Path, *, number_ids: bool = False, chat: bool | None = None
+) -> QuerySet:
     """Queries of a file: of documents for a language model, of examples (or ``held-out``) for a classifier.
 
-    `number_ids`: those for a language model are called 0, 1, …, and need no ids.
+    `number_ids`: those for a language model are called 0, 1, …, and need no ids. `chat`: how their prompts
+    are put to it, see `queries.form_of`.
 
     Raises
     ------
@@ -34,7 +37,7 @@ def read_queries(workspace: Workspace, path: str | Path, *, number_ids: bool = F
     from stride_cli.data.queries import form_of
 
     block_size = int(workspace.index.attributes["block_size"])
-    plain = form_of(workspace) == "none"
+    plain = form_of(workspace, chat) == "none"
     return read_texts(workspace.model, path, block_size=block_size, number_ids=number_ids, plain=plain)
 
 

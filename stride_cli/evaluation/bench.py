@@ -38,14 +38,21 @@ class Bench:
     where : WorkspacePath
     queries : Path, optional      default: those that the truth was measured on
     alpha : float, optional       which subsets of the truth
+    chat : bool, optional         how prompts of the file are put to the model, see `queries.form_of`
     """
 
     def __init__(
-        self, where: WorkspacePath, *, queries: Path | None = None, alpha: float | None = None
+        self,
+        where: WorkspacePath,
+        *,
+        queries: Path | None = None,
+        alpha: float | None = None,
+        chat: bool | None = None,
     ) -> None:
         self.where = where
         self._file = queries
         self._alpha = alpha
+        self._chat = chat
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -111,7 +118,7 @@ class Bench:
         UsageError      neither is there
         """
         if self._file is not None:
-            return read_queries(self.workspace, self._file)
+            return read_queries(self.workspace, self._file, chat=self._chat)
         if not self.index.has("truth"):
             raise UsageError(
                 f"no queries are given, and index {self.where.index} has none of its own",
@@ -183,14 +190,14 @@ class Bench:
 
 
 def build_truth_of(
-    where: WorkspacePath, path: Path, options: TruthOptions
+    where: WorkspacePath, path: Path, options: TruthOptions, *, chat: bool | None = None
 ) -> tuple[Workspace, QuerySet, Truth]:
     """The truth of a file of queries, trained where it is missing: workspace, queries, truth of every α."""
     from stride_cli.training.truth import build_truth
 
     local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
-    queries = read_queries(workspace, path)
+    queries = read_queries(workspace, path, chat=chat)
     return workspace, queries, build_truth(workspace, queries, options)
 
 

@@ -22,16 +22,24 @@ _METHODS = (
     "strongest scores) and shrink=true."
 )
 _SEEDS = "Trainings of every set of chunks."
+_CHAT = (
+    "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where there "
+    "is one); default: where most of the corpus is such."
+)
 
 
 @dataclass(frozen=True)
 class BenchOptions(Options):
-    """Which methods are measured, and on which queries; None: those of the index's truth."""
+    """Which methods are measured, and on which queries; None: those of the index's truth.
+
+    `chat`: how prompts of the file are put to the model, see `data.queries.form_of`.
+    """
 
     queries: Path | None = option(
         None, "File of queries (classifiers: or held-out); default: those of the truth."
     )
     methods: str = option("stride", _METHODS, short="--method")
+    chat: bool | None = option(None, _CHAT, off="--no-chat")
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class CausesOptions(Options):
     at : the k of Recall@k; None: 1, 5, 10 and 50, as far as there are so many documents
     known : only queries count that the model answers rightly
     base : path of a model that must not answer them rightly
+    chat : see `data.queries.form_of`
     fresh : what earlier runs have kept is not used
     """
 
@@ -98,6 +107,7 @@ class CausesOptions(Options):
     base: str | None = option(
         None, "The model before it was trained on this corpus: queries that it answers do not count."
     )
+    chat: bool | None = option(None, _CHAT, off="--no-chat")
     fresh: bool = option(False, "Score anew what earlier runs have kept (INDEX.causes).")
 
 

@@ -128,7 +128,11 @@ def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
 
 
 def build_asked(
-    workspace: Workspace, asked: Sequence[CauseQuery], rules: Iterable[GroupRule] | None = None
+    workspace: Workspace,
+    asked: Sequence[CauseQuery],
+    rules: Iterable[GroupRule] | None = None,
+    *,
+    chat: bool | None = None,
 ) -> dict[str, QuerySet]:
     """The queries in the index's tokens, asked as `stride query` asks them, each as often as there is
     something to be asked of it.
@@ -136,6 +140,7 @@ def build_asked(
     Parameters
     ----------
     rules : what will be asked, by default all that can be
+    chat : see `queries.form_of`
 
     Returns
     -------
@@ -154,7 +159,7 @@ def build_asked(
     wanted = rules is None or any(rule.asked != "response" for rule in rules)
     compared = wanted and _have(asked, "instead")
     language: Any = workspace.model
-    form = form_of(workspace)
+    form = form_of(workspace, chat)
 
     def built(instead: bool) -> list[Any]:
         texts: list[dict[str, Any]] = [{"prompt": each.prompt, "response": each.response} for each in asked]

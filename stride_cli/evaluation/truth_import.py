@@ -227,6 +227,7 @@ def import_truth(
     *,
     rows: str = "corpus",
     overwrite: bool = False,
+    chat: bool | None = None,
 ) -> tuple[Workspace, QuerySet, Truth]:
     """Make a file of retrained losses the truth of an index, which all of `stride evaluate` then reads.
 
@@ -235,6 +236,7 @@ def import_truth(
     path, rows : see `read_subsets`
     queries : file of the queries in the order of ``test_loss``; where they have no ids, they are numbered
     overwrite : replace another truth
+    chat : how prompts are put to the model, see `queries.form_of`
 
     Returns
     -------
@@ -256,7 +258,7 @@ def import_truth(
     measured = read_subsets(path, index.n_documents, rows=rows)
     n_subsets, n_seeds, n_queries = measured.losses.shape
     workspace = where.open()
-    asked = read_queries(workspace, queries, number_ids=not _has_ids(queries))
+    asked = read_queries(workspace, queries, number_ids=not _has_ids(queries), chat=chat)
     if len(asked) != n_queries:
         raise QueryError(
             f"{queries} has {len(asked):,} queries, and the lines of {path} have losses of {n_queries:,}",

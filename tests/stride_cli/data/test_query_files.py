@@ -23,10 +23,11 @@ def written(tmp_path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def corpus_of(task: Any, *, pairs: bool) -> Any:
-    """The workspace, as if its documents were all of them pairs of a prompt and a response, or none."""
+def corpus_of(task: Any, *, pairs: bool | int) -> Any:
+    """The workspace, as if all of its documents, none or so many were pairs of a prompt and a response."""
     attributes = dict(task.index.attributes)
-    counts = {**attributes["counts"], "conversations": pairs * attributes["counts"]["documents"]}
+    counts = dict(attributes["counts"])
+    counts["conversations"] = pairs * counts["documents"] if isinstance(pairs, bool) else pairs
     index = SimpleNamespace(attributes={**attributes, "counts": counts})
     return SimpleNamespace(model=task.model, index=index)
 
@@ -45,6 +46,29 @@ def test_a_response_goes_on_where_the_corpus_has_it_so(
     np.testing.assert_array_equal(found.ids[0][:where], asked.ids)
     np.testing.assert_array_equal(found.weights[0][:where], asked.weights)
     assert len(found.ids[0]) == where or pairs
+
+
+def test_a_corpus_of_few_pairs_is_asked_as_they_are_where_that_is_said(
+    task_and_queries: Any, tmp_path: Path
+) -> None:
+    """Most of it is plain text, and a leaked problem was trained on as one of its pairs."""
+    task, file = corpus_of(task_and_queries[0], pairs=1), written(tmp_path, PAIR)
+    alike = read_queries(corpus_of(task_and_queries[0], pairs=True), file)
+    plain, asked, unsaid = (read_queries(task, file, chat=chat) for chat in (False, True, None))
+    np.testing.assert_array_equal(asked.ids[0], alike.ids[0])
+    np.testing.assert_array_equal(plain.ids[0], unsaid.ids[0])
+    assert asked.ids[0].tolist() != plain.ids[0].tolist()
+
+
+def test_a_model_without_a_template_is_asked_on_lines_where_the_corpus_has_pairs(
+    task_and_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_and_queries[0]
+    monkeypatch.setattr(task.model.tokenizer, "chat_template", None)
+    some, none = corpus_of(task, pairs=1), corpus_of(task, pairs=False)
+    assert [form_of(some, chat) for chat in (True, False, None)] == ["lines", "none", "none"]
+    with pytest.raises(QueryError, match="template"):  # and where it has none, there is nothing to go by
+        as_query(task.model, "The French Revolution", response="1789", form=form_of(none, True))
 
 
 def test_texts_and_long_pairs(task_and_queries: Any, tmp_path: Path) -> None:
