@@ -60,9 +60,11 @@ def write_tasks(pairs: Path, work: Path, each: int, least: int) -> None:
 
 def write_table(work: Path) -> None:
     """Of every method, random and BM25 documents: means over tasks; standard deviation over tasks, and over
-    seeds within a task; differences of the first method to all others, paired by task."""
+    seeds within a task; differences of the first method to all others, paired by task, and of STRIDE by
+    influences on another model."""
     found: dict[str, dict[str, dict]] = {}
-    for record in read(work / "selection.jsonl"):
+    runs = [path for path in (work / "selection.jsonl", work / "selection-base.jsonl") if path.exists()]
+    for record in (each for path in runs for each in read(path)):
         name = record["method"] if record["set"] == "chosen" else record["set"]
         found.setdefault(name, {})[record["tasks"][0]["task"]] = record
     first = next(name for name in found if name not in ("base", "random", "bm25"))
@@ -82,14 +84,17 @@ def write_table(work: Path) -> None:
                 "sd_seeds": None if np.isnan(over_seeds).any() else float(np.sqrt((over_seeds**2).mean())),
             }
             print(json.dumps(row))
-        for other in values:
-            if other in ("base", first):
+        pairs = [
+            (own, other) for own in values if own == first or own.startswith("stride") for other in values
+        ]
+        for own, other in pairs:
+            if other in ("base", own):
                 continue
-            difference = values[first] - values[other]
+            difference = values[own] - values[other]
             row = {
                 "suite": "selection",
                 "measure": measure,
-                "set": first,
+                "set": own,
                 "minus": other,
                 "mean": float(difference.mean()),
                 "se_tasks": float(difference.std(ddof=1) / np.sqrt(len(tasks))),
