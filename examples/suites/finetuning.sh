@@ -19,6 +19,9 @@ base=${BASE:-$work/base}
 [ -e "$work/model" ] || stride model finetune "$work/corpus.jsonl" --model "$base" --out "$work/model" \
     --epochs "${EPOCHS:-3}" --checkpoints 3
 [ -e "$work/run.stride" ] || stride index build "$work/corpus.jsonl" --model "$work/model" --out "$work/run.stride"
+if [[ ${METHODS:-} == *stored=true* ]] && [ ! -e "$work/run.stride/operators" ]; then
+    stride train --index "$work/run.stride" --no-calibration
+fi
 stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
     --subsets "$subsets" --alpha 0.5 ${KEEP-"--keep=$work/retrained"}
 stride evaluate compare --index "$work/run.stride" --alpha 0.5 --html "$work/comparison.html" --methods \
