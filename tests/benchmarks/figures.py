@@ -668,6 +668,30 @@ def defaults_table() -> str:
     return markdown(lines)
 
 
+SIZES = (
+    ("stride", "stride:stored=true"), ("EK-FAC of all layers", "ekfac:layers=all"),
+    ("LoGRA, rank 64", "logra:rank=64"), ("LoGRA, rank 8", "logra:rank=8"),
+    ("shared pairs of tokens (`pairs`)", "pairs"), ("TF-IDF of words", "tfidf"), ("BM25", "bm25"),
+    ("FeatSim", "featsim"),
+)  # fmt: skip
+
+
+def sizes_table() -> str:
+    """LDS ± standard error over models of several sizes, fine-tuned on the same pairs and halves of them."""
+    own = {name: pick("suites/sizes", size=name) for name in ("4x128", "6x256", "8x448")}
+    own["135 M"] = pick("suites/instructions_135m_defaults")
+    counts = [record["parameters"] for record in pick("suites/sizes", what="size")]
+    lines = [["", *(f"{count / 1e6:.1f} M" for count in counts), "135 M (SmolLM2)"]]
+    for label, method in SIZES:
+        found = [
+            next((each["spearman"] for each in rows if each.get("method") == method), None)
+            for rows in own.values()
+        ]
+        cells = [f"{figure(each['mean'])} ± {figure(each['se'])}" if each else "" for each in found]
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table, its first line the heading."""
     heading, *rows = lines
@@ -709,6 +733,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "estimates_smollm2": partial(estimates_table, "smollm2"),
     "found": found_table,
     "selection": selection_table,
+    "sizes": sizes_table,
     "projections": projections_table,
     "causes": causes_table,
     "defaults": defaults_table,
