@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
-_MANY_STEPS, _MOST_DAMPING = 128, 10.0
 _NORMALIZE = 0.25  # of 0, .15, .25, .35 and .5, by every second query of the suite of instructions
 
 
@@ -132,8 +131,8 @@ class ClosedOptions(FitOptions):
 
     damping: float | None = option(
         None,
-        "closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1; models fine-tuned in fewer than "
-        "128 steps: more; classifiers: by their training's time]",
+        "closed: γ relative to the Fisher matrix's mean eigenvalue. [0.1; classifiers: by their "
+        "training's time]",
         above=0,
         setting=True,
         example=0.1,
@@ -324,21 +323,6 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[
     return names
 
 
-def _damping(model: AttributableModel, classifier: bool) -> float | None:
-    """Of a language model that was fine-tuned in few steps; None: the usual one.
-
-    The inverse of F is what training to the end would do: along directions of little curvature a short one
-    hardly moves, and a damping leaves them out. 0.1 (128 / steps)³, by a model of 1.3 M parameters of which
-    38 steps are described best by 3 to 100, and 228, like 255 on another corpus, by 0.1 to 0.3.
-    """
-    from stride_cli.models.language.language_recipe import read_recipe
-
-    recipe = None if classifier or model.path is None else read_recipe(model.path)
-    if recipe is None or recipe.base is None or recipe.steps >= _MANY_STEPS:
-        return None
-    return min(0.1 * (_MANY_STEPS / max(recipe.steps, 1)) ** 3, _MOST_DAMPING)
-
-
 def _closed(
     options: ClosedOptions, model: AttributableModel, index: Index, classifier: bool, common: dict[str, Any]
 ) -> Any:
@@ -363,7 +347,7 @@ def _closed(
         "ranks": ranks,
         "curvature": curvature,
         "n_buckets": options.buckets or affordable_buckets(names, ranks, model, n_subsets),
-        "damping": _CLASSIFIER_DAMPING if exact else options.damping or _damping(model, classifier),
+        "damping": _CLASSIFIER_DAMPING if exact else options.damping,
         "batch_tokens": options.batch_tokens or tokens_at_once(model, classes, common["layer"]),
         "stability": options.stability,
         "residuals": options.residuals,
