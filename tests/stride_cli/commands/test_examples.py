@@ -247,6 +247,16 @@ def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Pat
     assert recipe["base"].endswith("work/base") and recipe["epochs"] == 1
     assert not (tmp_path / "other/base").exists()
 
+    # several sizes on the same pairs, each with a folder of its own, and operators where they are asked for
+    line = ("bash", f"{EXAMPLES}/suites/sizes.sh", "pairs.jsonl.gz", "sizes", "3")
+    given = {"SIZES": "1x32 2x32", "OF_BASE": "12", "METHODS": "stride:stored=true,tfidf", "LONGEST": "150"}
+    rows = read(script(*line, PAIRS="12", QUERIES="2", **(SMALL | given)).stdout)
+    assert [row["size"] for row in rows] == ["1x32"] * 2 + ["2x32"] * 2
+    assert {row["method"] for row in rows} == {"stride:stored=true", "tfidf"}
+    assert not any("error" in row for row in rows)
+    texts = {(tmp_path / f"sizes/{size}/corpus.jsonl").read_text() for size in ("1x32", "2x32")}
+    assert len(texts) == 1
+
 
 def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
