@@ -182,6 +182,15 @@ def engine_option() -> Any:
     return option("local", about, choices=("local", "ray"), listed=True, panel=MORE)
 
 
+def chat_option(*, setting: bool = False) -> Any:
+    """The option of how prompts are put to the model: see `stride_cli.data.queries.form_of`."""
+    about = (
+        "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where "
+        "there is one); default: where most of the corpus is such."
+    )
+    return option(None, about, off="--no-chat", setting=setting)
+
+
 def kinds_of(hint: Any) -> tuple[type, ...]:
     """The types of a hint: ``float | None`` → (float, NoneType); any sequence of several → list."""
     if isinstance(hint, UnionType) or get_origin(hint) is Union:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stride_cli.options import MORE, Options, engine_option, option
+from stride_cli.options import MORE, Options, chat_option, engine_option, option
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -115,12 +115,7 @@ class QueryOptions(RecoveryOptions):
     top: int = option(10, "Supporting documents to show. [10]", low=0, setting=True)
     bottom: int = option(0, "Opposing documents to show. [0]", low=0, setting=True, example=10)
     max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
-    chat: bool | None = option(
-        None,
-        "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where "
-        "there is one); default: where most of the corpus is such.",
-        off="--no-chat",
-    )
+    chat: bool | None = chat_option()
     check: bool = option(
         False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v", panel=MORE
     )

@@ -353,15 +353,20 @@ def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
     return "lines" if conversations and not has_template else "chat"
 
 
+def check_template(model: CausalLM) -> None:
+    """QueryError where the model has no chat template to put a prompt in."""
+    if not getattr(model.tokenizer, "chat_template", None):
+        raise QueryError(
+            "--chat needs a tokenizer with a chat template, and this model's has none",
+            fix="leave --chat out: the corpus has no prompts with responses either",
+        )
+
+
 def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int]:
     """Token ids of a prompt, as the model is asked it."""
     start = model.tokenizer.bos_token_id
     if form == "chat":
-        if not getattr(model.tokenizer, "chat_template", None):
-            raise QueryError(
-                "--chat needs a tokenizer with a chat template, and this model's has none",
-                fix="leave --chat out: the corpus has no prompts with responses either",
-            )
+        check_template(model)
         ids = list(
             model.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False

@@ -27,18 +27,23 @@ def read_queries(
 
     Raises
     ------
-    CorpusError, QueryError, UsageError      see `read_texts` and `example_queries.read_examples`
+    CorpusError, QueryError, UsageError      see `read_texts` and `example_queries.read_examples`; `chat` of a
+        classifier, or without a template where the corpus has no prompts with responses
     """
-    if workspace.model.table is not None:
+    model: Any = workspace.model
+    if model.table is not None:
         from stride_cli.data.example_queries import read_examples
+        from stride_cli.models.kinds import refuse_classifier
 
-        model: Any = workspace.model
+        if chat is not None:
+            refuse_classifier(workspace.index, "--chat is about prompts", fix="leave --chat out")
         return read_examples(model, path)
-    from stride_cli.data.queries import form_of
+    from stride_cli.data.queries import check_template, form_of
 
-    block_size = int(workspace.index.attributes["block_size"])
-    plain = form_of(workspace, chat) == "none"
-    return read_texts(workspace.model, path, block_size=block_size, number_ids=number_ids, plain=plain)
+    block_size, form = int(workspace.index.attributes["block_size"]), form_of(workspace, chat)
+    if form == "chat":
+        check_template(model)
+    return read_texts(model, path, block_size=block_size, number_ids=number_ids, plain=form == "none")
 
 
 def as_query(

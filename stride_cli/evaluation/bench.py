@@ -39,6 +39,10 @@ class Bench:
     queries : Path, optional      default: those that the truth was measured on
     alpha : float, optional       which subsets of the truth
     chat : bool, optional         how prompts of the file are put to the model, see `queries.form_of`
+
+    Raises
+    ------
+    UsageError      `chat` without a file
     """
 
     def __init__(
@@ -49,6 +53,11 @@ class Bench:
         alpha: float | None = None,
         chat: bool | None = None,
     ) -> None:
+        if chat is not None and queries is None:
+            raise UsageError(
+                "--chat says how prompts of a file are put, and the truth's queries are in tokens already",
+                fix="give --queries FILE, or leave --chat and --no-chat out",
+            )
         self.where = where
         self._file = queries
         self._alpha = alpha

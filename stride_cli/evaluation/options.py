@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.options import Options, option
+from stride_cli.options import Options, chat_option, option
 from stride_cli.training.options import RetrainOptions
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ _METHODS = (
     "strongest scores) and shrink=true."
 )
 _SEEDS = "Trainings of every set of chunks."
-_CHAT = (
-    "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where there "
-    "is one); default: where most of the corpus is such."
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class BenchOptions(Options):
         None, "File of queries (classifiers: or held-out); default: those of the truth."
     )
     methods: str = option("stride", _METHODS, short="--method")
-    chat: bool | None = option(None, _CHAT, off="--no-chat")
+    chat: bool | None = chat_option()
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class CausesOptions(Options):
     base: str | None = option(
         None, "The model before it was trained on this corpus: queries that it answers do not count."
     )
-    chat: bool | None = option(None, _CHAT, off="--no-chat")
+    chat: bool | None = chat_option()
     fresh: bool = option(False, "Score anew what earlier runs have kept (INDEX.causes).")
 
 

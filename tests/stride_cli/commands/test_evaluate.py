@@ -383,3 +383,5 @@ def test_classifiers(run, tmp_path: Path) -> None:
     result = run(f"evaluate removal {given} --method graddot --top 20 --limit 2 --seeds 1 --draws 1")
     assert result.code == 0 and result.records[0]["probability_attributed"]["mean"] is not None
     assert run(f"evaluate compare {given} --methods graddot --draws 100").records[0]["spearman"]["mean"] > 0.2
+    refused = run(f"baseline graddot {given} --chat")  # rows have no prompts
+    assert refused.code == 2 and "leave --chat out" in refused.err

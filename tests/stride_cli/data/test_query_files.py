@@ -12,7 +12,9 @@ import pytest
 
 from stride_cli.data.queries import form_of
 from stride_cli.data.query_files import as_query, read_queries
-from stride_cli.errors import QueryError
+from stride_cli.data.workspace import WorkspacePath
+from stride_cli.errors import QueryError, UsageError
+from stride_cli.evaluation.bench import Bench
 
 PAIR = {"prompt": "The French Revolution began in", "response": "1789"}
 
@@ -61,7 +63,7 @@ def test_a_corpus_of_few_pairs_is_asked_as_they_are_where_that_is_said(
 
 
 def test_a_model_without_a_template_is_asked_on_lines_where_the_corpus_has_pairs(
-    task_and_queries: Any, monkeypatch: pytest.MonkeyPatch
+    task_and_queries: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_and_queries[0]
     monkeypatch.setattr(task.model.tokenizer, "chat_template", None)
@@ -69,6 +71,15 @@ def test_a_model_without_a_template_is_asked_on_lines_where_the_corpus_has_pairs
     assert [form_of(some, chat) for chat in (True, False, None)] == ["lines", "none", "none"]
     with pytest.raises(QueryError, match="template"):  # and where it has none, there is nothing to go by
         as_query(task.model, "The French Revolution", response="1789", form=form_of(none, True))
+    with pytest.raises(QueryError, match="template"):
+        read_queries(none, written(tmp_path, PAIR), chat=True)
+
+
+def test_how_prompts_are_put_is_refused_where_none_are_read() -> None:
+    where = WorkspacePath(Path("run.stride"))
+    with pytest.raises(UsageError, match="--chat") as caught:
+        Bench(where, chat=False)
+    assert "--queries" in str(caught.value.fix)
 
 
 def test_texts_and_long_pairs(task_and_queries: Any, tmp_path: Path) -> None:
