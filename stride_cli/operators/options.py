@@ -95,7 +95,8 @@ class FitOptions(Options):
     rank: int | None = option(None, "Rank of the operators.", low=1, high=2**20, setting=True, panel=MORE)
     buckets: int | None = option(
         None,
-        "Buckets of the vocabulary in the logit spaces: more are more precise.",
+        "Buckets of the vocabulary in the logit spaces: more are more precise, and count for more beside "
+        "the layers.",
         low=1,
         high=2**24,
         panel=MORE,

@@ -130,10 +130,11 @@ def affordable_buckets(
 ) -> int:
     """Buckets c of each space that has them, as `logit_gates` allows beside the gates of the others.
 
-    The more buckets, the less of a chunk's gradient is lost to tokens that share one.
+    The more buckets, the less of a chunk's gradient is lost to tokens that share one, and the more the head counts.
     """
     classes = space_classes(names)
     with_buckets = [min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]
     others = sum(cls.reserved_gates(model, ranks[cls.name]) for cls in classes)
-    gates = logit_gates(n_subsets, others, len(with_buckets))
+    all_weights = not model.classes and any(cls.of_weights for cls in classes)
+    gates = logit_gates(n_subsets, others, len(with_buckets), all_weights=all_weights)
     return max(1, gates // max(with_buckets, default=1))

@@ -19,9 +19,10 @@ from stride_cli.corpus.gate_budget import (
 def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
     for allowed in (FEED_FORWARD_GATES, LINEAR_GATES):
         inside = inside_gates(allowed, n_subsets)
-        logit = logit_gates(n_subsets, inside, 2)
-        assert inside >= 4096 and logit >= 4096
-        assert n_subsets * (inside + 2 * logit) <= 1 << 30
+        for all_weights in (False, True):
+            logit = logit_gates(n_subsets, inside, 2, all_weights=all_weights)
+            assert inside >= 4096 and logit >= 4096
+            assert n_subsets * (inside + 2 * logit) <= 1 << 30
     assert 4096 <= pair_gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
 
 
@@ -39,3 +40,4 @@ def test_the_sizes_that_the_suites_use() -> None:
     assert inside_gates(LINEAR_GATES, 1000) == (1 << 29) // 1000
     assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
     assert logit_gates(10, 0, 1) == 1 << 18
+    assert logit_gates(10, 0, 1, all_weights=True) == 1 << 15
