@@ -257,9 +257,17 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
         where = f" '{os.fsdecode(error.filename)}'" if isinstance(error.filename, str | bytes) else ""
         return errors.StorageError(
             f"the system refused{where}: {error.strerror or error}",
-            fix=_REMEDIES.get(error.errno or 0, "see where with stride --debug"),
+            fix=_remedy(error),
         )
     return None
+
+
+def _remedy(error: OSError) -> str:
+    if error.filename is None and "temporary directory" in str(
+        error
+    ):  # ENOENT, by `tempfile`, of a full disk too
+        return "free some space there, or name another directory: TMPDIR=DIR"
+    return _REMEDIES.get(error.errno or 0, "see where with stride --debug")
 
 
 def _no_memory(error: Exception) -> bool:

@@ -58,9 +58,9 @@ def inside_gates(allowed: GateRange, n_subsets: int) -> int:
 def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = False) -> int:
     """p of each of `count` logit spaces, for K subsets, beside `others` gates of other spaces.
 
-    A whitened space counts by its gates. Where the others are of all weights inside the blocks, the head's many
-    rare tokens would drown them: instructions, 2¹⁹ gates inside and 2¹⁸ instead of 2¹⁵ of each logit space, .79
-    instead of .81 of LDS; 480 pairs in 38 steps .60 instead of .70.
+    A whitened space counts by its gates. Where the others are of all weights inside the blocks, the head's
+    many rare tokens would drown them: instructions, 2¹⁹ gates inside and 2¹⁸ instead of 2¹⁵ of each logit
+    space, .79 instead of .81 of LDS; 480 pairs in 38 steps .60 instead of .70.
     """
     count = max(1, count)
     if all_weights:

@@ -130,7 +130,8 @@ def affordable_buckets(
 ) -> int:
     """Buckets c of each space that has them, as `logit_gates` allows beside the gates of the others.
 
-    The more buckets, the less of a chunk's gradient is lost to tokens that share one, and the more the head counts.
+    The more buckets, the less of a chunk's gradient is lost to tokens that share one, and the more the head
+    counts.
     """
     classes = space_classes(names)
     with_buckets = [min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_what_libraries_and_the_system_say_comes_with_a_remedy(error: Exception,
     assert known is not None and known.exit_code == 2
     text = render_error(known)
     assert message in text and "\n  fix: " in text and "\x1b" not in text
+
+
+def test_a_full_disk_of_temporary_files_is_no_mistyped_name(monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/full"])
+    with pytest.raises(FileNotFoundError) as refused:
+        tempfile.gettempdir()
+    known = as_known(refused.value)
+    assert known is not None and "TMPDIR=" in known.fix and "check the name" not in known.fix
 
 
 def test_a_defect_is_told_as_one() -> None:
