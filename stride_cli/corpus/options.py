@@ -134,7 +134,8 @@ class PlanOptions(DesignOptions):
     checkpoints: int = option(0, "How many further models stride train will be given.", metavar="N", low=0)
     project: int | None = option(
         None,
-        "Bytes a chunk that stride train will keep. [32,768; beyond 8,192 chunks fewer, at least 512]",
+        "Bytes a chunk that stride train will keep. [32,768, or up to 262,144 where few chunks have many "
+        "gates; beyond 8,192 chunks fewer, at least 512]",
         metavar="BYTES",
         low=0,
         high=MOST_PROJECTED,

@@ -179,7 +179,8 @@ class ClosedOptions(FitOptions):
         "same pass; stride query then finds what is worth reading by them too, and says how much it found. "
         "0: none. "
         "Where operators are there: keep them, and project what has no projection yet. "
-        "[32,768; beyond 8,192 chunks fewer, at least 512]",
+        "[32,768, or up to 262,144 where few chunks have many gates; beyond 8,192 chunks fewer, at least "
+        "512]",
         low=0,
         high=MOST_PROJECTED,
         metavar="BYTES",
@@ -331,7 +332,7 @@ def _closed(
     from stride_cli.operators.budget import tokens_at_once
     from stride_cli.operators.closed import ClosedSettings, is_whitened
     from stride_cli.operators.logit_spaces import CLASSIFIER_RANK
-    from stride_cli.operators.spaces import affordable_buckets, space_classes
+    from stride_cli.operators.spaces import affordable_buckets, known_gates, space_classes
 
     names, n_subsets = common["spaces"], index.n_subsets
     classes = space_classes(names)
@@ -374,7 +375,8 @@ def _closed(
     projected = options.project
     if projected is None:
         allowed = is_whitened(chosen) and not classifier
-        projected = default_projection(index.n_chunks) if allowed else 0
+        size = known_gates(names, ranks, model, given["n_buckets"])
+        projected = default_projection(index.n_chunks, size) if allowed else 0
     # checkpoints are a sum over training themselves
     if is_whitened(chosen) and not (classifier or options.checkpoints):
         chosen = replace(

@@ -139,3 +139,12 @@ def affordable_buckets(
     all_weights = not model.classes and any(cls.of_weights for cls in classes)
     gates = logit_gates(n_subsets, others, len(with_buckets), all_weights=all_weights)
     return max(1, gates // max(with_buckets, default=1))
+
+
+def known_gates(
+    names: Sequence[str], ranks: Mapping[str, int], model: AttributableModel, n_buckets: int
+) -> int:
+    """p before there are bases, without the gates that the corpus decides on: see `reserved_gates`."""
+    classes = space_classes(names)
+    buckets = [n_buckets * min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]
+    return sum(buckets) + sum(cls.reserved_gates(model, ranks[cls.name]) for cls in classes)

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from stride_cli.corpus.gate_budget import (
     FEED_FORWARD_GATES,
     LINEAR_GATES,
+    MOST_PROJECTED,
+    check_projection,
     default_gates,
+    default_projection,
     inside_gates,
     logit_gates,
     pair_gates,
@@ -41,3 +44,20 @@ def test_the_sizes_that_the_suites_use() -> None:
     assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
     assert logit_gates(10, 0, 1) == 1 << 18
     assert logit_gates(10, 0, 1, all_weights=True) == 1 << 15
+
+
+@given(n_chunks=st.integers(0, 10**9), n_gates=st.integers(1, 1 << 23))
+def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
+    n_chunks: int, n_gates: int
+) -> None:
+    size = default_projection(n_chunks, n_gates)
+    check_projection(size)
+    assert 512 <= size <= MOST_PROJECTED and (size == 512 or size * n_chunks <= 1 << 30)
+    assert size <= 32_768 or 16 * size <= n_gates
+    assert size <= default_projection(n_chunks // 2, 2 * n_gates)
+
+
+def test_the_bytes_of_a_chunk_that_the_suites_have() -> None:
+    assert default_projection(2000, 600_421) == default_projection(3470, 611_507) == 32_768
+    assert default_projection(480, 4_218_331) == MOST_PROJECTED == 262_144
+    assert default_projection(31_087, 742_491) == 8192
