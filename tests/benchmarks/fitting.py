@@ -4,6 +4,8 @@
 of forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
 the latter's tokens per second is the figure to look at. Where the time goes: the functions of
 `stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
+`reading`: processor seconds in which `--read` chunks, drawn at random, are read for one query, against the
+bare pass over the same chunks, interleaved.
 `workers`: with `--workers N`, instead of these: a fit by this process on one thread, then by N workers of one
 thread each of every `--engines`, whole (start of the processes, import, model and all). Seconds as they pass
 say little where others use the machine. So from processor seconds also what a machine of N idle cores would
@@ -33,14 +35,18 @@ from index_format.reader import Index
 from stride_cli.api import open_model
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.gradients import gradient_products, weighted_gradients
 from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
 from stride_cli.operators.sgd import fit_sgd
 from stride_cli.operators.shared_fit import Crew, ModelPlace
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.operators.store import Operators
 from stride_cli.output import emit
+from stride_cli.randomness import stream
 from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import machine, watched_memory
 
-PARTS = ("shares", "sgd")
+PARTS = ("shares", "reading", "sgd")
 
 
 def first_chunks(index: Index, count: int) -> ChunkReader:
@@ -52,11 +58,11 @@ def first_chunks(index: Index, count: int) -> ChunkReader:
     return reader
 
 
-def bare(model: Any, chunks: ChunkReader, batch_tokens: int) -> None:
-    """Forward, mean loss and backward into every parameter, batch by batch."""
+def bare(model: Any, chunks: ChunkReader, batch_tokens: int, rows: np.ndarray | None = None) -> None:
+    """Forward, mean loss and backward into every parameter, batch by batch; of some chunks, or all."""
     model.model.requires_grad_(True)
     try:
-        for batch in chunks.batches(batch_tokens):
+        for batch in chunks.batches(batch_tokens, rows):
             logits = model.model(input_ids=batch.ids, use_cache=False).logits[:, :-1].float()
             losses = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none"
@@ -113,6 +119,8 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         | size
         | about
     )
+    if "reading" in given.parts:
+        yield reading(model, operators, chunks, given) | size | about
     del operators
     if "shares" in given.parts:
         shares = _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
@@ -146,6 +154,29 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "layer": sgd.layer,
         "mean_chunk_tokens": length,
     } | about
+
+
+def reading(
+    model: Any, operators: Operators, chunks: ChunkReader, given: argparse.Namespace
+) -> dict[str, Any]:
+    """What it takes to read chunks for one query, a chunk in the place of one, by the bare pass over them."""
+    steered = SteeredModel.of(model, operators)
+    drawn = stream(0, "reading benchmark").permutation(chunks.n_chunks)[: given.read + 1]
+    rows, query = np.sort(drawn[1:]), drawn[:1]
+    (_, asked), *_ = weighted_gradients(steered, chunks, query)
+    spent: dict[str, list[float]] = {"bare": [], "reading": []}
+    for _ in range(3 * given.repeats):
+        spent["bare"].append(_seconds(lambda: bare(model, chunks, steered.tokens_at_once, rows)))
+        spent["reading"].append(_seconds(lambda: gradient_products(steered, asked, chunks, rows)))
+    least = {name: min(values) for name, values in spent.items()}
+    return {
+        "benchmark": "fitting",
+        "what": "reading",
+        "reading_by_bare_pass": least["reading"] / least["bare"],
+        "processor_seconds": least,
+        "read": len(rows),
+        "read_tokens": int(chunks.lengths[rows].sum()),
+    }
 
 
 def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -266,6 +297,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks fitting", description=__doc__)
     parser.add_argument("--index", required=True)
     parser.add_argument("--chunks", type=int, default=1000)
+    parser.add_argument("--read", type=int, default=100, help="chunks that a query reads")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
