@@ -263,9 +263,8 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
 
 
 def _remedy(error: OSError) -> str:
-    if error.filename is None and "temporary directory" in str(
-        error
-    ):  # ENOENT, by `tempfile`, of a full disk too
+    # of `tempfile`, which says that it found nothing there, also where disks are full
+    if error.filename is None and "temporary directory" in str(error):
         return "free some space there, or name another directory: TMPDIR=DIR"
     return _REMEDIES.get(error.errno or 0, "see where with stride --debug")
 
