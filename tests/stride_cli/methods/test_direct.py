@@ -151,7 +151,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     ("options", "message"),
     [
         ("project=-8", "stride: project is -8"),
-        ("project=70000", "expected 0 to 65,536"),
+        ("project=270000", "expected 0 to 262,144"),
         ("project=100", "expected a multiple of 8"),
         ("project=8,fit=sgd", "stride: project is an option of fit=closed, and this fit is sgd"),
         ("project=8,space=residual", "sums over chunks"),
