@@ -160,9 +160,10 @@ def test_measuring(corpus: Path, index: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fitting(index: Path) -> None:
-    given = Namespace(index=index, chunks=20, steps=1, repeats=1, parts=fitting.PARTS)
-    closed, shares, sgd = fitting.run(given)
+    given = Namespace(index=index, chunks=20, read=12, steps=1, repeats=1, parts=fitting.PARTS)
+    closed, reading, shares, sgd = fitting.run(given)
     assert closed["share_of_bare_pass"] > 0 and closed["gate_megabytes"] > 0
+    assert reading["read"] == 12 and reading["reading_by_bare_pass"] > 0
     assert shares["functions"] and shares["operations"]
     assert sgd["processor_seconds_per_step"] != 0
 
