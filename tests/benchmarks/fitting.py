@@ -55,6 +55,7 @@ def first_chunks(index: Index, count: int) -> ChunkReader:
     reader.n_chunks = min(count, reader.n_chunks)
     reader.lengths = reader.lengths[: reader.n_chunks]
     reader.loss_start = reader.loss_start[: reader.n_chunks]
+    reader.before = ChunkReader(index).before  # a byte for each token of all of them
     return reader
 
 
