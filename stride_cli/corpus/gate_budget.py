@@ -64,9 +64,7 @@ def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = 
     space, .79 instead of .81 of LDS; 480 pairs in 38 steps .60 instead of .70.
     """
     count = max(1, count)
-    if all_weights:
-        return max(1, min(LOGIT_GATES[0], (_MOST_GATES // max(1, n_subsets) - others) // count))
-    wanted = (_GATES // max(1, n_subsets) - others) // count
+    wanted = 0 if all_weights else (_GATES // max(1, n_subsets) - others) // count
     affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
 

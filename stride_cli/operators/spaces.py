@@ -135,7 +135,7 @@ def affordable_buckets(
     """
     classes = space_classes(names)
     with_buckets = [min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]
-    others = sum(cls.reserved_gates(model, ranks[cls.name]) for cls in classes)
+    others = known_gates(names, ranks, model, n_buckets=0)
     all_weights = not model.classes and any(cls.of_weights for cls in classes)
     gates = logit_gates(n_subsets, others, len(with_buckets), all_weights=all_weights)
     return max(1, gates // max(with_buckets, default=1))

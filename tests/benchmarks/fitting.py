@@ -44,7 +44,7 @@ from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.randomness import stream
 from stride_cli.training.engines import open_engine, run_local
-from tests.benchmarks._machine import machine, watched_memory
+from tests.benchmarks._machine import interleave, machine, watched_memory
 
 PARTS = ("shares", "reading", "sgd")
 
@@ -165,11 +165,12 @@ def reading(
     drawn = stream(0, "reading benchmark").permutation(chunks.n_chunks)[: given.read + 1]
     rows, query = np.sort(drawn[1:]), drawn[:1]
     (_, asked), *_ = weighted_gradients(steered, chunks, query)
-    spent: dict[str, list[float]] = {"bare": [], "reading": []}
-    for _ in range(3 * given.repeats):
-        spent["bare"].append(_seconds(lambda: bare(model, chunks, steered.tokens_at_once, rows)))
-        spent["reading"].append(_seconds(lambda: gradient_products(steered, asked, chunks, rows)))
-    least = {name: min(values) for name, values in spent.items()}
+    tasks: dict[str, Callable[[], Any]] = {
+        "bare": lambda: bare(model, chunks, steered.tokens_at_once, rows),
+        "reading": lambda: gradient_products(steered, asked, chunks, rows),
+    }
+    seconds, _ = interleave(tasks, 3 * given.repeats)
+    least = {name: min(values) for name, values in seconds.items()}
     return {
         "benchmark": "fitting",
         "what": "reading",
