@@ -41,8 +41,7 @@ _TOUCHED = 2.5e9  # bytes a second of memory that is used for the first time
 _IMPORTS = 300 << 20  # of a program with torch, where the system does not say
 _SMALL_IMPORTS = 60 << 20  # without
 _START, _SMALL_START = 2.5, 0.4  # seconds of such programs' start, at least
-_HEAD_BYTES = 256 << 20  # of logits at once (`models.head`), which there are several of
-_HEAD_COPIES = 5
+_HEAD_COPIES = 5  # of a block of logits (`models.head`)
 _GRADIENT_COPIES = 5  # of chunks' gate gradients, on their way to the sums
 _READ_HEAD_COPIES, _READ_GRADIENT_COPIES = 3, 4  # where nothing is drawn, or added to sums
 _NUMBERS_A_CHUNK = 24  # bytes: lengths, and the order of a pass; projections are in mapped files
@@ -273,16 +272,21 @@ def fetching_seconds(work: Work, shape: Shape) -> dict[str, float]:
 
 def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tuple[int, int]:
     """Bytes that a fit holds at most, in memory and, where there is a GPU, on it."""
-    from stride_cli.data.batches import TOGETHER
+    import torch
 
+    from stride_cli.models.head import block_bytes
+    from stride_cli.operators.budget import chunks_at_once
+
+    device = torch.device(shape.device)
+    head = block_bytes(device)
     mean = work.tokens / max(1, work.chunks)
     observed = min(batch_tokens, work.tokens) * shape.token_bytes
-    observed += _HEAD_COPIES * min(_HEAD_BYTES, 4 * shape.vocabulary * min(batch_tokens, work.tokens))
+    observed += _HEAD_COPIES * min(head, 4 * shape.vocabulary * min(batch_tokens, work.tokens))
     observed += shape.moment_bytes
-    held = min(TOGETHER, work.chunks)
+    held = min(chunks_at_once(device, work.gates), work.chunks)
     tokens = min(batch_tokens, round(held * mean))
     passing = tokens * shape.token_bytes + _GRADIENT_COPIES * 4 * held * work.gates
-    passing += _HEAD_COPIES * min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
+    passing += _HEAD_COPIES * min(head, 4 * shape.vocabulary * tokens)
     sums = 4 * work.subsets * work.gates
     numbers = _NUMBERS_A_CHUNK * work.chunks
     stored = numbers + shape.held_bytes
@@ -294,16 +298,21 @@ def fit_memory(work: Work, shape: Shape, imports: int, batch_tokens: int) -> tup
 
 def asking_memory(work: Work, shape: Shape, imports: int, batch_tokens: int, queries: int) -> tuple[int, int]:
     """Bytes that asking so many queries together holds, beside mapped files."""
-    from stride_cli.data.batches import TOGETHER
+    import torch
+
     from stride_cli.data.query_set import QUERY_TOKENS
+    from stride_cli.models.head import block_bytes
+    from stride_cli.operators.budget import chunks_at_once
+
+    device = torch.device(shape.device)
 
     mean = work.tokens / max(1, work.chunks)
-    held = min(TOGETHER, work.reads, work.chunks)
+    held = min(chunks_at_once(device, work.gates), work.reads, work.chunks)
     group = min(queries, QUERY_TOKENS // _ASKED_TOKENS)
     tokens = min(batch_tokens, max(group * _ASKED_TOKENS, round(held * mean)))
     if not work.reads:
         queries = group  # gradients of those before are let go
-    logits = min(_HEAD_BYTES, 4 * shape.vocabulary * tokens)
+    logits = min(block_bytes(device), 4 * shape.vocabulary * tokens)
     working = tokens * shape.token_bytes + _READ_HEAD_COPIES * logits
     working += 4 * work.gates * (_QUERY_COPIES * queries + _READ_GRADIENT_COPIES * held)
     small = imports + 8 * work.chunks

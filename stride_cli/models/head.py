@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from stride_cli.errors import NumericalError
+from stride_cli.models.devices import total_bytes
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
 
 _BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
+_OF_DEVICE = 96  # the share of a device's memory that they may take, where that is more: 1/96
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ class HeadBlock:
             error.scatter_(-1, where, own)
 
 
+def block_bytes(device: torch.device) -> int:
+    """What a block of logits may take, float32. Of a device more: small ones leave it idle between two."""
+    return max(_BYTES, total_bytes(device) // _OF_DEVICE)
+
+
 def head_blocks(
     model: AttributableModel,
     final: Tensor,
@@ -116,7 +123,7 @@ def head_blocks(
     around : callable, optional   (rows, after) → a context to be in while the head runs
     """
     n_rows, length = ids.shape
-    at_once = max(1, _BYTES // (4 * model.vocab_size * max(1, length)))
+    at_once = max(1, block_bytes(final.device) // (4 * model.vocab_size * max(1, length)))
     for start in range(0, n_rows, at_once):
         rows = slice(start, min(start + at_once, n_rows))
         columns = torch.nonzero(weights[rows, 1:].sum(dim=0)).flatten()

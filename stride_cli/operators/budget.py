@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 4096
-_MOST_TOKENS_ON_DEVICE = 16_384  # of fewer, a small model leaves most of a GPU idle
+_MOST_TOKENS_ON_DEVICE = 32_768  # of fewer, a small model leaves most of a GPU idle
 _GRADIENTS_OF_DEVICE = 32  # the share of a device's memory that gate gradients of one kind may take: 1/32
 # numbers a token, block and width of a block that is differentiated, beside what spaces keep of linear layers
 # inside (`OperatorSpace.kept_numbers`; SmolLM2-135M at every linear layer: 3.5 MB a token)
@@ -34,12 +34,15 @@ def tokens_at_once(
     kept = max((space.kept_numbers for space in found), default=0)
     residual = any(space.site == "residual" for space in found)
     blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
-    a_token = 4 * model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)
+    numbers = model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)  # a token
     if model.device.type != "cuda":
-        return max(1, min(_MOST_TOKENS, _BATCH_BYTES // max(1, a_token)))
-    from stride_cli.operators.device_memory import total_bytes
+        return max(1, min(_MOST_TOKENS, _BATCH_BYTES // max(1, 4 * numbers)))
+    from stride_cli.models.devices import total_bytes
 
-    return max(1, min(_MOST_TOKENS_ON_DEVICE, total_bytes(model.device) // 4 // max(1, a_token)))
+    return max(
+        1,
+        min(_MOST_TOKENS_ON_DEVICE, total_bytes(model.device) // 4 // max(1, model.dtype.itemsize * numbers)),
+    )
 
 
 def chunks_at_once(device: torch.device, gate_size: int) -> int:
@@ -50,6 +53,6 @@ def chunks_at_once(device: torch.device, gate_size: int) -> int:
     gate_size : p of all spaces
     """
     from stride_cli.data.batches import TOGETHER
-    from stride_cli.operators.device_memory import total_bytes
+    from stride_cli.models.devices import total_bytes
 
     return max(TOGETHER, total_bytes(device) // _GRADIENTS_OF_DEVICE // max(1, 4 * gate_size))

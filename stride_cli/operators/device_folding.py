@@ -8,15 +8,13 @@ import numpy as np
 import torch
 
 from stride_cli.operators.fit_kernels import turns
-
-_NUMBERS = 64 << 20  # gathered at once
+from stride_cli.operators.gathered_sums import GatheredSums
 
 
 class DeviceFolding:
     """What `Folding` says, of gradients on a device.
 
-    Each of the r numbers is the sum of a list of gates, gathered: nothing is added to from two sides at once,
-    so that signs are the same each time.
+    Each of the r numbers is the sum of a list of gates, the same each time, and so are signs.
 
     Parameters
     ----------
@@ -30,29 +28,13 @@ class DeviceFolding:
         self, places: np.ndarray, signs: np.ndarray, flips: np.ndarray, device: torch.device
     ) -> None:
         count = len(flips)
-        order = np.argsort(places, kind="stable")
-        gates = np.bincount(places, minlength=count)  # of each number
-        # (r, m): the gates of each number, one after the other; those that have one fewer end with a 0
-        row = np.repeat(np.arange(count), gates)
-        within = np.arange(len(places)) - np.repeat(np.cumsum(gates) - gates, gates)
-        which = np.zeros((count, int(gates.max())), np.int64)
-        own = np.zeros(which.shape, np.float32)
-        which[row, within] = order
-        own[row, within] = signs[order]
-        self._shape = which.shape
-        self._which = torch.from_numpy(which.reshape(-1)).to(device)
-        self._signs = torch.from_numpy(own).to(device)
+        self._sums = GatheredSums(places, signs, count, device)
         self._turns, self._flips = turns(count), torch.from_numpy(flips).to(device)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """One (B, p) a space → (B, r) float32."""
         whole = torch.cat([gradient.float() for gradient in gradients], dim=1)
-        at_once = max(1, _NUMBERS // len(self._which))
-        parts = []
-        for rows in whole.split(at_once):
-            gathered = rows.index_select(1, self._which).view(len(rows), *self._shape)  # (b, r, m)
-            parts.append(gathered.mul_(self._signs).sum(dim=2))
-        whole = torch.cat(parts)
+        whole = self._sums(whole)
         for number, (start, length) in enumerate(self._turns):
             if number:
                 whole *= self._flips
@@ -63,7 +45,7 @@ class DeviceFolding:
         self, gradients: Sequence[torch.Tensor], scored: torch.Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
         """`projections.encode` of gradients times scored (B,): only codes and steps leave the device."""
-        z = self(gradients) * scored[:, None].to(self._signs.device)
+        z = self(gradients) * scored[:, None].to(self._flips.device)
         size = z.abs().sum(dim=1)
         step = torch.where(size > 0, z.square().sum(dim=1) / size, 0)
         weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8).to(z.device)

@@ -15,13 +15,6 @@ _Found = TypeVar("_Found")
 _WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # how torch says so where it has no class
 
 
-def total_bytes(device: torch.device) -> int:
-    """Memory of a device; 0 where that is not known."""
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
 def free_bytes(device: torch.device) -> int | None:
     """Memory of a device that nobody uses now; None where that is not known."""
     if device.type != "cuda":

@@ -12,7 +12,7 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.errors import QueryError
-from stride_cli.operators.device_memory import total_bytes
+from stride_cli.models.devices import total_bytes
 from stride_cli.operators.gates import gate_rows_on
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import LOGIT_GATES
+from stride_cli.operators.gathered_sums import GatheredSums
 from stride_cli.operators.operator_space import (
     BasisOptions,
     Observation,
@@ -60,6 +61,7 @@ class LogitSpace(OperatorSpace):
             (self.bucket == torch.arange(len(bucket))).all()
         )
         self.gate_size = self.n_buckets * B.shape[0]
+        self._sums: GatheredSums | None = None  # of a device
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         matrix = gates.reshape(len(gates), self.n_buckets, self.B.shape[0])  # (B, c, r)
@@ -68,11 +70,12 @@ class LogitSpace(OperatorSpace):
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         features = self.features(hidden)
-        if self.identity or cotangent.device.type != "cpu":
-            return self._features_first(features, cotangent)
-        # tokens first: a product with c buckets, and not with V tokens that are then added up in them. Only
-        # where a loop does this at once: a device would scatter single numbers, in an order of its own
-        return torch.bmm(self._in_buckets(cotangent).transpose(1, 2), features).flatten(1)
+        if self.identity:
+            return (torch.bmm(cotangent.float().transpose(1, 2), features) * self.sign[:, None]).flatten(1)
+        # tokens first: a product with c buckets, and not with V tokens that are then added up in them
+        on_cpu = cotangent.device.type == "cpu"
+        sums = self._in_buckets(cotangent) if on_cpu else self._gathered(cotangent)
+        return torch.bmm(sums.transpose(1, 2), features).flatten(1)
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:
@@ -119,6 +122,7 @@ class LogitSpace(OperatorSpace):
 
     def scale(self, part: int, factor: float) -> None:
         self.sign.mul_(factor)
+        self._sums = None
 
     def _in_buckets(self, cotangent: torch.Tensor) -> torch.Tensor:
         """(B, T, V) → (B, T, c) float32: tokens added up in their buckets."""
@@ -133,14 +137,12 @@ class LogitSpace(OperatorSpace):
         )
         return torch.from_numpy(sums).view(*cotangent.shape[:-1], -1)
 
-    def _features_first(self, features: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        """(B, c r) of features (B, T, r) and (B, T, V): of every token, then added up in their buckets."""
-        full = torch.bmm(cotangent.float().transpose(1, 2), features)  # (B, V, r)
-        full.mul_(self.sign[:, None])
-        if not self.identity:
-            sketch = full.new_zeros(len(full), self.n_buckets, full.shape[2])
-            full = sketch.index_add_(1, self.bucket, full)
-        return full.flatten(1)
+    def _gathered(self, cotangent: torch.Tensor) -> torch.Tensor:
+        """`_in_buckets` on a device."""
+        if self._sums is None or self._sums.device != cotangent.device:
+            bucket, sign = self.bucket.cpu().numpy(), self.sign.cpu().numpy()
+            self._sums = GatheredSums(bucket, sign, self.n_buckets, cotangent.device)
+        return self._sums(cotangent.float().flatten(0, -2)).view(*cotangent.shape[:-1], -1)
 
 
 class TokenLogitSpace(LogitSpace):

@@ -17,7 +17,7 @@ from stride_cli.operators.operator_space import BasisOptions, OperatorSpace, Sam
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-_ENTRIES = 1 << 21  # positions × gates looked up at once
+_ENTRIES, _DEVICE_ENTRIES = 1 << 21, 1 << 24  # positions × gates looked up at once
 _PAIRS_HELD = 1 << 24  # tokens whose pairs are counted at once
 
 
@@ -64,7 +64,7 @@ class PairLogitSpace(OperatorSpace):
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         ids, length = hidden, hidden.shape[1]
         shift = gates.new_zeros(ids.numel(), len(self.start) - 1)
-        for position, gate in self._entries(ids):
+        for _, _, position, gate in self._entries(ids.reshape(-1)):
             values = gates[position // length, gate] * self.factor[gate]
             shift.index_put_((position, self.second[gate]), values)  # no place twice: each pair is there once
         return shift.view(*ids.shape, -1)
@@ -74,13 +74,25 @@ class PairLogitSpace(OperatorSpace):
         return self._by_loop(hidden, cotangent) if by_loop else self._by_entries(hidden, cotangent)
 
     def _by_entries(self, ids: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        """`gate_gradient` where nothing but whole operations can be asked for."""
-        length = ids.shape[1]
+        """`gate_gradient` where nothing but whole operations can be asked for.
+
+        Positions of a row that hold the same token are added up first, one after the other, so that no gate
+        is written to twice: the gradient is the same each time, which numbers scattered to it are not.
+        """
+        vocabulary = len(self.start) - 1
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        keys, order = torch.sort((rows * vocabulary + ids).reshape(-1), stable=True)
+        own, counts = torch.unique_consecutive(keys, return_counts=True)  # (N,) each token of each row
+        ends = counts.cumsum(0)
         flat = cotangent.reshape(ids.numel(), -1)
-        gradient = flat.new_zeros(len(ids) * self.gate_size, dtype=torch.float32)
-        for position, gate in self._entries(ids):
-            values = flat[position, self.second[gate]].float() * self.factor[gate]
-            gradient.index_add_(0, position // length * self.gate_size + gate, values)
+        row, token = own // vocabulary, own % vocabulary
+        gradient = torch.zeros(len(ids) * self.gate_size, device=ids.device)
+        for first, last, place, gate in self._entries(token):
+            before = int(ends[first - 1]) if first else 0
+            some = flat.index_select(0, order[before : int(ends[last - 1])]).float()
+            sums = torch.segment_reduce(some, "sum", lengths=counts[first:last], unsafe=True)
+            values = sums[place - first, self.second[gate]] * self.factor[gate]
+            gradient[row[place] * self.gate_size + gate] = values
         return gradient.view(len(ids), self.gate_size)
 
     def _by_loop(self, ids: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
@@ -129,22 +141,23 @@ class PairLogitSpace(OperatorSpace):
     def scale(self, part: int, factor: float) -> None:
         self.factor.mul_(factor)
 
-    def _entries(self, ids: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Positions (of B T) and the gates of their tokens, two (N,) int64, in parts that fit in memory."""
-        tokens = ids.reshape(-1)
+    def _entries(self, tokens: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+        """Places of tokens (n,) and their gates, two (N,) int64, in parts that fit in memory, with the first
+        place of each part and the one behind its last."""
         first = self.start[tokens]
-        counts = self.start[tokens + 1] - first  # gates of each position's token
+        counts = self.start[tokens + 1] - first  # gates of each token
         ends = counts.cumsum(0)
+        at_once = _ENTRIES if tokens.device.type == "cpu" else _DEVICE_ENTRIES
         begin, total = 0, 0
         while begin < len(tokens):
-            # as many positions as have _ENTRIES gates together, one at least
-            stop = max(begin + 1, int(torch.searchsorted(ends, total + _ENTRIES, right=True)))
+            # as many tokens as have that many gates together, one at least
+            stop = max(begin + 1, int(torch.searchsorted(ends, total + at_once, right=True)))
             own = counts[begin:stop]
-            # of counts (2, 3): positions 0 0 1 1 1, and the gates within each 0 1 0 1 2
-            position = torch.repeat_interleave(torch.arange(begin, stop, device=ids.device), own)
+            # of counts (2, 3): places 0 0 1 1 1, and the gates within each 0 1 0 1 2
+            place = torch.repeat_interleave(torch.arange(begin, stop, device=tokens.device), own)
             before = torch.repeat_interleave(ends[begin:stop] - own - total, own)
-            within = torch.arange(len(position), device=ids.device) - before
-            yield position, first[position] + within
+            within = torch.arange(len(place), device=tokens.device) - before
+            yield begin, stop, place, first[place] + within
             begin, total = stop, int(ends[stop - 1])
 
 

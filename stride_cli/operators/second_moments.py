@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stride_cli.operators.device_memory import total_bytes
+from stride_cli.models.devices import total_bytes
 
 _OF_DEVICE = 16  # the share of a device's memory that one space's moments may take: 1/16
 

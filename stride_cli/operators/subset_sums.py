@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from stride_cli import side_by_side
-from stride_cli.operators.device_memory import free_bytes, size_in_words, total_bytes
+from stride_cli.models.devices import total_bytes
+from stride_cli.models.head import block_bytes
+from stride_cli.operators.device_memory import free_bytes, size_in_words
 from stride_cli.output import note
 
 _COLUMNS = 64 << 20  # numbers of a product that are made at once
 _MOST_TURNS = 4  # of more, a device's gradients are rather moved and added up in memory
-_HEAD = 2 << 30  # blocks of logits, and what is made of them
+_HEAD_COPIES = 8  # of a block of logits: itself, and what is made of it
 
 
 class SubsetSums:
@@ -172,7 +174,9 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
     free = free_bytes(device)
     if free is None:
         return n_subsets
-    room = free - total_bytes(device) // 4 - _HEAD - beside  # a quarter: see `budget.tokens_at_once`
+    room = (
+        free - total_bytes(device) // 4 - _HEAD_COPIES * block_bytes(device) - beside
+    )  # a quarter: see `budget.tokens_at_once`
     return max(1, min(n_subsets, room // max(1, 4 * gate_size)))
 
 

@@ -143,9 +143,7 @@ def default_workers(trainer: Trainer) -> int:
     """One a processor that this process may use, as far as memory takes the trainer's `peak_bytes`; or
     one a GPU where its device is one."""
     if _device_kind(trainer) == "cuda":
-        import torch
-
-        return torch.cuda.device_count()
+        return _gpu_count()
     count = available_cores()
     need, free = trainer.peak_bytes, available_bytes()
     if not need or free is None or count * need <= free:
@@ -157,6 +155,12 @@ def default_workers(trainer: Trainer) -> int:
         "(--workers changes that)"
     )
     return fewer
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count())
 
 
 def available_cores() -> int:
@@ -221,7 +225,7 @@ class _Spawner:
         visible = None
         if self._device == "cuda":
             given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-            visible = given[slot % len(given)] if given else str(slot)
+            visible = given[slot % len(given)] if given else str(slot % _gpu_count())
         number = None
         with contextlib.suppress(OSError, EOFError):
             self._line.send(("start", visible))

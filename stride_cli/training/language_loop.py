@@ -313,7 +313,9 @@ def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
             {"params": rest, "weight_decay": 0.0},
         ]
         kept = [group for group in groups if group["params"]]
-        made = [torch.optim.AdamW(kept, lr=recipe.adam_lr, betas=betas)]
+        # on a GPU one kernel for all: steps of small batches wait for those of a dozen
+        fused = all(p.device.type == "cuda" for p in parameters) or None
+        made = [torch.optim.AdamW(kept, lr=recipe.adam_lr, betas=betas, fused=fused)]
     else:
         raise ModelError(f"optimizer '{recipe.optimizer}' is unknown", fix="one of muon+adamw, adamw")
     for optimizer in made:

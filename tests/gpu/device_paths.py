@@ -27,7 +27,7 @@ import torch
 K, DEGREE, CHUNKS = 12, 3, 40
 TOLERANCE = 1e-4  # CPU and GPU, relative
 _ALL = {"residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix"}
-_EVERY = "mlp-matrix+residual-matrix+logit+token-logit+pair-logit"
+EVERY_SPACE = "mlp-matrix+residual-matrix+logit+token-logit+pair-logit"
 
 
 class Paths:
@@ -80,7 +80,7 @@ class Paths:
         from stride_cli.operators.linear_response import measure_linear_with_loss
         from stride_cli.operators.steered_model import SteeredModel
 
-        operators = self.fit(_EVERY, project=64)
+        operators = self.fit(EVERY_SPACE, project=64)
         steered = SteeredModel.of(self.model, operators)
         batch = self.chunks.batch(np.arange(3))
         found = [*measure_linear_with_loss(steered, batch)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,16 @@ def test_cuda_and_cpu_agree(name: str) -> None:
     assert record["difference"] <= TOLERANCE
 
 
+def test_a_fit_is_the_same_twice() -> None:
+    """Bit for bit: no number is added to from two sides at once."""
+    from tests.gpu.device_paths import EVERY_SPACE, Paths
+
+    first, second = (Paths("cuda").fit(EVERY_SPACE, project=64) for _ in range(2))
+    for one, other in zip(first.gates, second.gates, strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(first.projections.codes, second.projections.codes)
+
+
 def test_out_of_memory_halves_batches() -> None:
     """A batch that needs more than there is left of the device's memory."""
     from stride_cli.operators.device_memory import ShrinkingBatches, free_bytes
@@ -35,6 +46,6 @@ def test_out_of_memory_halves_batches() -> None:
         held = torch.empty(len(batch.rows) * (free // 5), dtype=torch.uint8, device=device)
         return len(held) and len(batch.rows)
 
-    batches = [chunks.batch(torch.arange(8).numpy()), chunks.batch(torch.arange(8, 16).numpy())]
+    batches = [chunks.batch(np.arange(8))] * 2  # as long as each other
     found = list(ShrinkingBatches().each(batches, greedy))
     assert [count for _, count in found] == [4, 4, 4, 4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -123,6 +123,44 @@ def damped_power(matrix: np.ndarray, damping: float, power: float) -> np.ndarray
     powers = np.zeros_like(shifted)
     powers[kept] = shifted[kept] ** power
     return (vectors * powers) @ vectors.T
+
+
+class Solver:
+    """``v ↦ (H + γ I)⁻¹ v``, with γ a multiple of the mean eigenvalue of H."""
+
+    def __init__(self, inverse: np.ndarray, rows: np.ndarray | None = None, elsewhere: float = 0.0) -> None:
+        self._inverse, self._rows, self._elsewhere = inverse, rows, elsewhere
+
+    @classmethod
+    def of_moment(cls, moment: np.ndarray, damping: float) -> Self:
+        """Of H (k, k)."""
+        return cls(damped_power(moment, damping, -1.0))
+
+    @classmethod
+    def of_rows(cls, features: np.ndarray, damping: float) -> Self:
+        """Of H = ΦᵀΦ / n, Φ (n, k), which is not copied. Where there are fewer rows than numbers the rows'
+        products are inverted, which takes n³ in place of k³ and says the same (Woodbury)."""
+        n, k = features.shape
+        if n >= k:
+            return cls.of_moment(second_moments(features, [slice(0, k)])[0], damping)
+        wide = features.astype(np.float64)
+        values, vectors = np.linalg.eigh(wide @ wide.T / n)  # H's eigenvalues that are not zero
+        values = np.maximum(values, 0.0)
+        gamma = damping * values.sum() / k
+        elsewhere = 1.0 / gamma if gamma > 0 else 0.0
+        # H's own directions are Φᵀ U / √(n s): (s + γ)⁻¹ along them, γ⁻¹ elsewhere
+        there = values > values.max(initial=0.0) * n * np.finfo(np.float32).eps
+        factors = np.zeros_like(values)
+        factors[there] = (1.0 / (values[there] + gamma) - elsewhere) / (n * values[there])
+        return cls((vectors * factors) @ vectors.T, features, elsewhere)
+
+    def __call__(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, k) → (q, k) float64."""
+        vectors = vectors.astype(np.float64)
+        if self._rows is None:
+            return vectors @ self._inverse
+        rows = self._rows.astype(np.float64)
+        return self._elsewhere * vectors + (vectors @ rows.T) @ self._inverse @ rows
 
 
 def products(vectors: np.ndarray, features: np.ndarray) -> np.ndarray:

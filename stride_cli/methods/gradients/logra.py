@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.methods.gradients.features import (
+    Solver,
     corpus_features,
-    damped_power,
     products,
     query_features,
     sampled_moments,
-    second_moments,
 )
 from stride_cli.methods.gradients.kronecker import covariances
 from stride_cli.methods.gradients.passes import (
@@ -103,15 +102,17 @@ class LoGRA:
         self._projector = projector = TwoSided(sides)
         self._features, _ = corpus_features(passes, workspace, projector, "LoGRA: gradients")
         if self.labels == "true":
-            moments = second_moments(self._features, projector.spans)
+            self._solvers = [
+                Solver.of_rows(self._features[:, span], self.damping) for span in projector.spans
+            ]
         else:
             moments = sampled_moments(passes, workspace, projector, "LoGRA: curvature", self.draws)
-        self._inverses = [damped_power(moment, self.damping, -1.0) for moment in moments]
+            self._solvers = [Solver.of_moment(moment, self.damping) for moment in moments]
         self.bytes_per_chunk = float(projector.width * self._features.itemsize)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for block in query_features(self._passes, queries, self._projector):
             solved = np.empty_like(block)
-            for span, inverse in zip(self._projector.spans, self._inverses, strict=True):
-                solved[:, span] = block[:, span].astype(np.float64) @ inverse
+            for span, solver in zip(self._projector.spans, self._solvers, strict=True):
+                solved[:, span] = solver(block[:, span])
             yield products(solved, self._features)

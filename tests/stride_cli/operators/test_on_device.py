@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stride_cli.data.batches import ChunkReader
+from stride_cli.models import devices
 from stride_cli.operators import closed, device_memory, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.device_memory import ShrinkingBatches, out_of_memory
@@ -154,7 +155,7 @@ def test_what_no_single_row_has_memory_for_is_refused(chunks: ChunkReader) -> No
 
 @pytest.mark.parametrize("count", [64, 192, 2048])  # the last: more than gates
 def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stride_cli.operators.device_folding._NUMBERS", 5000)
+    monkeypatch.setattr("stride_cli.operators.gathered_sums._NUMBERS", 5000)
     random = torch.Generator().manual_seed(0)
     rows = [torch.randn(9, size, generator=random) for size in (700, 430)]
     rows[0][3], rows[1][3] = 0.0, 0.0
@@ -189,6 +190,6 @@ def test_turns_are_planned_by_what_is_free_and_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_of_the_cpu_is_not_asked_for() -> None:
-    assert device_memory.total_bytes(CPU) == 0 and device_memory.free_bytes(CPU) is None
+    assert devices.total_bytes(CPU) == 0 and device_memory.free_bytes(CPU) is None
     assert rows_at_once(1000, 1 << 30, CPU) == 1000
     assert type(subset_sums.subset_sums(3, [4], CPU)) is SubsetSums
