@@ -6,7 +6,8 @@
 #
 # instruct.jsonl.gz has one {"id", "prompt", "response"} a line. Interrupted, it goes on where it was. BASE is a model
 # to fine-tune instead of a small one (a directory, a hub id or a .gguf file); PAIRS, LONGEST, QUERIES, LAYERS,
-# WIDTH, VOCAB, EPOCHS and METHODS change what is run; KEEP, empty, keeps none of the retrained models.
+# WIDTH, VOCAB, EPOCHS, SEEDS and METHODS change what is run, WORKERS how many are trained at a time; KEEP, empty,
+# keeps none of the retrained models.
 set -euo pipefail
 pairs=$1 work=$2 subsets=${3:-50}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +24,7 @@ if [[ ${METHODS:-} == *stored=true* ]] && [ ! -e "$work/run.stride/operators" ];
     stride train --index "$work/run.stride" --no-calibration
 fi
 stride evaluate truth --index "$work/run.stride" --queries "$work/queries.jsonl" \
-    --subsets "$subsets" --alpha 0.5 ${KEEP-"--keep=$work/retrained"}
+    --subsets "$subsets" --seeds "${SEEDS:-1}" ${WORKERS:+--workers "$WORKERS"} --alpha 0.5 ${KEEP-"--keep=$work/retrained"}
 stride evaluate compare --index "$work/run.stride" --alpha 0.5 --html "$work/comparison.html" --methods \
     "${METHODS:-stride,stride:buckets=2048,direct,tfidf,tfidf:ngrams=1,bm25,chance,rds,featsim,embeddings,dsir,graddot,logra,ekfac,trackstar,trak,less,datamodels}" \
     --json | tee "$work/comparison.jsonl"

@@ -224,7 +224,7 @@ def fit_closed(
                 )
             )
         elif rows is None:  # whitened: F = I, and its damping is in the bases
-            gates.append(mean.div_(settings.stability))
+            gates.append(mean if settings.stability == 1 else mean.div_(settings.stability))
         else:
             gates.append(solve_gates(mean, rows, damping=settings.damping, stability=settings.stability))
     # 4. Where spaces do not share a unit, they are given one

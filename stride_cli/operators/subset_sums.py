@@ -70,7 +70,8 @@ class SubsetSums:
         self._sums, self.turn = sums, turn
 
     def sums(self) -> list[torch.Tensor]:
-        """(K, p) float32 a space, on the CPU; not a copy. Of subsets whose turn has not come, zeros."""
+        """(K, p) float32 a space, on the CPU; not a copy, where they are added up there. Of subsets whose turn
+        has not come, zeros."""
         return self._sums
 
 
@@ -88,8 +89,9 @@ class DeviceSums(SubsetSums):
     """
 
     def __init__(self, n_subsets: int, sizes: Sequence[int], device: torch.device, rows: int) -> None:
-        super().__init__(n_subsets, sizes)
         self.turns = -(-n_subsets // max(1, rows))
+        # in memory only what further turns leave: K × p zeros that nothing needs cost a fit seconds
+        super().__init__(n_subsets if self.turns > 1 else 0, sizes)
         self._rows = -(-n_subsets // self.turns)  # turns of one size
         self._held = [torch.zeros(self._rows, size, device=device) for size in sizes]
 
@@ -125,8 +127,12 @@ class DeviceSums(SubsetSums):
         for total, held in zip(self._sums, self._held, strict=True):
             part = total[self._now]
             held[: len(part)].copy_(part)
+        if self.turns == 1:
+            self._sums = []
 
     def sums(self) -> list[torch.Tensor]:
+        if self.turns == 1:
+            return [held.cpu() for held in self._held]
         for total, held in zip(self._sums, self._held, strict=True):
             part = total[self._now]
             part.copy_(held[: len(part)])
