@@ -70,7 +70,7 @@ class SubsetSums:
         self._sums, self.turn = sums, turn
 
     def sums(self) -> list[torch.Tensor]:
-        """(K, p) float32 a space, on the CPU; not a copy, where they are added up there. Of subsets whose turn
+        """(K, p) float32 a space, on the CPU; where they are added up there not a copy. Of subsets whose turn
         has not come, zeros."""
         return self._sums
 
