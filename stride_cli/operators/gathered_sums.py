@@ -37,9 +37,11 @@ class GatheredSums:
         self._signs = torch.from_numpy(own).to(device)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """(N, p) float32 → (N, count)."""
+        """(N, p, …) float32 → (N, count, …)."""
+        rest = rows.shape[2:]
+        signs = self._signs.view(*self._signs.shape, *(1 for _ in rest))  # (count, m, …)
         parts = []
-        for some in rows.split(max(1, _NUMBERS // len(self._which))):
-            gathered = some.index_select(1, self._which).view(len(some), *self._signs.shape)  # (b, count, m)
-            parts.append(gathered.mul_(self._signs).sum(dim=2))
+        for some in rows.split(max(1, _NUMBERS // (len(self._which) * rest.numel()))):
+            gathered = some.index_select(1, self._which).view(len(some), *self._signs.shape, *rest)
+            parts.append(gathered.mul_(signs).sum(dim=2))
         return torch.cat(parts)

@@ -70,12 +70,12 @@ class LogitSpace(OperatorSpace):
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         features = self.features(hidden)
-        if self.identity:
-            return (torch.bmm(cotangent.float().transpose(1, 2), features) * self.sign[:, None]).flatten(1)
-        # tokens first: a product with c buckets, and not with V tokens that are then added up in them
-        on_cpu = cotangent.device.type == "cpu"
-        sums = self._in_buckets(cotangent) if on_cpu else self._gathered(cotangent)
-        return torch.bmm(sums.transpose(1, 2), features).flatten(1)
+        if self.identity or cotangent.device.type != "cpu":
+            return self._features_first(features, cotangent)
+        # tokens first: a product with c buckets, and not with V tokens that are then added up in them. Only
+        # where a loop does this at once: a device moves (B, T, V) several times for it, of which (B, V, r)
+        # is a part
+        return torch.bmm(self._in_buckets(cotangent).transpose(1, 2), features).flatten(1)
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:
@@ -137,12 +137,15 @@ class LogitSpace(OperatorSpace):
         )
         return torch.from_numpy(sums).view(*cotangent.shape[:-1], -1)
 
-    def _gathered(self, cotangent: torch.Tensor) -> torch.Tensor:
-        """`_in_buckets` on a device."""
-        if self._sums is None or self._sums.device != cotangent.device:
+    def _features_first(self, features: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        """(B, c r) of features (B, T, r) and (B, T, V): of every token, then added up in their buckets."""
+        full = torch.bmm(cotangent.float().transpose(1, 2), features)  # (B, V, r)
+        if self.identity:
+            return full.mul_(self.sign[:, None]).flatten(1)
+        if self._sums is None or self._sums.device != full.device:
             bucket, sign = self.bucket.cpu().numpy(), self.sign.cpu().numpy()
-            self._sums = GatheredSums(bucket, sign, self.n_buckets, cotangent.device)
-        return self._sums(cotangent.float().flatten(0, -2)).view(*cotangent.shape[:-1], -1)
+            self._sums = GatheredSums(bucket, sign, self.n_buckets, full.device)
+        return self._sums(full).flatten(1)
 
 
 class TokenLogitSpace(LogitSpace):

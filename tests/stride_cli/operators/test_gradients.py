@@ -12,7 +12,6 @@ from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.gradients import assemble, gate_gradients, signals
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
-from stride_cli.operators.logit_spaces import LogitSpace
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.spaces import SPACES, initial_space
 from stride_cli.operators.steered_model import SteeredModel
@@ -113,7 +112,7 @@ def test_gate_gradient_equals_autograd_through_the_steered_model(
 def test_loops_add_up_what_products_do(
     model, chunks: ChunkReader, name: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a device buckets gather their tokens, and pairs' entries are listed."""
+    """On a device features of each token are added up in its bucket, and pairs' entries are listed."""
     space = make_space(model, name, buckets=7)
     batch = chunks.batch(np.arange(5))
     read = space.reads(model.hidden(batch.ids, model.n_layers), model.hidden(batch.ids, 0), batch.ids)
@@ -121,21 +120,19 @@ def test_loops_add_up_what_products_do(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found = space.gate_gradient(read, pull)
     if name != "pair-logit":
-        for sums in (space._gathered(pull), _scattered(space, pull)):
-            expected = torch.bmm(sums.transpose(1, 2), space.features(read)).flatten(1)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            found, space._features_first(space.features(read), pull), rtol=1e-5, atol=1e-4
+        )
+        sums = torch.zeros(*pull.shape[:-1], space.n_buckets)
+        sums.index_add_(2, space.bucket, pull * space.sign)  # torch's own
+        expected = torch.bmm(sums.transpose(1, 2), space.features(read)).flatten(1)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
         return
     read[:, 3] = read[:, 1]  # the same token twice
     found = space.gate_gradient(read, pull)
     for entries in (1, 37, 1 << 21):
         monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
         torch.testing.assert_close(found, space._by_entries(read, pull), rtol=1e-5, atol=1e-5)
-
-
-def _scattered(space: LogitSpace, pull: torch.Tensor) -> torch.Tensor:
-    """(B, T, V) → (B, T, c), by torch's own sum."""
-    sums = torch.zeros(*pull.shape[:-1], space.n_buckets)
-    return sums.index_add_(2, space.bucket, pull * space.sign)
 
 
 def test_drawn_labels_alone_say_what_they_say_beside_the_own(model, chunks: ChunkReader) -> None:
