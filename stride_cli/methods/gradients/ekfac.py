@@ -49,7 +49,7 @@ class EKFAC:
                              classifiers
     reduction : str          as for `Passes`
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int        most memory for the gradients of queries
+    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
 
     Raises
     ------
@@ -71,7 +71,7 @@ class EKFAC:
         layers: str | None = None,
         reduction: str = "sum",
         batch_tokens: int = 2048,
-        query_bytes: int = 1 << 30,
+        query_bytes: int | None = None,
     ) -> None:
         check_positive(self.name, draws=draws, batch_tokens=batch_tokens, query_bytes=query_bytes)
         self.labels = check_choice(self.name, "labels", labels, LABELS)

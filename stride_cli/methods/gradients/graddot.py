@@ -23,6 +23,7 @@ from stride_cli.methods.gradients.passes import (
     check_choice,
     check_positive,
     find_checkpoints,
+    query_room,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class TracIn:
         there are none the task's model only, which is GradDot.
     reduction : str          as for `Passes`
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int        most memory for the gradients of queries
+    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
 
     Raises
     ------
@@ -65,7 +66,7 @@ class TracIn:
         rates: str | None = None,
         reduction: str = "sum",
         batch_tokens: int = 2048,
-        query_bytes: int = 1 << 30,
+        query_bytes: int | None = None,
     ) -> None:
         self.layers = layers
         self.checkpoints = find_checkpoints(checkpoints, rates)
@@ -87,7 +88,7 @@ class TracIn:
         probe = workspace.chunks.batch(np.arange(1))
         layers = Capture(workspace.model, probe, layers=self.layers).layers
         longest = max((len(ids) for ids in queries.ids), default=1)
-        floats = self.query_bytes // 4
+        floats = query_room(self.query_bytes, workspace.model.device) // 4
         sharing = min(max(1, floats // sum(layer.size for layer in layers)), max(1, len(queries)))
         explicit = [_explicit_is_cheaper(layer, longest, sharing) for layer in layers]
         each = sum(
@@ -124,7 +125,7 @@ class GradDot(TracIn):
         layers: str = "all",
         reduction: str = "sum",
         batch_tokens: int = 2048,
-        query_bytes: int = 1 << 30,
+        query_bytes: int | None = None,
     ) -> None:
         super().__init__(
             layers=layers, reduction=reduction, batch_tokens=batch_tokens, query_bytes=query_bytes
@@ -219,7 +220,7 @@ def preconditioned_scores(
     workspace: Workspace,
     queries: QuerySet,
     *,
-    query_bytes: int,
+    query_bytes: int | None,
     title: str,
 ) -> Iterator[np.ndarray]:
     """Products of every chunk's gradient with transformed gradients of the queries, summed over models.
@@ -227,7 +228,8 @@ def preconditioned_scores(
     Parameters
     ----------
     models : sequence of callables      open a model each, so that one is held at a time
-    query_bytes : int        most memory for the gradients of queries: so many share a pass over the corpus
+    query_bytes : int or None      most memory for the gradients of queries: so many share a pass over the
+        corpus; None: half of what is free
 
     Yields
     ------
@@ -246,9 +248,10 @@ def preconditioned_scores(
             yield scores[first : first + QUERY_BLOCK]
 
 
-def shared_passes(passes: Passes, queries: QuerySet, query_bytes: int) -> Iterator[tuple[int, int]]:
+def shared_passes(passes: Passes, queries: QuerySet, query_bytes: int | None) -> Iterator[tuple[int, int]]:
     """(start, stop) of queries whose gradients, as matrices of all layers, take at most so many bytes."""
-    at_once = max(1, query_bytes // (4 * passes.capture.n_parameters))
+    room = query_room(query_bytes, passes.capture.model.device)
+    at_once = max(1, room // (4 * passes.capture.n_parameters))
     for start in range(0, len(queries), at_once):
         yield start, min(start + at_once, len(queries))
 

@@ -43,7 +43,7 @@ class LastLayerInfluence:
     damping : float          γ as a multiple of the mean eigenvalue of H
     reduction : str          as for `Passes`
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int        most memory for the gradients of queries
+    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
 
     Raises
     ------
@@ -62,7 +62,7 @@ class LastLayerInfluence:
         damping: float = 0.1,
         reduction: str = "sum",
         batch_tokens: int = 2048,
-        query_bytes: int = 1 << 30,
+        query_bytes: int | None = None,
     ) -> None:
         check_positive(self.name, batch_tokens=batch_tokens, query_bytes=query_bytes)
         self.curvature = check_choice(self.name, "curvature", curvature, CURVATURES)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.free_memory import available_bytes
 from stride_cli.methods.gradients.capture import Capture, Outcome, Visitor
+from stride_cli.operators.device_memory import free_bytes
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("sum", "mean")
 LABELS = ("true", "sampled")
+_LEAST_ROOM = 1 << 30
 _DTYPES = {
     torch.float64: "fp64",
     torch.float32: "fp32",
@@ -41,14 +44,22 @@ def check_choice(method: str, option: str, value: str, known: tuple[str, ...]) -
     return value
 
 
-def check_positive(method: str, **numbers: float) -> None:
-    """UsageError for an option that is not more than 0."""
+def check_positive(method: str, **numbers: float | None) -> None:
+    """UsageError for an option that is given and not more than 0."""
     for option, value in numbers.items():
-        if not value > 0:
+        if value is not None and not value > 0:
             raise UsageError(
                 f"{method}: {option} should be more than 0, found {value}",
                 fix=f"leave {option} out, or write {option}=1",
             )
+
+
+def query_room(asked: int | None, device: torch.device) -> int:
+    """Bytes that gradients of queries may take: what is asked for, or half of what is free where they are."""
+    if asked is not None:
+        return asked
+    free = available_bytes() if device.type == "cpu" else free_bytes(device)
+    return max(_LEAST_ROOM, (free or 0) // 2)
 
 
 def open_capture(workspace: Workspace, layers: str | None, model: AttributableModel | None = None) -> Capture:

@@ -49,7 +49,7 @@ class Source:
         Drawn from the model, ``draws`` times, or those of the corpus (the empirical Fisher matrix).
     layers : str, optional   as for `Capture`; default: all
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int        most memory for the gradients of queries
+    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
 
     Raises
     ------
@@ -72,7 +72,7 @@ class Source:
         draws: int = 1,
         layers: str | None = None,
         batch_tokens: int = 2048,
-        query_bytes: int = 1 << 30,
+        query_bytes: int | None = None,
     ) -> None:
         check_positive(
             self.name, segments=segments, draws=draws, batch_tokens=batch_tokens, query_bytes=query_bytes
