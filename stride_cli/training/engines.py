@@ -140,10 +140,10 @@ def run_local(
 
 
 def default_workers(trainer: Trainer) -> int:
-    """One a processor that this process may use, as far as memory takes the trainer's `peak_bytes`; or
-    one a GPU where its device is one."""
+    """One a processor that this process may use, as far as memory takes the trainer's `peak_bytes`; where its
+    device is a GPU, one on each, or as many as the trainer says and the GPU has room for."""
     if _device_kind(trainer) == "cuda":
-        return _gpu_count()
+        return _gpu_count() * _on_one_gpu(trainer)
     count = available_cores()
     need, free = trainer.peak_bytes, available_bytes()
     if not need or free is None or count * need <= free:
@@ -155,6 +155,18 @@ def default_workers(trainer: Trainer) -> int:
         "(--workers changes that)"
     )
     return fewer
+
+
+def _on_one_gpu(trainer: Trainer) -> int:
+    most, need = getattr(trainer, "on_one_gpu", 1), trainer.peak_bytes
+    if most == 1 or not need:
+        return 1
+    import torch
+
+    from stride_cli.operators.device_memory import free_bytes
+
+    room = free_bytes(torch.device("cuda")) or 0
+    return max(1, min(most, available_cores() // _gpu_count(), room // need))
 
 
 def _gpu_count() -> int:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,6 +84,18 @@ def test_a_group_that_kills_its_workers_is_given_up(task_and_queries, tmp_path, 
     with pytest.raises(StrideError, match="died 3 times") as caught:
         retrain(trainer, _jobs(trainer.n_chunks, 2), store=tmp_path / "a", workers=2)
     assert "--workers" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("most", "need", "count"), [(1, 1, 2), (12, 0, 2), (12, 2, 8), (12, 5, 4), (3, 1, 6)]
+)
+def test_workers_that_share_a_gpu(monkeypatch: pytest.MonkeyPatch, most: int, need: int, count: int) -> None:
+    """Of two GPUs, each with room for 10, and 8 processors."""
+    monkeypatch.setattr(engines, "available_cores", lambda: 8)
+    monkeypatch.setattr(engines, "_gpu_count", lambda: 2)
+    monkeypatch.setattr("stride_cli.operators.device_memory.free_bytes", lambda device: 10)
+    trainer = SimpleNamespace(device="cuda:0", peak_bytes=need, on_one_gpu=most)
+    assert engines.default_workers(trainer) == count
 
 
 def test_default_workers(task_and_queries):
