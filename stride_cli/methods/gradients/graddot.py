@@ -46,7 +46,7 @@ class TracIn:
         there are none the task's model only, which is GradDot.
     reduction : str          as for `Passes`
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
+    query_bytes : int, optional      most memory for the gradients of queries; default: 1/8 of what is free
 
     Raises
     ------
@@ -229,7 +229,7 @@ def preconditioned_scores(
     ----------
     models : sequence of callables      open a model each, so that one is held at a time
     query_bytes : int or None      most memory for the gradients of queries: so many share a pass over the
-        corpus; None: half of what is free
+        corpus; None: an eighth of what is free
 
     Yields
     ------

@@ -49,7 +49,7 @@ class Source:
         Drawn from the model, ``draws`` times, or those of the corpus (the empirical Fisher matrix).
     layers : str, optional   as for `Capture`; default: all
     batch_tokens : int       padded tokens of one pass
-    query_bytes : int, optional      most memory for the gradients of queries; default: half of what is free
+    query_bytes : int, optional      most memory for the gradients of queries; default: 1/8 of what is free
 
     Raises
     ------
