@@ -7,6 +7,11 @@ EXIT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_INDEX = 3
 
+_NO_MEMORY = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)  # how torch says so where it has no class
+
 
 class StrideError(Exception):
     """An error the user can act on: one line of what is wrong and one line of what to do.
@@ -70,6 +75,14 @@ def require_extra(module: str, extra: str) -> MissingExtraError:
 def located(error: StrideError, where: str) -> StrideError:
     """The same error, which says where: ``prompts.jsonl:3: the prompt is empty …``."""
     return type(error)(f"{where}: {error.message}", fix=error.fix)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, of the machine or of a device: torch has a class for the second,
+    and words alone for the first."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

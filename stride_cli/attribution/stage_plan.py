@@ -305,7 +305,6 @@ def asking_memory(work: Work, shape: Shape, imports: int, batch_tokens: int, que
     from stride_cli.operators.budget import chunks_at_once
 
     device = torch.device(shape.device)
-
     mean = work.tokens / max(1, work.chunks)
     held = min(chunks_at_once(device, work.gates), work.reads, work.chunks)
     group = min(queries, QUERY_TOKENS // _ASKED_TOKENS)

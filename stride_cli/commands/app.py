@@ -229,7 +229,7 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
     """An error that a user can act on, as that; None for a defect of this program."""
     if isinstance(error, errors.StrideError | IndexFormatError):
         return error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _no_memory(error):
+    if errors.out_of_memory(error):
         return errors.UsageError(
             f"there is not enough memory for this: {errors.first_line(error)}",
             fix="ask for less (smaller numbers, fewer at once; a large model with --stream), or use a "
@@ -267,11 +267,6 @@ def _remedy(error: OSError) -> str:
     if error.filename is None and "temporary directory" in str(error):
         return "free some space there, or name another directory: TMPDIR=DIR"
     return _REMEDIES.get(error.errno or 0, "see where with stride --debug")
-
-
-def _no_memory(error: Exception) -> bool:
-    """Whether torch could not get memory on the processor, which it says in words alone."""
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _too_large(error: Exception) -> bool:

@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 
 from stride_cli.data.batches import Batch
+from stride_cli.errors import out_of_memory
 from stride_cli.output import note
 
 _Found = TypeVar("_Found")
-_WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # how torch says so where it has no class
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -80,8 +80,3 @@ class ShrinkingBatches:
             torch.cuda.empty_cache()
         note(f"out of memory at {count * length:,} tokens at once: going on with {self._most:,}")
         return None
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether there was too little memory, of a device or of the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _WORDS)

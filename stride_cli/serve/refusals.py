@@ -16,6 +16,7 @@ from stride_cli.errors import (
     StorageError,
     StrideError,
     first_line,
+    out_of_memory,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def error_record(error: Exception) -> ServeErrorRecord:
     """What a client is told; a defect is told on stderr in full, and to the client in a line."""
     if isinstance(error, StrideError | IndexFormatError):
         return _record(type(error).__name__, error.message, error.fix, error.exit_code)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if out_of_memory(error):
         return _record("UsageError", "there is not enough memory for this", "ask for less", EXIT_USAGE)
     traceback.print_exception(error, file=sys.stderr)
     message = f"an error that should not be: {type(error).__name__}: {first_line(error)}"

@@ -24,7 +24,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import StrideError, UsageError, first_line, require_extra
+from stride_cli.errors import StrideError, UsageError, first_line, out_of_memory, require_extra
 from stride_cli.free_memory import available_bytes
 from stride_cli.output import note
 from stride_cli.permissions import Permissions, permitted, variable
@@ -436,7 +436,7 @@ def _portable(error: Exception) -> Exception:
     """An error that can be sent to another process and says there what it said here."""
     if isinstance(error, StrideError | IndexFormatError):
         return error.with_traceback(None)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own
+    if out_of_memory(error):
         return StrideError(
             f"a worker has no memory left: {first_line(error)}",
             fix="use fewer --workers; what is finished is kept",

@@ -669,11 +669,10 @@ def defaults_table() -> str:
 
 
 SIZES = (
-    ("stride", ("stride:stored=true",)),
-    ("EK-FAC of all layers", ("ekfac:layers=all",)),
-    ("LoGRA, rank 64", ("logra:rank=64",)), ("LoGRA, rank 8", ("logra:rank=8",)),
-    ("shared pairs of tokens (`pairs`)", ("pairs",)), ("TF-IDF of words", ("tfidf",)), ("BM25", ("bm25",)),
-    ("FeatSim", ("featsim",)),
+    ("stride", "stride:stored=true"), ("EK-FAC of all layers", "ekfac:layers=all"),
+    ("LoGRA, rank 64", "logra:rank=64"), ("LoGRA, rank 8", "logra:rank=8"),
+    ("shared pairs of tokens (`pairs`)", "pairs"), ("TF-IDF of words", "tfidf"), ("BM25", "bm25"),
+    ("FeatSim", "featsim"),
 )  # fmt: skip
 
 
@@ -683,9 +682,9 @@ def sizes_table() -> str:
     own["135 M"] = pick(f"suites/{_SMOLLM2[1]}")
     counts = [record["parameters"] for record in pick("suites/sizes", what="size")]
     lines = [["", *(f"{count / 1e6:.1f} M" for count in counts), "135 M (SmolLM2)"]]
-    for label, methods in SIZES:
+    for label, method in SIZES:
         found = [
-            next((each["spearman"] for each in rows if each.get("method") in methods), None)
+            next((each["spearman"] for each in rows if each.get("method") == method), None)
             for rows in own.values()
         ]
         cells = [f"{figure(each['mean'])} ± {figure(each['se'])}" if each else "" for each in found]

@@ -120,7 +120,7 @@ def rates(given: argparse.Namespace, size: dict[str, int]) -> dict[str, Any]:
     # 1. A bare pass says how many chunks there are to be
     probe = _reader(few, length, size)
     settings = _settings(model, probe, n_subsets, 10_000 if given.tiny else 1_000_000)
-    bare(model, probe, 4096)  # warm
+    bare(model, probe, _BARE_TOKENS[0])  # warm
     least, bare_tokens = min(
         (clock.time(lambda some=some: bare(model, probe, some)).seconds, some) for some in _BARE_TOKENS
     )
@@ -166,7 +166,7 @@ def rates(given: argparse.Namespace, size: dict[str, int]) -> dict[str, Any]:
             name: rate / per_second["bare"] for name, rate in per_second.items() if name != "bare"
         },
         "peak_gigabytes": {name: each.bytes / 1e9 for name, each in found.items()},
-        "kernels": _kernels(steered, chunks, columns, n_subsets, settings) if clock.on_card else None,
+        "kernels": _kernels(steered, probe, columns[:few], n_subsets, settings) if clock.on_card else None,
         "bare_teraflops": flops * per_second["bare"] / 1e12,
         **_shares(flops * per_second["bare"], given.device),
     }

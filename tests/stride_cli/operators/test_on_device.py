@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from stride_cli.data.batches import ChunkReader
+from stride_cli.errors import out_of_memory
 from stride_cli.models import devices
 from stride_cli.operators import closed, device_memory, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.device_memory import ShrinkingBatches, out_of_memory
+from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.projections import Folding, encode
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators

@@ -86,6 +86,16 @@ def test_a_group_that_kills_its_workers_is_given_up(task_and_queries, tmp_path, 
     assert "--workers" in caught.value.fix
 
 
+def test_a_worker_without_memory_is_no_traceback() -> None:
+    import torch
+
+    lines = "CUDA out of memory. Tried to allocate 2 GiB\nmore"
+    for error in (MemoryError(), torch.OutOfMemoryError(lines), RuntimeError("can't allocate memory")):
+        said = engines._portable(error)
+        assert isinstance(said, StrideError) and "--workers" in (said.fix or "")
+        assert "no memory left" in said.message and "\n" not in said.message
+
+
 @pytest.mark.parametrize(
     ("most", "need", "count"), [(1, 1, 2), (12, 0, 2), (12, 2, 8), (12, 5, 4), (3, 1, 6)]
 )
