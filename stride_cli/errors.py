@@ -7,10 +7,8 @@ EXIT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_INDEX = 3
 
-_NO_MEMORY = (
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)  # how torch says so where it has no class
+# how torch says so where it has no class
+_NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class StrideError(Exception):
