@@ -33,7 +33,7 @@ from stride_cli.evaluation.bench import split_methods
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_spaces
-from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import Projector
 from stride_cli.operators.steered_model import SteeredModel
@@ -136,7 +136,7 @@ def of_gradients(
     with progress("reading chunks", n_chunks, unit="chunks") as bar:
         for group in task.chunks.plan(settings.batch_tokens):
             for batch in map(task.chunks.batch, task.chunks.small_groups(group)):
-                own = gate_gradients(steered, batch)[0]
+                own = chunk_gradients(steered, batch)[0]
                 products = sum(query @ gradient.T for query, gradient in zip(asked, own, strict=True))
                 direct[:, batch.rows] = (products * batch.scored).numpy()
                 for projector in projectors.values():

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from stride_cli.attribution.shared_influence import Shared
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.operators.redundancy import Redundancy
+from stride_cli.training.language_trainer import index_chunks, query_losses
 from stride_cli.training.truth import Truth
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import (
@@ -27,6 +29,7 @@ from tests.benchmarks import (
     preconditioning,
     projections,
     soak,
+    unrolled,
 )
 from tests.benchmarks._machine import interleave, watched_memory
 from tests.prepared import Prepared
@@ -134,6 +137,39 @@ def test_corrections_of_a_readout() -> None:
     one = np.arange(4) == 2
     weights = preconditioning.layer_weights(truth, parts, one)
     np.testing.assert_allclose(weights, scale[one] * [0.5, 2.0], rtol=1e-6)
+
+
+def test_a_training_differentiated_is_what_weights_do(corpus: Path, index: Path, tmp_path: Path) -> None:
+    """Against the same training with one chunk counting a little more, and a little less."""
+    from stride_cli import api
+    from stride_cli.data.query_files import read_texts
+    from stride_cli.training.finetuning import finetune_model
+    from stride_cli.training.options import FinetuneOptions
+
+    model = tmp_path / "model"
+    options = FinetuneOptions(epochs=2.0, batch_tokens=128, dtype="fp32", device="cpu")
+    recipe = finetune_model([str(corpus)], index.parent / "model", model, options).recipe
+    api.build_index([str(corpus)], model_path=str(model), out=tmp_path / "run.stride")
+    task = WorkspacePath(tmp_path / "run.stride", None).open()
+    chunks = index_chunks(task)
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"id": "q", "text": " ".join(WORDS)}) + "\n")
+    asked = read_texts(task.model, tmp_path / "queries.jsonl", block_size=32)
+    queries = [unrolled.asked(asked, 0)]
+    whole = unrolled.Unrolled(chunks, recipe, np.arange(len(chunks)))
+    assert whole.losses(queries) == pytest.approx(query_losses(task.model, asked), rel=1e-4)
+    members = np.arange(3, len(chunks))
+
+    def trained(counts: np.ndarray | None = None) -> unrolled.Unrolled:
+        return unrolled.Unrolled(chunks, recipe, members, counts)
+
+    (found,) = trained().influences(queries, len(chunks))
+    assert not found[:3].any()
+    strongest = np.argsort(-np.abs(found))[:4]
+    for chunk in strongest:
+        more, less = np.ones(len(chunks)), np.ones(len(chunks))
+        more[chunk], less[chunk] = 1.05, 0.95
+        (up,), (down,) = (trained(counts).losses(queries) for counts in (more, less))
+        assert (down - up) / 0.1 == pytest.approx(found[chunk], rel=0.05)
 
 
 @pytest.mark.slow

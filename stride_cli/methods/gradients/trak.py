@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.methods.gradients.capture import Capture
-from stride_cli.methods.gradients.features import (
-    corpus_features,
-    damped_power,
-    products,
-    query_features,
-    second_moments,
-)
+from stride_cli.methods.gradients.features import Solver, corpus_features, products, query_features
 from stride_cli.methods.gradients.passes import Passes, check_choice, check_positive, find_checkpoints
 from stride_cli.methods.gradients.projection import Projector, random_projector
 
@@ -81,7 +75,7 @@ class TRAK:
     def fit(self, workspace: Workspace) -> None:
         self._task, self._opened = workspace, None
         self._features: list[np.ndarray] = []  # (n, dim) per model: φ_i
-        self._inverses: list[np.ndarray] = []
+        self._solvers: list[Solver] = []
         doubts = np.zeros(workspace.n_chunks)
         for number in range(len(self.checkpoints)):
             passes, projector = self._open(number)
@@ -89,8 +83,7 @@ class TRAK:
             features, doubt = corpus_features(
                 passes, workspace, projector, title, output="margin", dtype=self.dtype
             )
-            moment = second_moments(features, [slice(0, projector.width)])[0]
-            self._inverses.append(damped_power(moment, self.damping, -1.0) / workspace.n_chunks)
+            self._solvers.append(Solver.of_rows(features, self.damping))  # of ΦᵀΦ / n
             self._features.append(features)
             doubts += doubt / len(self.checkpoints)
         self._doubts = doubts.astype(np.float32)
@@ -99,10 +92,10 @@ class TRAK:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         # one model is held at a time, so each sees all queries
         solved: list[list[np.ndarray]] = []
-        for number, inverse in enumerate(self._inverses):
+        for number, solver in enumerate(self._solvers):
             passes, projector = self._open(number)
             blocks = query_features(passes, queries, projector, output="margin")
-            solved.append([block.astype(np.float64) @ inverse for block in blocks])
+            solved.append([solver(block) / self._task.n_chunks for block in blocks])
         for blocks_of_models in zip(*solved, strict=True):
             total = np.zeros((len(blocks_of_models[0]), self._task.n_chunks), np.float32)
             for block, features in zip(blocks_of_models, self._features, strict=True):

@@ -151,7 +151,7 @@ def next_token_loss(model: Any, batch: Any) -> Tensor:
         Right-padded ids, the positions that predict scored tokens, and those tokens.
     """
     head = model.get_output_embeddings()
-    final = _before_head(model, head, batch.ids).flatten(0, 1).index_select(0, batch.rows)  # (N, d)
+    final = before_head(model, head, batch.ids).flatten(0, 1).index_select(0, batch.rows)  # (N, d)
     if (weight := plain_head(model)) is not None:
         return cross_entropy(final, weight, batch.targets, soft_cap=logit_cap(model))
     return torch.nn.functional.cross_entropy(head_logits(model, final).float(), batch.targets)
@@ -198,7 +198,7 @@ class _Stop(Exception):
     pass
 
 
-def _before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
+def before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
     """What the head would read, without computing logits at every position."""
     caught: list[Tensor] = []
 

@@ -1,0 +1,262 @@
+"""How far any derivative goes: that of a whole training, step by step, against the direct readout.
+
+A fine-tuning (AdamW, clipping, schedule and all) is replayed and differentiated backwards: how a query's loss
+after it changes with the weight of each chunk in each batch, to first order exact, with no curvature assumed
+and nothing projected. Of a training on everything (`--share 1`), or of trainings on random halves that no
+truth holds, with seeds of their own, each chunk in the mean of those that it was in: what the truth's own
+halves look like, up to chance. LDS against the retrained models in the index's ``truth/``, for the first
+`--queries` of its queries, and of the direct readout for the same.
+
+One training takes 2 bare passes over its batches for every query, and needs the weights of all its steps in
+memory: nothing that an answer could wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import WorkspacePath
+from stride_cli.methods.protocol import score_all
+from stride_cli.methods.registry import open_method
+from stride_cli.models.language.language_recipe import Recipe
+from stride_cli.models.language.objective import before_head, head_logits
+from stride_cli.output import emit, progress
+from stride_cli.randomness import stream
+from stride_cli.training.epoch_batches import Batch, as_read, make_batch
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import make_optimizers, planned_steps
+from stride_cli.training.language_trainer import open_language_trainer
+from stride_cli.training.truth import Truth
+from tests.benchmarks import frontier
+from tests.benchmarks._machine import machine
+
+_BETAS, _EPS = (0.9, 0.95), 1e-8  # as `make_optimizers` has them; checked
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a training, as it was taken.
+
+    Attributes
+    ----------
+    chunks : (B,) int64         of its batch
+    epoch : int
+    rate : float                of Adam
+    weights, first, second : (P,)      parameters and moments before it
+    gradient : (P,)             as clipped
+    clipped : float             by this factor
+    """
+
+    chunks: np.ndarray
+    epoch: int
+    rate: float
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    gradient: Tensor
+    clipped: float
+
+
+class Unrolled:
+    """A training, and its derivative.
+
+    Parameters
+    ----------
+    chunks : sequence of Chunk      all n
+    recipe : Recipe                 of a fine-tuning
+    members : (m,) int64            the chunks to train on
+    counts : (n,) float, optional   how much each counts in the mean loss of its batch; default: 1
+    """
+
+    def __init__(
+        self, chunks: Sequence[Chunk], recipe: Recipe, members: np.ndarray, counts: np.ndarray | None = None
+    ) -> None:
+        self._chunks, self._recipe = chunks, recipe
+        self._counts = torch.ones(len(chunks)) if counts is None else torch.from_numpy(counts).float()
+        self._model = initial_model(recipe).eval()
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        for optimizer in make_optimizers(self._model, recipe):
+            for group in optimizer.param_groups:
+                assert (group["betas"], group["eps"], group["weight_decay"]) == (_BETAS, _EPS, 0.0)
+        self.steps = list(self._train(members))
+
+    def _train(self, members: np.ndarray) -> Iterator[Step]:
+        recipe = self._recipe
+        weights = self._flat(self._parameters)
+        first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+        total, plan = planned_steps(self._chunks, recipe, subset=members)
+        with progress("training", total, unit="steps") as bar:
+            for number, (chunks, epoch, share) in enumerate(plan, 1):
+                self._put(weights)
+                losses, places = self._losses(self._batch(chunks, epoch))
+                counts = self._counts[chunks][places]
+                gradient = self._flat(self._derivative((counts * losses).sum() / counts.sum()))
+                clipped = min(1.0, recipe.clip / (float(gradient.norm()) + 1e-6))
+                step = Step(
+                    chunks, epoch, recipe.adam_lr * share, weights, first, second, gradient * clipped, clipped
+                )
+                first, second, moved, spread = self._moved(step, number)
+                weights = weights - step.rate * moved / (spread + _EPS)
+                yield step
+                bar.advance()
+        self._last = weights
+
+    @staticmethod
+    def _moved(step: Step, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Adam's moments after a step, m and v, and as they count, m̂ and √v̂."""
+        first = _BETAS[0] * step.first + (1 - _BETAS[0]) * step.gradient
+        second = _BETAS[1] * step.second + (1 - _BETAS[1]) * step.gradient.square()
+        moved, spread = first / (1 - _BETAS[0] ** number), (second / (1 - _BETAS[1] ** number)).sqrt()
+        return first, second, moved, spread
+
+    def losses(self, queries: list[Batch]) -> list[float]:
+        """Of the trained model, mean nats per scored token."""
+        self._put(self._last)
+        return [float(self._losses(query)[0].detach().mean()) for query in queries]
+
+    def influences(self, queries: list[Batch], n_chunks: int) -> np.ndarray:
+        """−∂loss(query)/∂weight(chunk) of the training, (Q, n) float64; 0 for chunks that it did not see."""
+        found = np.zeros((len(queries), n_chunks))
+        self._put(self._last)
+        # ∂loss/∂θ after the last step, and ∂loss/∂ Adam's m and v, which the loss does not see by itself
+        of_weights = torch.stack(
+            [self._flat(self._derivative(self._losses(query)[0].mean())) for query in queries]
+        )
+        of_first, of_second = torch.zeros_like(of_weights), torch.zeros_like(of_weights)
+        with progress("differentiating", len(self.steps), unit="steps") as bar, sdpa_kernel(SDPBackend.MATH):
+            for number in range(len(self.steps), 0, -1):
+                step = self.steps[number - 1]
+                _, _, moved, spread = self._moved(step, number)
+                wide = spread + _EPS
+                # θ' = θ − η m̂ / (√v̂ + ε)
+                of_first -= step.rate * of_weights / wide / (1 - _BETAS[0] ** number)
+                slope = step.rate * moved / (2 * spread * wide.square()) / (1 - _BETAS[1] ** number)
+                of_second += of_weights * torch.where(spread > 0, slope, 0.0)
+                # m' = β₁ m + (1 − β₁) g,   v' = β₂ v + (1 − β₂) g²
+                pulled = (1 - _BETAS[0]) * of_first + 2 * (1 - _BETAS[1]) * step.gradient * of_second
+                of_first, of_second = _BETAS[0] * of_first, _BETAS[1] * of_second
+                if step.clipped < 1:  # g = c g° / |g°|
+                    along = (pulled @ step.gradient) / self._recipe.clip**2
+                    pulled = step.clipped * (pulled - along[:, None] * step.gradient)
+                self._through(step, pulled, of_weights, found)
+                bar.advance()
+        return -found
+
+    def _through(self, step: Step, pulled: Tensor, of_weights: Tensor, found: np.ndarray) -> None:
+        """Through g°(θ, w) of a step, the gradient of the weighted mean loss of its batch: adds
+        ⟨pulled, ∂g°/∂θ⟩ to `of_weights` and ⟨pulled, ∂g°/∂w⟩ to the chunks' columns of `found`."""
+        self._put(step.weights)
+        own = self._counts[step.chunks].requires_grad_()
+        losses, places = self._losses(self._batch(step.chunks, step.epoch))
+        share = own[places]
+        gradient = self._derivative((share * losses).sum() / share.sum(), create_graph=True)
+        used = [number for number, part in enumerate(gradient) if part.requires_grad]
+        for query, vector in enumerate(pulled):
+            parts = self._split(vector)
+            *weights, chunks = torch.autograd.grad(
+                [gradient[number] for number in used],
+                [*self._parameters, own],
+                [parts[number] for number in used],
+                retain_graph=query + 1 < len(pulled),
+                materialize_grads=True,
+            )
+            of_weights[query] += self._flat(weights)
+            np.add.at(found[query], step.chunks, chunks.numpy())
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of every scored token: its loss, and the row that it is in; differentiable twice."""
+        hidden = before_head(self._model, self._model.get_output_embeddings(), batch.ids)
+        logits = head_logits(self._model, hidden.flatten(0, 1).index_select(0, batch.rows)).float()
+        losses = torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+        return losses, batch.rows // batch.ids.shape[1]
+
+    def _derivative(self, loss: Tensor, *, create_graph: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            loss, self._parameters, create_graph=create_graph, materialize_grads=True, allow_unused=True
+        )
+
+    def _batch(self, chunks: np.ndarray, epoch: int) -> Batch:
+        return make_batch(as_read(self._chunks, chunks, self._recipe, epoch), torch.device("cpu"))
+
+    @staticmethod
+    def _flat(parts: Any) -> Tensor:
+        return torch.cat([part.detach().reshape(-1) for part in parts])
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = zip(vector.split(sizes), self._parameters, strict=True)
+        return [part.view_as(parameter) for part, parameter in parts]
+
+    def _put(self, weights: Tensor) -> None:
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, self._split(weights), strict=True):
+                parameter.copy_(part)
+
+
+def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(given.threads)
+    task = WorkspacePath(Path(given.index), None).open()
+    truth = Truth.from_index(task.index)
+    count = min(given.queries, len(truth.queries))
+    truth = replace(truth, losses=truth.losses[..., :count], queries=truth.queries.take(range(count)))
+    quality = frontier.judge(task, truth)
+    trainer = open_language_trainer(task, truth.queries)
+    about = {
+        "benchmark": "unrolled",
+        "chunks": task.n_chunks,
+        "parameters": task.model.n_parameters,
+        "steps": trainer.recipe.steps,
+        "subsets_retrained": truth.n_subsets,
+        "seeds": truth.n_seeds,
+        "queries": count,
+    } | machine("torch")
+    method = open_method("direct")
+    method.fit(task)
+    direct = score_all(method, truth.queries)
+    yield {"what": "direct", **quality(direct)} | about
+    queries = [asked(truth.queries, number) for number in range(count)]
+    sums, seen = np.zeros((count, task.n_chunks)), np.zeros(task.n_chunks)
+    for number in range(given.trainings):
+        order = stream(given.seed, "unrolled", number).permutation(task.n_chunks)
+        members = np.sort(order[: round(given.share * task.n_chunks)])
+        recipe = trainer.recipe
+        if given.share < 1:  # the one on everything is the model's own
+            recipe = recipe.with_seed(int(stream(given.seed, "unrolled seed", number).integers(1 << 31)))
+        training = Unrolled(trainer.chunks, recipe, members)
+        sums += training.influences(queries, task.n_chunks)
+        seen[members] += 1
+        scores = sums / np.maximum(seen, 1)
+        both = sum(each / each.std(axis=1, keepdims=True) for each in (scores, direct))
+        same = {"trainings": number + 1, "share": given.share, "covered": float((seen > 0).mean())}
+        yield {"what": "unrolled", **same, **quality(scores)} | about
+        yield {"what": "unrolled and direct", **same, **quality(both)} | about
+
+
+def asked(queries: QuerySet, number: int) -> Batch:
+    """A query, as training takes a batch."""
+    batch = queries.batch(np.array([number]))
+    rows = torch.nonzero(batch.weights[0, 1:])[:, 0]
+    return Batch(batch.ids, rows, batch.ids[0, rows + 1])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks unrolled", description=__doc__)
+    parser.add_argument("--index", required=True, help="of a small fine-tuned model, with a truth")
+    parser.add_argument("--queries", type=int, default=10)
+    parser.add_argument("--trainings", type=int, default=1)
+    parser.add_argument("--share", type=float, default=1.0, help="of the chunks, that each training has")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    for row in run(parser.parse_args(arguments)):
+        emit(row)
