@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,35 @@ def accuracy_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
     return found
 
 
-def recall_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Scored:
+    """What the methods that were asked said of a cell.
+
+    Attributes
+    ----------
+    scores : of each method (problems, documents)
+    copy_of : (documents,) str      the problem that a document is a copy of, or ""
+    queries : the problems that were asked
+    """
+
+    scores: dict[str, np.ndarray]
+    copy_of: np.ndarray
+    queries: list[str]
+
+    @classmethod
+    def read(cls, cell: Path) -> Scored | None:
+        scores = {name: np.load(cell / f"{name}.npy") for name in METHODS if (cell / f"{name}.npy").exists()}
+        if not scores:
+            return None
+        index = Index.open(cell / "run.stride")
+        ids = [index.document_id(number) for number in range(index.n_documents)]
+        copies = [key.split("/")[1] if key.startswith(("leaked/", "unseen/")) else "" for key in ids]
+        return cls(scores, np.array(copies), [row["id"] for row in read_rows(cell / "queries.jsonl")])
+
+
+def recall_rows(said: Scored, kinds: dict[str, str]) -> list[dict[str, Any]]:
     """Share of a problem's copies in the extreme buckets of each method, and of the union of two."""
-    scores = read_scores(cell)
-    if not scores:
-        return []
-    copy_of, queries = copies_of(cell)
+    scores, copy_of, queries = said.scores, said.copy_of, said.queries
     copies = int((copy_of == queries[0]).sum())
     tops = {name: np.stack([_top(row, copies) for row in found]) for name, found in scores.items()}
     bottoms = {name: np.stack([_top(-row, copies) for row in found]) for name, found in scores.items()}
@@ -83,14 +107,11 @@ def recall_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
     return found
 
 
-def score_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
+def score_rows(said: Scored, kinds: dict[str, str]) -> list[dict[str, Any]]:
     """How large scores of a problem's copies and the highest of all are, beside the mean size of a score."""
-    scores = read_scores(cell)
-    if not scores:
-        return []
-    copy_of, queries = copies_of(cell)
+    copy_of, queries = said.copy_of, said.queries
     found = []
-    for name, values in scores.items():
+    for name, values in said.scores.items():
         for kind in ("leaked", "unseen"):
             rows = [row for row, query in enumerate(queries) if kinds[query] == kind]
             if not rows:
@@ -115,19 +136,6 @@ def score_rows(cell: Path, kinds: dict[str, str]) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def read_scores(cell: Path) -> dict[str, np.ndarray]:
-    """Scores (problems, documents) of the methods that were asked."""
-    return {name: np.load(cell / f"{name}.npy") for name in METHODS if (cell / f"{name}.npy").exists()}
-
-
-def copies_of(cell: Path) -> tuple[np.ndarray, list[str]]:
-    """Of every document the problem that it is a copy of, or ""; and the problems that were asked."""
-    index = Index.open(cell / "run.stride")
-    ids = [index.document_id(number) for number in range(index.n_documents)]
-    copy_of = np.array([key.split("/")[1] if key.startswith(("leaked/", "unseen/")) else "" for key in ids])
-    return copy_of, [row["id"] for row in read_rows(cell / "queries.jsonl")]
 
 
 def _top(scores: np.ndarray, size: int) -> np.ndarray:
@@ -270,12 +278,11 @@ def main() -> None:
     for cell in sorted(chosen.work.glob("r*-s*")):
         kinds = {row["item"]: row["kind"] for row in read_rows(cell / "kinds.jsonl")}
         rate, seed = cell.name[1:].split("-s")
-        for row in (
-            *accuracy_rows(cell, kinds),
-            *recall_rows(cell, kinds),
-            *score_rows(cell, kinds),
-            *audit_rows(cell, kinds, chosen.level),
-        ):
+        said = Scored.read(cell)
+        rows = accuracy_rows(cell, kinds)
+        if said is not None:
+            rows += [*recall_rows(said, kinds), *score_rows(said, kinds)]
+        for row in (*rows, *audit_rows(cell, kinds, chosen.level)):
             records.append({"suite": "contamination", "rate": float(rate), "seed": int(seed)} | row)
     for record in records:
         print(json.dumps(record, ensure_ascii=False))

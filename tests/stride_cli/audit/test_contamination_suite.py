@@ -100,12 +100,11 @@ def test_zeros_and_wide_ties_are_in_no_bucket(script) -> None:
     assert not top(np.array([1.0] * 5), 2).any()  # mid-rank 3
 
 
-def test_scores_are_told_beside_their_mean_size(script, tmp_path: Path, monkeypatch) -> None:
+def test_scores_are_told_beside_their_mean_size(script) -> None:
     tables = script("contamination_tables")
-    copy_of = np.array(["a", "a", "b", ""])
-    monkeypatch.setattr(tables, "copies_of", lambda cell: (copy_of, ["a", "b"]))
-    np.save(tmp_path / "stride.npy", np.array([[6.0, 2.0, -4.0, 0.0], [1.0, -1.0, 0.0, 2.0]]))
-    leaked, unseen = tables.score_rows(tmp_path, {"a": "leaked", "b": "unseen"})
+    scores = {"stride": np.array([[6.0, 2.0, -4.0, 0.0], [1.0, -1.0, 0.0, 2.0]])}
+    said = tables.Scored(scores, np.array(["a", "a", "b", ""]), ["a", "b"])
+    leaked, unseen = tables.score_rows(said, {"a": "leaked", "b": "unseen"})
     assert (leaked["method"], leaked["kind"], leaked["problems"]) == ("stride", "leaked", 1)
     assert [leaked[key] for key in ("copies", "highest", "highest_other")] == [4 / 3, 2.0, 0.0]
     assert [unseen[key] for key in ("copies", "highest", "highest_other")] == [0.0, 2.0, 2.0]
