@@ -76,6 +76,9 @@ METHODS: Mapping[str, MethodEntry] = {
     "source": _entry(
         "gradients.source", "Source", "training unrolled in segments (classifiers trained by SGD)", "model"
     ),
+    "unrolled": _entry(
+        "gradients.unrolled", "Unrolled", "fine-tuning unrolled backwards (language, by AdamW)", "model"
+    ),
     "lastlayer": _entry(
         "gradients.last_layer", "LastLayerInfluence", "exact influence of the output layer", "model"
     ),

@@ -168,6 +168,22 @@ def open_language_trainer(
     ------
     ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
     """
+    recipe = own_recipe(workspace, recipe)
+    chunks = index_chunks(workspace)
+    trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
+    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens, trainer.at_once)
+    if workspace.model.n_parameters < _WAITS:
+        trainer.on_one_gpu = _ON_ONE_GPU
+    return trainer
+
+
+def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) -> Recipe:
+    """By which a task's language model is trained again: one that is given, or that of the model.
+
+    Raises
+    ------
+    ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
+    """
     if isinstance(recipe, str | Path):
         recipe = _read(Path(recipe))
     if recipe is None:
@@ -188,12 +204,7 @@ def open_language_trainer(
             "over the index's chunks",
         )
     check_recipe(recipe, workspace.index)
-    chunks = index_chunks(workspace)
-    trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
-    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens, trainer.at_once)
-    if workspace.model.n_parameters < _WAITS:
-        trainer.on_one_gpu = _ON_ONE_GPU
-    return trainer
+    return recipe
 
 
 def training_bytes(model: AttributableModel, batch_tokens: int, at_once: int = 1) -> int:

@@ -1,0 +1,249 @@
+"""Influence by unrolling a fine-tuning backwards: the query's gradient at the end is carried through the
+curvature of the batches to each stretch of the training, and compared there with what Adam made of a chunk.
+
+Segments are those of SOURCE (Bae et al. 2024, arXiv:2405.12186), the products with the Hessian exact, as of
+training differentiated (Ilyas & Engstrom 2025, arXiv:2504.16430), which written out step by step says less:
+Adam's division by the size of the last few gradients is differentiated there too, and what a chunk would do
+that was not in a batch is lost. Written here: no package unrolls Adam without storing every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stride_cli.corpus.chunking import Chunk
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.errors import UsageError
+from stride_cli.methods.gradients.passes import check_positive, query_room
+from stride_cli.models.kinds import kind_of_index
+from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
+from stride_cli.output import progress
+from stride_cli.training.epoch_batches import Batch, as_read, make_batch
+from stride_cli.training.initial_model import initial_model
+from stride_cli.training.language_loop import make_optimizers, planned_steps, train
+from stride_cli.training.language_trainer import index_chunks, own_recipe
+from stride_cli.training.marks import Marks
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+
+_READ = 16  # chunks whose gradients are multiplied with those of queries at once
+_HELD = 3  # vectors of all parameters that a query takes
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of the training, in which weights are taken to stay as they are in its middle.
+
+    Attributes
+    ----------
+    weights : (P,) float32
+    batches : of some of its steps, evenly chosen: chunk numbers and epoch
+    rate : sum of the learning rates of all its steps
+    """
+
+    weights: Tensor
+    batches: list[tuple[np.ndarray, int]]
+    rate: float
+
+
+class Unrolled:
+    """Σ_s τ_s ⟨A λ_s, ∇ loss_s(chunk)⟩ over stretches s of the training, replayed by the model's recipe.
+
+    λ is the query's gradient at the end, carried back through every stretch: λ ← λ − τ c H A λ, with H the
+    Hessian of one of its batches at a time, exact, τ the learning rates that it stands for, and c what
+    clipping leaves of its gradient. A = 1 / (√v + ε) is Adam's division, with v the mean of its second
+    moments over the whole training: each step's own would say what rare tokens do to others by numbers
+    without meaning. All trained parameters take part. What every token of the corpus does alike is taken off.
+
+    The replay takes one training; a query two bare passes over each of ``steps`` batches; and the corpus is
+    read ``stretches`` times, for all queries.
+
+    Parameters
+    ----------
+    stretches : int          of the training, that the corpus is read in
+    steps : int              of the training, whose batches' curvature is applied (all, where it has no more)
+    query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
+
+    Raises
+    ------
+    UsageError      an option out of range; a classifier, or a model that was not trained by AdamW alone
+    ModelError      the model has no recipe, or its recipe is of another corpus
+    """
+
+    name = "unrolled"
+    bytes_per_chunk = 0.0
+    shares_a_pass = True
+
+    def __init__(self, *, stretches: int = 8, steps: int = 64, query_bytes: int | None = None) -> None:
+        check_positive(self.name, stretches=stretches, steps=steps, query_bytes=query_bytes)
+        self.stretches, self.steps, self.query_bytes = stretches, steps, query_bytes
+
+    def fit(self, workspace: Workspace) -> None:
+        """Train once more, keeping the weights in the middle of every stretch and Adam's mean division."""
+        if kind_of_index(workspace.index) == "classifier":
+            raise UsageError(
+                "unrolled is of language models, and the index is of a classifier",
+                fix="choose another method: source, ekfac",
+            )
+        self._recipe = own_recipe(workspace)
+        if self._recipe.optimizer != "adamw":
+            raise UsageError(
+                f"unrolled is of models trained by AdamW, and this one was by {self._recipe.optimizer}",
+                fix="choose another method: ekfac, direct",
+            )
+        self._device, self._chunks = workspace.model.device, index_chunks(workspace)
+        model = initial_model(self._recipe).to(self._device)
+        self._model, self._parameters = model, [p for p in model.parameters() if p.requires_grad]
+        total, planned = planned_steps(self._chunks, self._recipe)
+        steps = list(planned)
+        parts = np.array_split(np.arange(total), min(self.stretches, total))
+        middles = {int(part[len(part) // 2]) + 1: number for number, part in enumerate(parts)}
+        kept: dict[int, Tensor] = {}
+        optimizers = make_optimizers(model, self._recipe)
+        spread = torch.zeros(sum(parameter.numel() for parameter in self._parameters), device=self._device)
+
+        def passed(step: int) -> None:
+            spread.add_(_second_moments(optimizers, self._parameters, step), alpha=1 / total)
+            if step in middles:
+                kept[middles[step]] = _flat(self._parameters)
+
+        with progress("unrolled: training", total, unit="steps") as ticker:
+            marks = Marks(range(1, total + 1), passed, optimizers)
+            train(model, self._chunks, self._recipe, marks=marks, ticker=ticker)
+        self._last = _flat(self._parameters)
+        epsilon = optimizers[0].param_groups[0]["eps"]
+        self._division = torch.where(spread > 0, 1 / (spread.sqrt() + epsilon), 0.0)
+        self._stretches = []
+        for number, part in enumerate(parts):
+            wanted = max(1, round(self.steps * len(part) / total))
+            chosen = part[(np.arange(min(wanted, len(part))) * len(part)) // min(wanted, len(part))]
+            rate = sum(steps[step][2] for step in part) * self._recipe.adam_lr
+            batches = [(steps[step][0], steps[step][1]) for step in chosen]
+            self._stretches.append(Stretch(kept[number], batches, rate))
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        room = query_room(self.query_bytes, self._device)
+        at_once = max(1, room // (4 * _HELD * len(self._last)))
+        for start in range(0, len(queries), at_once):
+            scores = self._scores(queries, range(start, min(start + at_once, len(queries))))
+            for first in range(0, len(scores), QUERY_BLOCK):
+                yield scores[first : first + QUERY_BLOCK]
+
+    def _scores(self, queries: QuerySet, rows: range) -> np.ndarray:
+        self._put(self._last)
+        remaining = torch.stack(
+            [self._gradient(next_token_loss(self._model, self._asked(queries, row))) for row in rows]
+        )
+        found = np.zeros((len(rows), len(self._chunks)))
+        count = sum(len(stretch.batches) for stretch in self._stretches)
+        with progress("unrolled: curvature", count, unit="batches") as ticker:
+            for stretch in reversed(self._stretches):
+                self._put(stretch.weights)
+                moved = torch.zeros_like(remaining)
+                each = stretch.rate / len(stretch.batches)
+                for chunks, epoch in reversed(stretch.batches):
+                    self._back(chunks, epoch, each, remaining, moved)
+                    ticker.advance()
+                self._read(moved, found)
+        # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others
+        scored = np.array([chunk.n_scored for chunk in self._chunks], np.float64)
+        found -= scored * (found.sum(axis=1, keepdims=True) / scored.sum())
+        return (found / scored.sum()).astype(np.float32)
+
+    def _back(self, chunks: np.ndarray, epoch: int, rate: float, remaining: Tensor, moved: Tensor) -> None:
+        """Carry the rows of `remaining` through steps on a batch, and add what these took of each to
+        `moved`."""
+        batch = make_batch(as_read(self._chunks, chunks, self._recipe, epoch), self._device)
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+            gradient = torch.autograd.grad(
+                self._mean_loss(batch),
+                self._parameters,
+                create_graph=True,
+                materialize_grads=True,
+                allow_unused=True,
+            )
+            used = [number for number, part in enumerate(gradient) if part.requires_grad]
+            norm = float(_flat(gradient).norm())
+            clipped = min(1.0, self._recipe.clip / (norm + 1e-6)) if self._recipe.clip else 1.0
+            for query, own in enumerate(remaining):
+                taken = (rate * clipped) * self._division * own
+                moved[query] += taken
+                parts = self._split(taken)
+                curved = torch.autograd.grad(
+                    [gradient[number] for number in used],
+                    self._parameters,
+                    [parts[number] for number in used],
+                    retain_graph=query + 1 < len(remaining),
+                    materialize_grads=True,
+                    allow_unused=True,
+                )
+                own -= _flat(curved)
+
+    def _read(self, moved: Tensor, found: np.ndarray) -> None:
+        """Add ⟨moved, ∇ loss(chunk)⟩ of every chunk, its loss summed over its tokens."""
+        rows = [number for number, chunk in enumerate(self._chunks) if chunk.n_scored]
+        with progress("unrolled: reading", len(rows), unit="chunks") as ticker:
+            for start in range(0, len(rows), _READ):
+                some = rows[start : start + _READ]
+                gradients = torch.stack([self._of_chunk(self._chunks[row]) for row in some])
+                found[:, some] += (moved @ gradients.T).double().cpu().numpy()
+                ticker.advance(len(some))
+
+    def _of_chunk(self, chunk: Chunk) -> Tensor:
+        loss = next_token_loss(self._model, make_batch([chunk], self._device))
+        return self._gradient(loss) * chunk.n_scored
+
+    def _mean_loss(self, batch: Batch) -> Tensor:
+        """As `next_token_loss`, differentiable twice."""
+        final = before_head(self._model, self._model.get_output_embeddings(), batch.ids)
+        logits = head_logits(self._model, final.flatten(0, 1).index_select(0, batch.rows)).float()
+        return torch.nn.functional.cross_entropy(logits, batch.targets)
+
+    def _asked(self, queries: QuerySet, row: int) -> Batch:
+        """A query, as training takes a batch."""
+        query = queries.batch([row])
+        scored = torch.nonzero(query.weights[0, 1:] > 0)[:, 0]
+        ids = query.ids.to(self._device)
+        scored = scored.to(self._device)
+        return Batch(ids, scored, ids[0, scored + 1])
+
+    def _gradient(self, loss: Tensor) -> Tensor:
+        return _flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True, allow_unused=True))
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = zip(vector.split(sizes), self._parameters, strict=True)
+        return [part.view_as(parameter) for part, parameter in parts]
+
+    @torch.no_grad()
+    def _put(self, weights: Tensor) -> None:
+        for parameter, part in zip(self._parameters, self._split(weights), strict=True):
+            parameter.copy_(part)
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def _second_moments(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor], step: int
+) -> Tensor:
+    """Adam's, after so many steps, without the bias of their start: (P,); 0 where no gradient has come."""
+    states: dict[Any, Any] = {p: state for each in optimizers for p, state in each.state.items()}
+    bias = 1 - optimizers[0].param_groups[0]["betas"][1] ** step
+    nothing: dict[str, Tensor] = {}
+    return torch.cat(
+        [
+            states.get(p, nothing).get("exp_avg_sq", torch.zeros_like(p)).detach().reshape(-1) / bias
+            for p in parameters
+        ]
+    )
