@@ -47,7 +47,7 @@ class Stretch:
     ----------
     weights : (P,) float32
     batches : of some of its steps, evenly chosen: chunk numbers and epoch
-    rate : sum of the learning rates of all its steps
+    rate : sum of what all its steps' gradients came to be multiplied with
     """
 
     weights: Tensor
@@ -58,11 +58,12 @@ class Stretch:
 class Unrolled:
     """Σ_s τ_s ⟨A λ_s, ∇ loss_s(chunk)⟩ over stretches s of the training, replayed by the model's recipe.
 
-    λ is the query's gradient at the end, carried back through every stretch: λ ← λ − τ c H A λ, with H the
-    Hessian of one of its batches at a time, exact, τ the learning rates that it stands for, and c what
-    clipping leaves of its gradient. A = 1 / (√v + ε) is Adam's division, with v the mean of its second
-    moments over the whole training: each step's own would say what rare tokens do to others by numbers
-    without meaning. All trained parameters take part. What every token of the corpus does alike is taken off.
+    λ is the query's gradient at the end, carried back through every stretch: λ ← λ − τ H C A λ, with H the
+    Hessian of one of its batches at a time, exact, τ the learning rates that it stands for, as momentum
+    spreads them, and C what clipping does to changes of the batch's gradient. A = 1 / (√v + ε) is Adam's
+    division, with v the mean of its second moments over the whole training: each step's own would say what
+    rare tokens do to others by numbers without meaning. All trained parameters take part. What every token of
+    the corpus does alike is taken off.
 
     The replay takes one training; a query two bare passes over each of ``steps`` batches; and the corpus is
     read ``stretches`` times, for all queries.
@@ -120,15 +121,16 @@ class Unrolled:
             marks = Marks(range(1, total + 1), passed, optimizers)
             train(model, self._chunks, self._recipe, marks=marks, ticker=ticker)
         self._last = _flat(self._parameters)
-        epsilon = optimizers[0].param_groups[0]["eps"]
+        group = optimizers[0].param_groups[0]
+        epsilon = group["eps"]
         self._division = torch.where(spread > 0, 1 / (spread.sqrt() + epsilon), 0.0)
+        rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
         self._stretches = []
         for number, part in enumerate(parts):
             wanted = max(1, round(self.steps * len(part) / total))
             chosen = part[(np.arange(min(wanted, len(part))) * len(part)) // min(wanted, len(part))]
-            rate = sum(steps[step][2] for step in part) * self._recipe.adam_lr
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
-            self._stretches.append(Stretch(kept[number], batches, rate))
+            self._stretches.append(Stretch(kept[number], batches, float(rates[part].sum())))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         room = query_room(self.query_bytes, self._device)
@@ -172,10 +174,13 @@ class Unrolled:
                 allow_unused=True,
             )
             used = [number for number, part in enumerate(gradient) if part.requires_grad]
-            norm = float(_flat(gradient).norm())
-            clipped = min(1.0, self._recipe.clip / (norm + 1e-6)) if self._recipe.clip else 1.0
+            whole = _flat(gradient)
+            norm = float(whole.norm())
             for query, own in enumerate(remaining):
-                taken = (rate * clipped) * self._division * own
+                taken = rate * self._division * own
+                if self._recipe.clip and norm > self._recipe.clip:  # g ↦ c g / |g|
+                    taken -= whole * (float(taken @ whole) / norm**2)
+                    taken *= self._recipe.clip / norm
                 moved[query] += taken
                 parts = self._split(taken)
                 curved = torch.autograd.grad(
@@ -228,6 +233,17 @@ class Unrolled:
     def _put(self, weights: Tensor) -> None:
         for parameter, part in zip(self._parameters, self._split(weights), strict=True):
             parameter.copy_(part)
+
+
+def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
+    """What each step's gradient is multiplied with in all, by this step and those behind it: (T,), with the sum
+    of `rates`. The last ones hardly count, the first ones more."""
+    steps = np.arange(1, len(rates) + 1)
+    left, found = 0.0, np.zeros(len(rates))
+    for place in range(len(rates) - 1, -1, -1):
+        left = momentum * left + (1 - momentum) * rates[place] / (1 - momentum ** steps[place])
+        found[place] = left
+    return found
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
