@@ -236,7 +236,7 @@ class Unrolled:
 
 
 def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
-    """What each step's gradient is multiplied with in all, by this step and those behind it: (T,), with the sum
+    """What each step's gradient is multiplied with in all, by this step and those behind it: (T,), of the sum
     of `rates`. The last ones hardly count, the first ones more."""
     steps = np.arange(1, len(rates) + 1)
     left, found = 0.0, np.zeros(len(rates))
