@@ -245,6 +245,11 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
             fix="give files and directories names in UTF-8",
         )
     if isinstance(error, EOFError):
+        if (compiled := _cut_short(error)) is not None:
+            return errors.StorageError(
+                f"Python's compiled file '{compiled}' is cut short, as a full disk leaves it",
+                fix="remove that file: Python makes it again",
+            )
         return errors.UsageError(
             f"a file ends before what it should hold: {errors.first_line(error)}",
             fix="copy it again; where it is an index: stride index verify",
@@ -260,6 +265,16 @@ def as_known(error: Exception) -> errors.StrideError | IndexFormatError | None:
             fix=_remedy(error),
         )
     return None
+
+
+def _cut_short(error: EOFError) -> str | None:
+    """The compiled Python file that an import found cut short; None where no import ended so."""
+    found, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name == "_compile_bytecode":
+            found = frame.tb_frame.f_locals.get("bytecode_path")
+        frame = frame.tb_next
+    return found
 
 
 def _remedy(error: OSError) -> str:
