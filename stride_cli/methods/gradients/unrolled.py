@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.data.query_set import QUERY_BLOCK
-from stride_cli.errors import UsageError
+from stride_cli.errors import NumericalError, UsageError
 from stride_cli.methods.gradients.passes import check_positive, query_room
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _READ = 16  # chunks whose gradients are multiplied with those of queries at once
 _HELD = 3  # vectors of all parameters that a query takes
+_GROWN = 100.0  # lengths that a gradient has no reason to grow to
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Unrolled:
     ------
     UsageError      an option out of range; a classifier, or a model that was not trained by AdamW alone
     ModelError      the model has no recipe, or its recipe is of another corpus
+    NumericalError  so few batches stand for the training that the way back through them does not hold
     """
 
     name = "unrolled"
@@ -146,6 +148,7 @@ class Unrolled:
             [self._gradient(next_token_loss(self._model, self._asked(queries, row))) for row in rows]
         )
         found = np.zeros((len(rows), len(self._chunks)))
+        lengths = remaining.norm(dim=1)
         count = sum(len(stretch.batches) for stretch in self._stretches)
         with progress("unrolled: curvature", count, unit="batches") as ticker:
             for stretch in reversed(self._stretches):
@@ -155,6 +158,12 @@ class Unrolled:
                 for chunks, epoch in reversed(stretch.batches):
                     self._back(chunks, epoch, each, remaining, moved)
                     ticker.advance()
+                if not bool((remaining.norm(dim=1) <= _GROWN * lengths).all()):
+                    raise NumericalError(
+                        f"a query's gradient grew a hundredfold on its way back through {count} batches, "
+                        "each in the place of several steps",
+                        fix=f"apply the curvature of more: unrolled:steps={2 * self.steps}",
+                    )
                 self._read(moved, found)
         # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others
         scored = np.array([chunk.n_scored for chunk in self._chunks], np.float64)

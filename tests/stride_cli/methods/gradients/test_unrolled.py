@@ -16,7 +16,7 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import ModelError, NumericalError, UsageError
 from stride_cli.methods.gradients import unrolled
 from stride_cli.methods.gradients.unrolled import Unrolled, spread_rates
 from stride_cli.methods.protocol import score_all
@@ -100,6 +100,19 @@ def test_against_the_training_differentiated(
     few = Unrolled(stretches=2, steps=4)
     few.fit(task)
     assert np.corrcoef(score_all(few, queries)[0], scores[0])[0, 1] > 0.95
+
+
+def test_a_way_back_that_does_not_hold(
+    tuned: tuple[Workspace, QuerySet],
+) -> None:
+    task, queries = tuned
+    method = Unrolled(stretches=1, steps=3)
+    method.fit(task)
+    (whole,) = method._stretches
+    assert len(whole.batches) == 3
+    method._stretches = [replace(whole, rate=1e4 * whole.rate)]
+    with pytest.raises(NumericalError, match="grew a hundredfold"):
+        score_all(method, queries)
 
 
 def test_momentum_spreads_rates() -> None:
