@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _READ = 16  # chunks whose gradients are multiplied with those of queries at once
 _HELD = 3  # vectors of all parameters that a query takes
+_STEPS, _FARTHEST = 64, 1e-3  # Adam moves a weight by about the rate
 _GROWN = 100.0  # lengths that a gradient has no reason to grow to
 
 
@@ -72,7 +73,8 @@ class Unrolled:
     Parameters
     ----------
     stretches : int          of the training, that the corpus is read in
-    steps : int              of the training, whose batches' curvature is applied (all, where it has no more)
+    steps : int, optional    of the training, whose batches' curvature is applied (all, where it has no more);
+                             default: 64, or so many that none stands for more than a rate of .001
     query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
 
     Raises
@@ -86,7 +88,9 @@ class Unrolled:
     bytes_per_chunk = 0.0
     shares_a_pass = True
 
-    def __init__(self, *, stretches: int = 8, steps: int = 64, query_bytes: int | None = None) -> None:
+    def __init__(
+        self, *, stretches: int = 8, steps: int | None = None, query_bytes: int | None = None
+    ) -> None:
         check_positive(self.name, stretches=stretches, steps=steps, query_bytes=query_bytes)
         self.stretches, self.steps, self.query_bytes = stretches, steps, query_bytes
 
@@ -127,9 +131,10 @@ class Unrolled:
         epsilon = group["eps"]
         self._division = torch.where(spread > 0, 1 / (spread.sqrt() + epsilon), 0.0)
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
+        applied = self.steps or max(_STEPS, int(np.ceil(rates.sum() / _FARTHEST)))
         self._stretches = []
         for number, part in enumerate(parts):
-            wanted = max(1, round(self.steps * len(part) / total))
+            wanted = max(1, round(applied * len(part) / total))
             chosen = part[(np.arange(min(wanted, len(part))) * len(part)) // min(wanted, len(part))]
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
             self._stretches.append(Stretch(kept[number], batches, float(rates[part].sum())))
@@ -162,7 +167,7 @@ class Unrolled:
                     raise NumericalError(
                         f"a query's gradient grew a hundredfold on its way back through {count} batches, "
                         "each in the place of several steps",
-                        fix=f"apply the curvature of more: unrolled:steps={2 * self.steps}",
+                        fix=f"apply the curvature of more: unrolled:steps={2 * count}",
                     )
                 self._read(moved, found)
         # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others

@@ -97,6 +97,7 @@ def test_against_the_training_differentiated(
     alone = Unrolled(stretches=recipe.steps, query_bytes=1)
     alone.fit(task)
     np.testing.assert_allclose(score_all(alone, queries), scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())
+    assert recipe.steps == 8 == sum(len(stretch.batches) for stretch in method._stretches)
     few = Unrolled(stretches=2, steps=4)
     few.fit(task)
     assert np.corrcoef(score_all(few, queries)[0], scores[0])[0, 1] > 0.95
