@@ -9,7 +9,7 @@ that was not in a batch is lost. Written here: no package unrolls Adam without s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.data.query_set import QUERY_BLOCK
-from stride_cli.errors import NumericalError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.methods.gradients.passes import check_positive, query_room
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _READ = 16  # chunks whose gradients are multiplied with those of queries at once
 _HELD = 3  # vectors of all parameters that a query takes
-_STEPS, _FARTHEST = 64, 1e-3  # Adam moves a weight by about the rate
-_GROWN = 100.0  # lengths that a gradient has no reason to grow to
+_DIRECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -58,41 +57,41 @@ class Stretch:
 
 
 class Unrolled:
-    """Σ_s τ_s ⟨A λ_s, ∇ loss_s(chunk)⟩ over stretches s of the training, replayed by the model's recipe.
+    """Σ_s ⟨∫_s c A λ dτ, ∇ loss_s(chunk)⟩ over stretches s of the training, replayed by the model's recipe.
 
-    λ is the query's gradient at the end, carried back through every stretch: λ ← λ − τ H C A λ, with H the
-    Hessian of one of its batches at a time, exact, τ the learning rates that it stands for, as momentum
-    spreads them, and C what clipping does to changes of the batch's gradient. A = 1 / (√v + ε) is Adam's
-    division, with v the mean of its second moments over the whole training: each step's own would say what
-    rare tokens do to others by numbers without meaning. All trained parameters take part. What every token of
-    the corpus does alike is taken off.
+    λ is the query's gradient at the end, carried back through every stretch by dλ = −c H A λ dτ, with H the
+    Hessian of one batch after the other, exact, τ the learning rates that it stands for, as momentum spreads
+    them, and c what clipping leaves of its gradient. A = 1 / (√v + ε) is Adam's division, with v the mean of
+    its second moments over the whole training: each step's own would say what rare tokens do to others by
+    numbers without meaning. All trained parameters take part. What every token of the corpus does alike is
+    taken off.
 
-    The replay takes one training; a query two bare passes over each of ``steps`` batches; and the corpus is
-    read ``stretches`` times, for all queries.
+    A step of descent as long as Adam's would not hold where the loss is steep, which momentum makes up for.
+    So each batch's part is solved as the exponential that it is, in the `_DIRECTIONS` that Lanczos finds for
+    the query; where the loss curves downwards it is taken to be flat.
+
+    The replay takes one training; a query `_DIRECTIONS` times two bare passes over each of ``batches``; and
+    the corpus is read ``stretches`` times, for all queries.
 
     Parameters
     ----------
     stretches : int          of the training, that the corpus is read in
-    steps : int, optional    of the training, whose batches' curvature is applied (all, where it has no more);
-                             default: 64, or so many that none stands for more than a rate of .001
+    batches : int            whose curvature is applied, evenly along the training (all, if it has no more)
     query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
 
     Raises
     ------
     UsageError      an option out of range; a classifier, or a model that was not trained by AdamW alone
     ModelError      the model has no recipe, or its recipe is of another corpus
-    NumericalError  so few batches stand for the training that the way back through them does not hold
     """
 
     name = "unrolled"
     bytes_per_chunk = 0.0
     shares_a_pass = True
 
-    def __init__(
-        self, *, stretches: int = 8, steps: int | None = None, query_bytes: int | None = None
-    ) -> None:
-        check_positive(self.name, stretches=stretches, steps=steps, query_bytes=query_bytes)
-        self.stretches, self.steps, self.query_bytes = stretches, steps, query_bytes
+    def __init__(self, *, stretches: int = 8, batches: int = 16, query_bytes: int | None = None) -> None:
+        check_positive(self.name, stretches=stretches, batches=batches, query_bytes=query_bytes)
+        self.stretches, self.batches, self.query_bytes = stretches, batches, query_bytes
 
     def fit(self, workspace: Workspace) -> None:
         """Train once more, keeping the weights in the middle of every stretch and Adam's mean division."""
@@ -129,12 +128,11 @@ class Unrolled:
         self._last = _flat(self._parameters)
         group = optimizers[0].param_groups[0]
         epsilon = group["eps"]
-        self._division = torch.where(spread > 0, 1 / (spread.sqrt() + epsilon), 0.0)
+        self._root = torch.where(spread > 0, (spread.sqrt() + epsilon).rsqrt(), 0.0)  # √A
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
-        applied = self.steps or max(_STEPS, int(np.ceil(rates.sum() / _FARTHEST)))
         self._stretches = []
         for number, part in enumerate(parts):
-            wanted = max(1, round(applied * len(part) / total))
+            wanted = max(1, round(self.batches * len(part) / total))
             chosen = part[(np.arange(min(wanted, len(part))) * len(part)) // min(wanted, len(part))]
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
             self._stretches.append(Stretch(kept[number], batches, float(rates[part].sum())))
@@ -149,35 +147,27 @@ class Unrolled:
 
     def _scores(self, queries: QuerySet, rows: range) -> np.ndarray:
         self._put(self._last)
-        remaining = torch.stack(
-            [self._gradient(next_token_loss(self._model, self._asked(queries, row))) for row in rows]
-        )
+        gradients = [self._gradient(next_token_loss(self._model, self._asked(queries, row))) for row in rows]
+        remaining = torch.stack(gradients).mul_(self._root)  # √A λ, in which the curvature is symmetric
         found = np.zeros((len(rows), len(self._chunks)))
-        lengths = remaining.norm(dim=1)
         count = sum(len(stretch.batches) for stretch in self._stretches)
         with progress("unrolled: curvature", count, unit="batches") as ticker:
             for stretch in reversed(self._stretches):
                 self._put(stretch.weights)
-                moved = torch.zeros_like(remaining)
+                passed = torch.zeros_like(remaining)
                 each = stretch.rate / len(stretch.batches)
                 for chunks, epoch in reversed(stretch.batches):
-                    self._back(chunks, epoch, each, remaining, moved)
+                    self._back(chunks, epoch, each, remaining, passed)
                     ticker.advance()
-                if not bool((remaining.norm(dim=1) <= _GROWN * lengths).all()):
-                    raise NumericalError(
-                        f"a query's gradient grew a hundredfold on its way back through {count} batches, "
-                        "each in the place of several steps",
-                        fix=f"apply the curvature of more: unrolled:steps={2 * count}",
-                    )
-                self._read(moved, found)
+                self._read(passed.mul_(self._root), found)
         # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others
         scored = np.array([chunk.n_scored for chunk in self._chunks], np.float64)
         found -= scored * (found.sum(axis=1, keepdims=True) / scored.sum())
         return (found / scored.sum()).astype(np.float32)
 
-    def _back(self, chunks: np.ndarray, epoch: int, rate: float, remaining: Tensor, moved: Tensor) -> None:
-        """Carry the rows of `remaining` through steps on a batch, and add what these took of each to
-        `moved`."""
+    def _back(self, chunks: np.ndarray, epoch: int, rate: float, remaining: Tensor, passed: Tensor) -> None:
+        """Carry the rows of `remaining`, √A λ, through what a batch stands for, and add c ∫ √A λ dτ to
+        `passed`."""
         batch = make_batch(as_read(self._chunks, chunks, self._recipe, epoch), self._device)
         with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
             gradient = torch.autograd.grad(
@@ -188,24 +178,26 @@ class Unrolled:
                 allow_unused=True,
             )
             used = [number for number, part in enumerate(gradient) if part.requires_grad]
-            whole = _flat(gradient)
-            norm = float(whole.norm())
-            for query, own in enumerate(remaining):
-                taken = rate * self._division * own
-                if self._recipe.clip and norm > self._recipe.clip:  # g ↦ c g / |g|
-                    taken -= whole * (float(taken @ whole) / norm**2)
-                    taken *= self._recipe.clip / norm
-                moved[query] += taken
-                parts = self._split(taken)
-                curved = torch.autograd.grad(
+            norm = float(_flat(gradient).norm())
+            clipped = min(1.0, self._recipe.clip / (norm + 1e-6)) if self._recipe.clip else 1.0
+
+            def curved(vector: Tensor) -> Tensor:
+                """c √A H √A v"""
+                parts = self._split(self._root * vector)
+                found = torch.autograd.grad(
                     [gradient[number] for number in used],
                     self._parameters,
                     [parts[number] for number in used],
-                    retain_graph=query + 1 < len(remaining),
+                    retain_graph=True,
                     materialize_grads=True,
                     allow_unused=True,
                 )
-                own -= _flat(curved)
+                return clipped * self._root * _flat(found)
+
+            for query, own in enumerate(remaining):
+                left, taken = carried(curved, own, rate)
+                remaining[query] = left
+                passed[query] += clipped * taken
 
     def _read(self, moved: Tensor, found: np.ndarray) -> None:
         """Add ⟨moved, ∇ loss(chunk)⟩ of every chunk, its loss summed over its tokens."""
@@ -247,6 +239,37 @@ class Unrolled:
     def _put(self, weights: Tensor) -> None:
         for parameter, part in zip(self._parameters, self._split(weights), strict=True):
             parameter.copy_(part)
+
+
+def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> tuple[Tensor, Tensor]:
+    """exp(−t B) v, and its integral from 0 to t, of a symmetric B that is only multiplied with, in the Krylov
+    space of `_DIRECTIONS` vectors; negative eigenvalues count as 0."""
+    length = float(vector.norm())
+    if length == 0.0:
+        return vector.clone(), torch.zeros_like(vector)
+    basis = [vector / length]
+    inner = torch.zeros(_DIRECTIONS, _DIRECTIONS, dtype=torch.float64)
+    for row in range(_DIRECTIONS):
+        product = curved(basis[row])
+        for column, other in enumerate(basis):  # all of them: in float32 two do not keep it orthogonal
+            share = product @ other
+            inner[row, column] += float(share)
+            product = product - share * other
+        rest = float(product.norm())
+        if row + 1 == _DIRECTIONS or rest <= 1e-6 * abs(float(inner[row, row])):
+            break
+        basis.append(product / rest)
+    count = len(basis)
+    inner = (inner + inner.T)[:count, :count] / 2
+    inner += torch.diag(inner.diagonal(1), 1) + torch.diag(inner.diagonal(-1), -1)  # one triangle was known
+    values, vectors = torch.linalg.eigh(inner)
+    values.clamp_min_(0.0)
+    start = length * vectors[0]  # v in the eigenvectors
+    lasting = torch.where(values > 0, -torch.expm1(-time * values) / values.clamp_min(1e-30), time)
+    left = (vectors @ (torch.exp(-time * values) * start)).to(vector)
+    taken = (vectors @ (lasting * start)).to(vector)
+    whole = torch.stack(basis)
+    return left @ whole, taken @ whole
 
 
 def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:

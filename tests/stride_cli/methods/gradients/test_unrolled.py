@@ -16,9 +16,9 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import ModelError, NumericalError, UsageError
+from stride_cli.errors import ModelError, UsageError
 from stride_cli.methods.gradients import unrolled
-from stride_cli.methods.gradients.unrolled import Unrolled, spread_rates
+from stride_cli.methods.gradients.unrolled import Unrolled, carried, spread_rates
 from stride_cli.methods.protocol import score_all
 from stride_cli.models.language.language_recipe import FILE_NAME
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
@@ -98,22 +98,30 @@ def test_against_the_training_differentiated(
     alone.fit(task)
     np.testing.assert_allclose(score_all(alone, queries), scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())
     assert recipe.steps == 8 == sum(len(stretch.batches) for stretch in method._stretches)
-    few = Unrolled(stretches=2, steps=4)
+    few = Unrolled(stretches=2, batches=4)
     few.fit(task)
     assert np.corrcoef(score_all(few, queries)[0], scores[0])[0, 1] > 0.95
 
 
-def test_a_way_back_that_does_not_hold(
-    tuned: tuple[Workspace, QuerySet],
-) -> None:
-    task, queries = tuned
-    method = Unrolled(stretches=1, steps=3)
-    method.fit(task)
-    (whole,) = method._stretches
-    assert len(whole.batches) == 3
-    method._stretches = [replace(whole, rate=1e4 * whole.rate)]
-    with pytest.raises(NumericalError, match="grew a hundredfold"):
-        score_all(method, queries)
+def test_an_exponential_in_few_directions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    matrix, vector = root @ root.T, torch.randn(4, generator=generator, dtype=torch.float64)
+    left, taken = carried(lambda v: matrix @ v, vector, 0.3)  # as many as it has
+    exact = torch.matrix_exp(-0.3 * matrix) @ vector
+    torch.testing.assert_close(left, exact)
+    torch.testing.assert_close(matrix @ taken, vector - exact)
+    # far along steep directions, where steps of descent would not hold, nothing is left of it
+    left, taken = carried(lambda v: 1e4 * (matrix @ v), vector, 0.3)
+    assert left.norm() < 1e-6 * vector.norm()
+    torch.testing.assert_close(1e4 * matrix @ taken, vector)
+    # downhill it stays
+    left, taken = carried(lambda v: -matrix @ v, vector, 0.3)
+    torch.testing.assert_close(left, vector)
+    torch.testing.assert_close(taken, 0.3 * vector)
+    for nothing in (torch.zeros(4), vector.float()):
+        left, _ = carried(lambda v: 0 * v, nothing, 0.3)
+        torch.testing.assert_close(left, nothing)
 
 
 def test_momentum_spreads_rates() -> None:
@@ -135,7 +143,7 @@ def test_what_cannot_be_unrolled(tuned: tuple[Workspace, QuerySet], trained: Pat
         Unrolled().fit(softmax.task)
     with pytest.raises(UsageError, match="trained by AdamW"):
         Unrolled().fit(Workspace.open(trained / "run.stride", device="cpu"))
-    for wrong in ({"stretches": 0}, {"steps": 0}, {"query_bytes": 0}):
+    for wrong in ({"stretches": 0}, {"batches": 0}, {"query_bytes": 0}):
         with pytest.raises(UsageError):
             Unrolled(**wrong)
     recipe = Path(task.model.path or "") / FILE_NAME
