@@ -25,12 +25,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import WorkspacePath
+from stride_cli.methods.gradients.unrolled import asked, flat, losses, put, split
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.models.language.language_recipe import Recipe
-from stride_cli.models.language.objective import before_head, head_logits
 from stride_cli.output import emit, progress
 from stride_cli.randomness import stream
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
@@ -93,15 +92,15 @@ class Unrolled:
 
     def _train(self, members: np.ndarray) -> Iterator[Step]:
         recipe = self._recipe
-        weights = self._flat(self._parameters)
+        weights = flat(self._parameters)
         first, second = torch.zeros_like(weights), torch.zeros_like(weights)
         total, plan = planned_steps(self._chunks, recipe, subset=members)
         with progress("training", total, unit="steps") as bar:
             for number, (chunks, epoch, share) in enumerate(plan, 1):
-                self._put(weights)
+                put(weights, self._parameters)
                 losses, places = self._losses(self._batch(chunks, epoch))
                 counts = self._counts[chunks][places]
-                gradient = self._flat(self._derivative((counts * losses).sum() / counts.sum()))
+                gradient = flat(self._derivative((counts * losses).sum() / counts.sum()))
                 clipped = min(1.0, recipe.clip / (float(gradient.norm()) + 1e-6))
                 step = Step(
                     chunks, epoch, recipe.adam_lr * share, weights, first, second, gradient * clipped, clipped
@@ -122,17 +121,15 @@ class Unrolled:
 
     def losses(self, queries: list[Batch]) -> list[float]:
         """Of the trained model, mean nats per scored token."""
-        self._put(self._last)
+        put(self._last, self._parameters)
         return [float(self._losses(query)[0].detach().mean()) for query in queries]
 
     def influences(self, queries: list[Batch], n_chunks: int) -> np.ndarray:
         """−∂loss(query)/∂weight(chunk) of the training, (Q, n) float64; 0 for chunks that it did not see."""
         found = np.zeros((len(queries), n_chunks))
-        self._put(self._last)
+        put(self._last, self._parameters)
         # ∂loss/∂θ after the last step, and ∂loss/∂ Adam's m and v, which the loss does not see by itself
-        of_weights = torch.stack(
-            [self._flat(self._derivative(self._losses(query)[0].mean())) for query in queries]
-        )
+        of_weights = torch.stack([flat(self._derivative(self._losses(query)[0].mean())) for query in queries])
         of_first, of_second = torch.zeros_like(of_weights), torch.zeros_like(of_weights)
         with progress("differentiating", len(self.steps), unit="steps") as bar, sdpa_kernel(SDPBackend.MATH):
             for number in range(len(self.steps), 0, -1):
@@ -156,14 +153,14 @@ class Unrolled:
     def _through(self, step: Step, pulled: Tensor, of_weights: Tensor, found: np.ndarray) -> None:
         """Through g°(θ, w) of a step, the gradient of the weighted mean loss of its batch: adds
         ⟨pulled, ∂g°/∂θ⟩ to `of_weights` and ⟨pulled, ∂g°/∂w⟩ to the chunks' columns of `found`."""
-        self._put(step.weights)
+        put(step.weights, self._parameters)
         own = self._counts[step.chunks].requires_grad_()
         losses, places = self._losses(self._batch(step.chunks, step.epoch))
         share = own[places]
         gradient = self._derivative((share * losses).sum() / share.sum(), create_graph=True)
         used = [number for number, part in enumerate(gradient) if part.requires_grad]
         for query, vector in enumerate(pulled):
-            parts = self._split(vector)
+            parts = split(vector, self._parameters)
             *weights, chunks = torch.autograd.grad(
                 [gradient[number] for number in used],
                 [*self._parameters, own],
@@ -171,15 +168,12 @@ class Unrolled:
                 retain_graph=query + 1 < len(pulled),
                 materialize_grads=True,
             )
-            of_weights[query] += self._flat(weights)
+            of_weights[query] += flat(weights)
             np.add.at(found[query], step.chunks, chunks.numpy())
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of every scored token: its loss, and the row that it is in; differentiable twice."""
-        hidden = before_head(self._model, self._model.get_output_embeddings(), batch.ids)
-        logits = head_logits(self._model, hidden.flatten(0, 1).index_select(0, batch.rows)).float()
-        losses = torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
-        return losses, batch.rows // batch.ids.shape[1]
+        return losses(self._model, batch), batch.rows // batch.ids.shape[1]
 
     def _derivative(self, loss: Tensor, *, create_graph: bool = False) -> tuple[Tensor, ...]:
         return torch.autograd.grad(
@@ -188,20 +182,6 @@ class Unrolled:
 
     def _batch(self, chunks: np.ndarray, epoch: int) -> Batch:
         return make_batch(as_read(self._chunks, chunks, self._recipe, epoch), torch.device("cpu"))
-
-    @staticmethod
-    def _flat(parts: Any) -> Tensor:
-        return torch.cat([part.detach().reshape(-1) for part in parts])
-
-    def _split(self, vector: Tensor) -> list[Tensor]:
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = zip(vector.split(sizes), self._parameters, strict=True)
-        return [part.view_as(parameter) for part, parameter in parts]
-
-    def _put(self, weights: Tensor) -> None:
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, self._split(weights), strict=True):
-                parameter.copy_(part)
 
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -225,7 +205,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     method.fit(task)
     direct = score_all(method, truth.queries)
     yield {"what": "direct", **quality(direct)} | about
-    queries = [asked(truth.queries, number) for number in range(count)]
+    queries = [asked(truth.queries, number, torch.device("cpu")) for number in range(count)]
     sums, seen = np.zeros((count, task.n_chunks)), np.zeros(task.n_chunks)
     for number in range(given.trainings):
         order = stream(given.seed, "unrolled", number).permutation(task.n_chunks)
@@ -241,13 +221,6 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         same = {"trainings": number + 1, "share": given.share, "covered": float((seen > 0).mean())}
         yield {"what": "unrolled", **same, **quality(scores)} | about
         yield {"what": "unrolled and direct", **same, **quality(both)} | about
-
-
-def asked(queries: QuerySet, number: int) -> Batch:
-    """A query, as training takes a batch."""
-    batch = queries.batch(np.array([number]))
-    rows = torch.nonzero(batch.weights[0, 1:])[:, 0]
-    return Batch(batch.ids, rows, batch.ids[0, rows + 1])
 
 
 def main(arguments: list[str]) -> None:

@@ -154,7 +154,7 @@ def test_a_training_differentiated_is_what_weights_do(corpus: Path, index: Path,
     chunks = index_chunks(task)
     (tmp_path / "queries.jsonl").write_text(json.dumps({"id": "q", "text": " ".join(WORDS)}) + "\n")
     asked = read_texts(task.model, tmp_path / "queries.jsonl", block_size=32)
-    queries = [unrolled.asked(asked, 0)]
+    queries = [unrolled.asked(asked, 0, task.model.device)]
     whole = unrolled.Unrolled(chunks, recipe, np.arange(len(chunks)))
     assert whole.losses(queries) == pytest.approx(query_losses(task.model, asked), rel=1e-4)
     members = np.arange(3, len(chunks))

@@ -120,12 +120,12 @@ class Unrolled:
         def passed(step: int) -> None:
             spread.add_(_second_moments(optimizers, self._parameters, step), alpha=1 / total)
             if step in middles:
-                kept[middles[step]] = _flat(self._parameters)
+                kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
             marks = Marks(range(1, total + 1), passed, optimizers)
             train(model, self._chunks, self._recipe, marks=marks, ticker=ticker)
-        self._last = _flat(self._parameters)
+        self._last = flat(self._parameters)
         group = optimizers[0].param_groups[0]
         epsilon = group["eps"]
         self._root = torch.where(spread > 0, (spread.sqrt() + epsilon).rsqrt(), 0.0)  # √A
@@ -146,14 +146,16 @@ class Unrolled:
                 yield scores[first : first + QUERY_BLOCK]
 
     def _scores(self, queries: QuerySet, rows: range) -> np.ndarray:
-        self._put(self._last)
-        gradients = [self._gradient(next_token_loss(self._model, self._asked(queries, row))) for row in rows]
+        put(self._last, self._parameters)
+        gradients = [
+            self._gradient(next_token_loss(self._model, asked(queries, row, self._device))) for row in rows
+        ]
         remaining = torch.stack(gradients).mul_(self._root)  # √A λ, in which the curvature is symmetric
         found = np.zeros((len(rows), len(self._chunks)))
         count = sum(len(stretch.batches) for stretch in self._stretches)
         with progress("unrolled: curvature", count, unit="batches") as ticker:
             for stretch in reversed(self._stretches):
-                self._put(stretch.weights)
+                put(stretch.weights, self._parameters)
                 passed = torch.zeros_like(remaining)
                 each = stretch.rate / len(stretch.batches)
                 for chunks, epoch in reversed(stretch.batches):
@@ -171,19 +173,19 @@ class Unrolled:
         batch = make_batch(as_read(self._chunks, chunks, self._recipe, epoch), self._device)
         with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
             gradient = torch.autograd.grad(
-                self._mean_loss(batch),
+                losses(self._model, batch).mean(),
                 self._parameters,
                 create_graph=True,
                 materialize_grads=True,
                 allow_unused=True,
             )
             used = [number for number, part in enumerate(gradient) if part.requires_grad]
-            norm = float(_flat(gradient).norm())
+            norm = float(flat(gradient).norm())
             clipped = min(1.0, self._recipe.clip / (norm + 1e-6)) if self._recipe.clip else 1.0
 
             def curved(vector: Tensor) -> Tensor:
                 """c √A H √A v"""
-                parts = self._split(self._root * vector)
+                parts = split(self._root * vector, self._parameters)
                 found = torch.autograd.grad(
                     [gradient[number] for number in used],
                     self._parameters,
@@ -192,7 +194,7 @@ class Unrolled:
                     materialize_grads=True,
                     allow_unused=True,
                 )
-                return clipped * self._root * _flat(found)
+                return clipped * self._root * flat(found)
 
             for query, own in enumerate(remaining):
                 left, taken = carried(curved, own, rate)
@@ -213,32 +215,41 @@ class Unrolled:
         loss = next_token_loss(self._model, make_batch([chunk], self._device))
         return self._gradient(loss) * chunk.n_scored
 
-    def _mean_loss(self, batch: Batch) -> Tensor:
-        """As `next_token_loss`, differentiable twice."""
-        final = before_head(self._model, self._model.get_output_embeddings(), batch.ids)
-        logits = head_logits(self._model, final.flatten(0, 1).index_select(0, batch.rows)).float()
-        return torch.nn.functional.cross_entropy(logits, batch.targets)
-
-    def _asked(self, queries: QuerySet, row: int) -> Batch:
-        """A query, as training takes a batch."""
-        query = queries.batch([row])
-        scored = torch.nonzero(query.weights[0, 1:] > 0)[:, 0]
-        ids = query.ids.to(self._device)
-        scored = scored.to(self._device)
-        return Batch(ids, scored, ids[0, scored + 1])
-
     def _gradient(self, loss: Tensor) -> Tensor:
-        return _flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True, allow_unused=True))
+        return flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True, allow_unused=True))
 
-    def _split(self, vector: Tensor) -> list[Tensor]:
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = zip(vector.split(sizes), self._parameters, strict=True)
-        return [part.view_as(parameter) for part, parameter in parts]
 
-    @torch.no_grad()
-    def _put(self, weights: Tensor) -> None:
-        for parameter, part in zip(self._parameters, self._split(weights), strict=True):
-            parameter.copy_(part)
+def losses(model: Any, batch: Batch) -> Tensor:
+    """Of a batch's scored tokens, (N,) in nats: as `next_token_loss`, differentiable twice."""
+    final = before_head(model, model.get_output_embeddings(), batch.ids)
+    logits = head_logits(model, final.flatten(0, 1).index_select(0, batch.rows)).float()
+    return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+
+
+def asked(queries: QuerySet, row: int, device: torch.device) -> Batch:
+    """A query, as training takes a batch."""
+    query = queries.batch([row])
+    scored = torch.nonzero(query.weights[0, 1:] > 0)[:, 0].to(device)
+    ids = query.ids.to(device)
+    return Batch(ids, scored, ids[0, scored + 1])
+
+
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """All as one vector (P,)."""
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `flat`, in the shapes of parameters."""
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+
+
+@torch.no_grad()
+def put(vector: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Make it the parameters' values."""
+    for parameter, part in zip(parameters, split(vector, parameters), strict=True):
+        parameter.copy_(part)
 
 
 def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> tuple[Tensor, Tensor]:
@@ -281,10 +292,6 @@ def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
         left = momentum * left + (1 - momentum) * rates[place] / (1 - momentum ** steps[place])
         found[place] = left
     return found
-
-
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def _second_moments(

@@ -18,7 +18,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.methods.gradients import unrolled
-from stride_cli.methods.gradients.unrolled import Unrolled, carried, spread_rates
+from stride_cli.methods.gradients.unrolled import Unrolled, asked, carried, spread_rates
 from stride_cli.methods.protocol import score_all
 from stride_cli.models.language.language_recipe import FILE_NAME
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
@@ -87,7 +87,7 @@ def test_against_the_training_differentiated(
     assert scores.shape == (2, task.n_chunks) and scores.dtype == np.float32
     chunks = index_chunks(task)
     training = exact.Unrolled(chunks, recipe, np.arange(len(chunks)))
-    wanted = training.influences([exact.asked(queries, row) for row in range(2)], len(chunks))
+    wanted = training.influences([asked(queries, row, task.model.device) for row in range(2)], len(chunks))
     for own, other in zip(scores, wanted, strict=True):
         assert np.corrcoef(own, other)[0, 1] > 0.995
         assert own.std() == pytest.approx(other.std(), rel=0.1)
