@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.methods.gradients.unrolled import asked, flat, losses, put, split
+from stride_cli.methods.gradients.unrolled import asked, differentiated, flat, losses, put
 from stride_cli.methods.protocol import score_all
 from stride_cli.methods.registry import open_method
 from stride_cli.models.language.language_recipe import Recipe
@@ -35,7 +35,7 @@ from stride_cli.randomness import stream
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps
-from stride_cli.training.language_trainer import open_language_trainer
+from stride_cli.training.language_trainer import index_chunks, own_recipe
 from stride_cli.training.truth import Truth
 from tests.benchmarks import frontier
 from tests.benchmarks._machine import machine
@@ -100,7 +100,7 @@ class Unrolled:
                 put(weights, self._parameters)
                 losses, places = self._losses(self._batch(chunks, epoch))
                 counts = self._counts[chunks][places]
-                gradient = flat(self._derivative((counts * losses).sum() / counts.sum()))
+                gradient = self._derivative((counts * losses).sum() / counts.sum())
                 clipped = min(1.0, recipe.clip / (float(gradient.norm()) + 1e-6))
                 step = Step(
                     chunks, epoch, recipe.adam_lr * share, weights, first, second, gradient * clipped, clipped
@@ -129,7 +129,7 @@ class Unrolled:
         found = np.zeros((len(queries), n_chunks))
         put(self._last, self._parameters)
         # ∂loss/∂θ after the last step, and ∂loss/∂ Adam's m and v, which the loss does not see by itself
-        of_weights = torch.stack([flat(self._derivative(self._losses(query)[0].mean())) for query in queries])
+        of_weights = torch.stack([self._derivative(self._losses(query)[0].mean()) for query in queries])
         of_first, of_second = torch.zeros_like(of_weights), torch.zeros_like(of_weights)
         with progress("differentiating", len(self.steps), unit="steps") as bar, sdpa_kernel(SDPBackend.MATH):
             for number in range(len(self.steps), 0, -1):
@@ -157,17 +157,10 @@ class Unrolled:
         own = self._counts[step.chunks].requires_grad_()
         losses, places = self._losses(self._batch(step.chunks, step.epoch))
         share = own[places]
-        gradient = self._derivative((share * losses).sum() / share.sum(), create_graph=True)
-        used = [number for number, part in enumerate(gradient) if part.requires_grad]
+        loss = (share * losses).sum() / share.sum()
+        _, products = differentiated(loss, self._parameters, [*self._parameters, own])
         for query, vector in enumerate(pulled):
-            parts = split(vector, self._parameters)
-            *weights, chunks = torch.autograd.grad(
-                [gradient[number] for number in used],
-                [*self._parameters, own],
-                [parts[number] for number in used],
-                retain_graph=query + 1 < len(pulled),
-                materialize_grads=True,
-            )
+            *weights, chunks = products(vector)
             of_weights[query] += flat(weights)
             np.add.at(found[query], step.chunks, chunks.numpy())
 
@@ -175,10 +168,8 @@ class Unrolled:
         """Of every scored token: its loss, and the row that it is in; differentiable twice."""
         return losses(self._model, batch), batch.rows // batch.ids.shape[1]
 
-    def _derivative(self, loss: Tensor, *, create_graph: bool = False) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(
-            loss, self._parameters, create_graph=create_graph, materialize_grads=True, allow_unused=True
-        )
+    def _derivative(self, loss: Tensor) -> Tensor:
+        return flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True))
 
     def _batch(self, chunks: np.ndarray, epoch: int) -> Batch:
         return make_batch(as_read(self._chunks, chunks, self._recipe, epoch), torch.device("cpu"))
@@ -191,12 +182,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     count = min(given.queries, len(truth.queries))
     truth = replace(truth, losses=truth.losses[..., :count], queries=truth.queries.take(range(count)))
     quality = frontier.judge(task, truth)
-    trainer = open_language_trainer(task, truth.queries)
+    recipe, chunks = own_recipe(task), index_chunks(task)
     about = {
         "benchmark": "unrolled",
         "chunks": task.n_chunks,
         "parameters": task.model.n_parameters,
-        "steps": trainer.recipe.steps,
+        "steps": recipe.steps,
         "subsets_retrained": truth.n_subsets,
         "seeds": truth.n_seeds,
         "queries": count,
@@ -210,10 +201,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for number in range(given.trainings):
         order = stream(given.seed, "unrolled", number).permutation(task.n_chunks)
         members = np.sort(order[: round(given.share * task.n_chunks)])
-        recipe = trainer.recipe
         if given.share < 1:  # the one on everything is the model's own
             recipe = recipe.with_seed(int(stream(given.seed, "unrolled seed", number).integers(1 << 31)))
-        training = Unrolled(trainer.chunks, recipe, members)
+        training = Unrolled(chunks, recipe, members)
         sums += training.influences(queries, task.n_chunks)
         seen[members] += 1
         scores = sums / np.maximum(seen, 1)

@@ -76,7 +76,8 @@ class Unrolled:
     Parameters
     ----------
     stretches : int          of the training, that the corpus is read in
-    batches : int            whose curvature is applied, evenly along the training (all, if it has no more)
+    batches : int            whose curvature is applied, evenly along the training (all, if it has no more),
+                             one a stretch at least
     query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
 
     Raises
@@ -114,26 +115,26 @@ class Unrolled:
         parts = np.array_split(np.arange(total), min(self.stretches, total))
         middles = {int(part[len(part) // 2]) + 1: number for number, part in enumerate(parts)}
         kept: dict[int, Tensor] = {}
-        optimizers = make_optimizers(model, self._recipe)
+        [optimizer] = make_optimizers(model, self._recipe)
+        group = optimizer.param_groups[0]
         spread = torch.zeros(sum(parameter.numel() for parameter in self._parameters), device=self._device)
 
         def passed(step: int) -> None:
-            spread.add_(_second_moments(optimizers, self._parameters, step), alpha=1 / total)
+            moments = flat([_second_moment(optimizer, parameter) for parameter in self._parameters])
+            spread.add_(moments, alpha=1 / (total * (1 - group["betas"][1] ** step)))
             if step in middles:
                 kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
-            marks = Marks(range(1, total + 1), passed, optimizers)
+            marks = Marks(range(1, total + 1), passed, [optimizer])
             train(model, self._chunks, self._recipe, marks=marks, ticker=ticker)
         self._last = flat(self._parameters)
-        group = optimizers[0].param_groups[0]
-        epsilon = group["eps"]
-        self._root = torch.where(spread > 0, (spread.sqrt() + epsilon).rsqrt(), 0.0)  # √A
+        self._root = torch.where(spread > 0, (spread.sqrt() + group["eps"]).rsqrt(), 0.0)  # √A
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
         self._stretches = []
         for number, part in enumerate(parts):
-            wanted = max(1, round(self.batches * len(part) / total))
-            chosen = part[(np.arange(min(wanted, len(part))) * len(part)) // min(wanted, len(part))]
+            count = min(len(part), max(1, round(self.batches * len(part) / total)))
+            chosen = part[np.arange(count) * len(part) // count]
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
             self._stretches.append(Stretch(kept[number], batches, float(rates[part].sum())))
 
@@ -147,10 +148,9 @@ class Unrolled:
 
     def _scores(self, queries: QuerySet, rows: range) -> np.ndarray:
         put(self._last, self._parameters)
-        gradients = [
-            self._gradient(next_token_loss(self._model, asked(queries, row, self._device))) for row in rows
-        ]
-        remaining = torch.stack(gradients).mul_(self._root)  # √A λ, in which the curvature is symmetric
+        batches = [asked(queries, row, self._device) for row in rows]
+        remaining = torch.stack([self._gradient(batch) for batch in batches])
+        remaining.mul_(self._root)  # √A λ, in which the curvature is symmetric
         found = np.zeros((len(rows), len(self._chunks)))
         count = sum(len(stretch.batches) for stretch in self._stretches)
         with progress("unrolled: curvature", count, unit="batches") as ticker:
@@ -172,29 +172,14 @@ class Unrolled:
         `passed`."""
         batch = make_batch(as_read(self._chunks, chunks, self._recipe, epoch), self._device)
         with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
-            gradient = torch.autograd.grad(
-                losses(self._model, batch).mean(),
-                self._parameters,
-                create_graph=True,
-                materialize_grads=True,
-                allow_unused=True,
-            )
-            used = [number for number, part in enumerate(gradient) if part.requires_grad]
-            norm = float(flat(gradient).norm())
+            loss = losses(self._model, batch).mean()
+            gradient, products = differentiated(loss, self._parameters, self._parameters)
+            norm = float(gradient.norm())
             clipped = min(1.0, self._recipe.clip / (norm + 1e-6)) if self._recipe.clip else 1.0
 
             def curved(vector: Tensor) -> Tensor:
                 """c √A H √A v"""
-                parts = split(self._root * vector, self._parameters)
-                found = torch.autograd.grad(
-                    [gradient[number] for number in used],
-                    self._parameters,
-                    [parts[number] for number in used],
-                    retain_graph=True,
-                    materialize_grads=True,
-                    allow_unused=True,
-                )
-                return clipped * self._root * flat(found)
+                return clipped * self._root * flat(products(self._root * vector))
 
             for query, own in enumerate(remaining):
                 left, taken = carried(curved, own, rate)
@@ -212,11 +197,12 @@ class Unrolled:
                 ticker.advance(len(some))
 
     def _of_chunk(self, chunk: Chunk) -> Tensor:
-        loss = next_token_loss(self._model, make_batch([chunk], self._device))
-        return self._gradient(loss) * chunk.n_scored
+        return self._gradient(make_batch([chunk], self._device)) * chunk.n_scored
 
-    def _gradient(self, loss: Tensor) -> Tensor:
-        return flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True, allow_unused=True))
+    def _gradient(self, batch: Batch) -> Tensor:
+        """Of the mean loss, (P,)."""
+        loss = next_token_loss(self._model, batch)
+        return flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True))
 
 
 def losses(model: Any, batch: Batch) -> Tensor:
@@ -252,6 +238,26 @@ def put(vector: Tensor, parameters: Sequence[Tensor]) -> None:
         parameter.copy_(part)
 
 
+def differentiated(
+    loss: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """∇ loss in the parameters, (P,), and v (P,) ↦ ∂⟨v, ∇ loss⟩ / ∂ each of the inputs."""
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+    used = [number for number, part in enumerate(gradient) if part.requires_grad]
+
+    def products(vector: Tensor) -> tuple[Tensor, ...]:
+        parts = split(vector, parameters)
+        return torch.autograd.grad(
+            [gradient[number] for number in used],
+            inputs,
+            [parts[number] for number in used],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+
+    return flat(gradient), products
+
+
 def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> tuple[Tensor, Tensor]:
     """exp(−t B) v, and its integral from 0 to t, of a symmetric B that is only multiplied with, in the Krylov
     space of `_DIRECTIONS` vectors; negative eigenvalues count as 0."""
@@ -271,9 +277,7 @@ def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> 
             break
         basis.append(product / rest)
     count = len(basis)
-    inner = (inner + inner.T)[:count, :count] / 2
-    inner += torch.diag(inner.diagonal(1), 1) + torch.diag(inner.diagonal(-1), -1)  # one triangle was known
-    values, vectors = torch.linalg.eigh(inner)
+    values, vectors = torch.linalg.eigh(inner[:count, :count])  # of the lower triangle, which is all there is
     values.clamp_min_(0.0)
     start = length * vectors[0]  # v in the eigenvectors
     lasting = torch.where(values > 0, -torch.expm1(-time * values) / values.clamp_min(1e-30), time)
@@ -294,16 +298,7 @@ def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
     return found
 
 
-def _second_moments(
-    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor], step: int
-) -> Tensor:
-    """Adam's, after so many steps, without the bias of their start: (P,); 0 where no gradient has come."""
-    states: dict[Any, Any] = {p: state for each in optimizers for p, state in each.state.items()}
-    bias = 1 - optimizers[0].param_groups[0]["betas"][1] ** step
-    nothing: dict[str, Tensor] = {}
-    return torch.cat(
-        [
-            states.get(p, nothing).get("exp_avg_sq", torch.zeros_like(p)).detach().reshape(-1) / bias
-            for p in parameters
-        ]
-    )
+def _second_moment(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
+    """Adam's running mean of a parameter's squared gradients; 0 where no gradient has come."""
+    state = optimizer.state.get(parameter)
+    return state["exp_avg_sq"] if state else torch.zeros_like(parameter)
