@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from index_format.errors import IndexFormatError
+from stride_cli.attribution.scale import fit_scale
 from stride_cli.errors import StrideError, first_line
 from stride_cli.evaluation import metrics
 from stride_cli.evaluation.breakdown import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         LdsRecord,
         PartialRecord,
         ScoredRecord,
+        SlopeRecord,
         SpreadRecord,
     )
 
@@ -353,11 +355,28 @@ def comparison_record(
         **_scored(entry, ground),
         "reference": reference,
         "difference": _interval(entry.difference.joint if entry.difference else None),
+        "slope": _slope(entry, ground),
         "groups": groups,
         "partial": partial,
         "peak_memory": run.memory_bytes if run else None,
         "peak_device_memory": run.device_bytes if run else None,
     }
+
+
+def _slope(entry: Entry, ground: Ground) -> SlopeRecord:
+    nothing: SlopeRecord = {"value": None, "se": None, "correlation": None}
+    if entry.run is None:
+        return nothing
+    fair = _fair(entry.run, ground)
+    predicted, measured = (
+        (each - each.mean(axis=1, keepdims=True)).T
+        for each in (entry.run.predicted[:, fair], ground.measured[:, fair])
+    )
+    if not predicted.any():
+        return nothing
+    found = fit_scale(predicted, measured)
+    error = found.error if ground.n_queries > 1 else None
+    return {"value": found.slope, "se": error, "correlation": found.correlation}
 
 
 def _interval(found: Interval | None) -> EstimateRecord:

@@ -98,12 +98,23 @@ class PartialRecord(GroupMean):
     groups: list[GroupRecord]
 
 
+class SlopeRecord(TypedDict):
+    value: Annotated[
+        float | None,
+        "measured on predicted responses of subsets, each query's mean taken off, all queries together: 1 where "
+        "scores are changes of the response in its own unit",
+    ]
+    se: Annotated[float | None, "its standard error, by leaving out one query at a time"]
+    correlation: Annotated[float | None, "of the two, likewise"]
+
+
 class ComparisonRecord(ScoredRecord):
     schema: Literal["stride.comparison/1"]
     reference: Annotated[str, "the first method, which differences are taken to"]
     difference: Annotated[
         EstimateRecord, _mean("LDS minus the reference's, on the same resamples; null for the reference")
     ]
+    slope: SlopeRecord
     groups: list[GroupRecord]
     partial: PartialRecord
     peak_memory: Annotated[float | None, "growth of resident memory over fit and queries, bytes, at its peak"]

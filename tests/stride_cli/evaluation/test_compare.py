@@ -82,6 +82,17 @@ def test_records(entries) -> None:
     assert lds_record(found["exact"], ground)["schema"] == "stride.lds/1"
 
 
+def test_whether_scores_are_changes_of_the_response(entries) -> None:
+    ground, found = entries
+    slopes = {name: comparison_record(entry, ground, "exact")["slope"] for name, entry in found.items()}
+    assert slopes["exact"]["value"] == pytest.approx(1, abs=4 * slopes["exact"]["se"])
+    assert slopes["reversed"]["value"] == pytest.approx(-slopes["exact"]["value"])
+    assert slopes["exact"]["correlation"] > 0.95 and slopes["exact"]["se"] < 0.05
+    assert 0 < slopes["near"]["value"] < 0.9  # noise makes scores larger than what they say
+    for name in ("nothing", "broken", "absent"):
+        assert slopes[name] == {"value": None, "se": None, "correlation": None}
+
+
 def test_without_the_reference_there_are_no_differences(planted) -> None:
     ground = Ground.of(planted["losses"][:, :1], None, alpha=0.5)
     assert ground.ceiling is None
