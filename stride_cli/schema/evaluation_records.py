@@ -101,8 +101,8 @@ class PartialRecord(GroupMean):
 class SlopeRecord(TypedDict):
     value: Annotated[
         float | None,
-        "measured on predicted responses of subsets, each query's mean taken off, all queries together: 1 where "
-        "scores are changes of the response in its own unit",
+        "measured on predicted responses of subsets, each query's mean taken off, all queries together: 1 "
+        "where scores are changes of the response in its own unit",
     ]
     se: Annotated[float | None, "its standard error, by leaving out one query at a time"]
     correlation: Annotated[float | None, "of the two, likewise"]
