@@ -132,7 +132,13 @@ class AsDeep:
         self.n_parameters = model.n_parameters + (layers - model.n_layers) * a_block
 
     def linear_layers(self, which: str) -> list[Any]:
-        found = self._model.linear_layers(which)
+        return self._of_all_blocks(self._model.linear_layers(which))
+
+    def adapter_inputs(self, which: str) -> list[Any] | None:
+        found = self._model.adapter_inputs(which)
+        return None if found is None else self._of_all_blocks(found)
+
+    def _of_all_blocks(self, found: list[Any]) -> list[Any]:
         each = len(found) // self._model.n_layers
         return found[: each or None] * self.n_layers if each else []
 
@@ -307,7 +313,7 @@ def space_sizes(
 ) -> tuple[list[SpaceSize], int]:
     """Of every space what it takes, and the bytes of second moments while bases are made."""
     from stride_cli.models.linear_layers import layer_widths
-    from stride_cli.operators.layer_spaces import LayerMatrixSpace, layer_rank, read_units
+    from stride_cli.operators.layer_spaces import LayerMatrixSpace, read_units
     from stride_cli.operators.pair_space import PairLogitSpace
 
     found: list[SpaceSize] = []
@@ -317,9 +323,10 @@ def space_sizes(
         rank = settings.ranks[cls.name]
         if issubclass(cls, LayerMatrixSpace):
             basis = 0
-            for layer in deep.linear_layers(cls.which):
+            ranks = cls.layer_ranks(deep, rank)
+            for layer, kept in zip(deep.linear_layers(cls.which), ranks, strict=True):
                 widths = layer_widths(layer)
-                basis += 4 * sum(each * layer_rank(rank, each, width) for each in widths) + 32
+                basis += 4 * sum(wide * each for wide, each in zip(widths, kept, strict=True)) + 32
                 units = [len(read_units(each, 0)) for each in widths]
                 moments += 8 * sum(each**2 for each in units)
                 largest = max(largest, *units)

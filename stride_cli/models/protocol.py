@@ -122,6 +122,11 @@ class AttributableModel(Protocol):
         """Linear layers inside the blocks in the order in which they run: "mlp" or "all"; empty for none."""
         ...
 
+    def adapter_inputs(self, which: str) -> list[Tensor] | None:
+        """Of each of `linear_layers` (r, in_j) float32 with the row space of the matrix A_j through which
+        low-rank adaptation let it read; None where any was trained in all its weights."""
+        ...
+
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> AbstractContextManager[None]:
         """While it lasts, `visit` is called when one of `linear_layers` has run; T is `length`."""
         ...

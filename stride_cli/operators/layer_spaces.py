@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -32,7 +33,8 @@ class LayerMatrixSpace(OperatorSpace):
     Parameters
     ----------
     V : (Σ_j r_j in_j,) float32     leading principal directions of what each layer reads, (r_j, in_j) one
-                                    after the other, row by row
+                                    after the other, row by row; with a low-rank adapter of those that it lets
+                                    through, which are all that training could change
     U : (Σ_j out_j r'_j,) float32   of the loss gradients in what it gives, (out_j, r'_j)
     shapes : (J, 4) int64           in_j, r_j, out_j, r'_j
 
@@ -113,9 +115,8 @@ class LayerMatrixSpace(OperatorSpace):
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         widths = [layer_widths(layer) for layer in sample.model.linear_layers(cls.which)]
-        rank, d_model, seed = options.ranks[cls.name], sample.model.d_model, options.seed
-        moments = sample.moments
-        read = [moments["read", number] for number in range(len(widths))]
+        ranks = cls.layer_ranks(sample.model, options.ranks[cls.name])
+        adapters, moments, seed = sample.model.adapter_inputs(cls.which), sample.moments, options.seed
         pull = (
             cls._label_moments(sample, seed)
             if options.all_labels
@@ -123,12 +124,29 @@ class LayerMatrixSpace(OperatorSpace):
         )
         tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
         V, U = [], []
-        for (wide, long), A, S in zip(widths, read, pull, strict=True):
+        for number, ((wide, long), (r, s), S) in enumerate(zip(widths, ranks, pull, strict=True)):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
-            ranks = layer_rank(rank, wide, d_model), layer_rank(rank, long, d_model)
-            V.append(_among_all(leading_directions(A / tokens, ranks[0], options.damping), wide, seed).T)
-            U.append(_among_all(leading_directions(S / tokens, ranks[1], options.damping), long, seed))
+            A = moments["read", number] / tokens
+            if adapters is None:
+                V.append(_among_all(leading_directions(A, r, options.damping), wide, seed).T)
+            else:  # of those that the adapter lets through
+                rows = torch.linalg.qr(adapters[number].T.to(A.dtype))[0].T  # (r, in)
+                units = rows[:, read_units(wide, seed)].to(A.device)
+                passed = leading_directions(units @ A @ units.T, r, options.damping)
+                V.append(passed.T @ rows.float())
+            U.append(_among_all(leading_directions(S / tokens, s, options.damping), long, seed))
         return cls.from_bases(V, U)
+
+    @classmethod
+    def layer_ranks(cls, model: AttributableModel, rank: int) -> list[tuple[int, int]]:
+        """(r_j, r'_j) of every layer at a rank: how many directions are kept of what it reads (of an adapter
+        those that it lets through), and of what it gives."""
+        pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
+        ranks = [tuple(layer_rank(rank, width, model.d_model) for width in pair) for pair in pairs]
+        adapters = model.adapter_inputs(cls.which)
+        if adapters is None:
+            return [(read, given) for read, given in ranks]
+        return [(len(V), given) for V, (_, given) in zip(adapters, ranks, strict=True)]
 
     @staticmethod
     def _label_moments(sample: Sample, seed: int) -> list[torch.Tensor]:
@@ -154,22 +172,24 @@ class LayerMatrixSpace(OperatorSpace):
 
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
-        """What is asked for, or what `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d."""
+        """What is asked for, or what `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d, and of
+        adapters, whose r_j are given, the largest that it allows."""
         if asked:
             return asked
+        most = inside_gates(cls.gate_range, n_subsets)
+        if model.adapter_inputs(cls.which) is not None:
+            fits = range(1, model.d_model + 1)
+            count = bisect.bisect_right(fits, most, key=lambda rank: cls.reserved_gates(model, rank))
+            return max(1, count)
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
-        rank = int(np.sqrt(inside_gates(cls.gate_range, n_subsets) / max(1.0, widths)))
+        rank = int(np.sqrt(most / max(1.0, widths)))
         return min(max(rank, 1), model.d_model)
 
     @classmethod
     def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
         """p at that rank."""
-        pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
-        return sum(
-            layer_rank(rank, read, model.d_model) * layer_rank(rank, given, model.d_model)
-            for read, given in pairs
-        )
+        return sum(read * given for read, given in cls.layer_ranks(model, rank))
 
     def parts(self) -> list[slice]:
         ends = self._starts[:, 2].tolist()

@@ -236,6 +236,9 @@ class ClassifierModel:
         "mlp". See `CausalLM.linear_layers`."""
         return self._linear_layers.all if which == "all" else []
 
+    def adapter_inputs(self, which: str) -> None:
+        """None: it was trained in all its weights."""
+
     @property
     def has_linear_head(self) -> bool:
         """Whether the head is one linear layer."""

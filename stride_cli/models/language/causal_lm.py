@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.fingerprints import state_fingerprint, tokenizer_fingerprint
 from stride_cli.models.kinds import Kind
+from stride_cli.models.language.adapter_inputs import trained_inputs
 from stride_cli.models.language.files import files_fingerprint
-from stride_cli.models.language.language_recipe import was_finetuned
+from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
 from stride_cli.models.language.objective import (
     head_logits,
     logit_cap,
@@ -188,7 +189,7 @@ class CausalLM:
         """See `AttributableModel`."""
         if fit != "closed":
             return "residual"
-        if self._adapted is not None and self.linear_layers("all"):
+        if self.adapter_inputs("all") is not None:
             return "linear-matrix"  # all that training has moved
         parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else "linear"
         return f"{parts}-matrix+logit+token-logit+pair-logit"
@@ -299,9 +300,27 @@ class CausalLM:
         return replace(found, all=[layer for layer in found.all if layer in layers])
 
     @property
-    def _adapted(self) -> frozenset[str] | None:
-        """Names of the layers that an adapter is on; None of a model that was loaded without one."""
+    def _adapted(self) -> Mapping[str, Tensor | None] | None:
+        """Names of the layers that an adapter is on, and A of each; None of a model that was loaded without
+        one."""
         return getattr(self.model, "adapted_layers", None)
+
+    @cached_property
+    def _adapter_inputs(self) -> Mapping[nn.Module, Tensor]:
+        if self._adapted is not None:
+            known = {self.model.get_submodule(name): rows for name, rows in self._adapted.items()}
+            return {layer: rows for layer, rows in known.items() if rows is not None}
+        recipe = None if self.path is None else read_recipe(self.path)
+        if recipe is None or not recipe.lora_rank:
+            return {}
+        return trained_inputs(self.model, recipe)
+
+    def adapter_inputs(self, which: str) -> list[Tensor] | None:
+        """See `AttributableModel`."""
+        layers, known = self.linear_layers(which), self._adapter_inputs
+        if not layers or any(layer not in known for layer in layers):
+            return None
+        return [known[layer] for layer in layers]
 
     def linear_layers(self, which: str) -> list[nn.Module]:
         """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with

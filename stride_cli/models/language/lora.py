@@ -7,7 +7,7 @@ structure, and merging is a sum of weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,16 +43,9 @@ def add_lora(
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
     added: list[nn.Parameter] = []
     chosen: Iterable[Any] = block_stack(model).modules() if layers is None else layers
-    for layer in chosen:
-        sizes = _sizes(layer)
-        if sizes is None:
-            continue
-        n_in, n_out = sizes
-        bound = 1 / math.sqrt(n_in)
-        start = (torch.rand((rank, n_in), generator=generator) * 2 - 1) * bound
+    for layer, n_out, start in _drawn(chosen, rank, seed):
         device = next(layer.parameters()).device
         layer.lora_a = nn.Parameter(start.to(device))
         layer.lora_b = nn.Parameter(torch.zeros((n_out, rank), device=device))
@@ -64,6 +57,22 @@ def add_lora(
             f"{type(model).__name__} has no linear layers in its blocks", fix="fine-tune with --full"
         )
     return added
+
+
+def first_inputs(model: Any, *, rank: int, seed: int) -> dict[nn.Module, Tensor]:
+    """The matrices A (rank, in) that `add_lora` began with in the layers of a model that was merged since."""
+    return {layer: start for layer, _, start in _drawn(block_stack(model).modules(), rank, seed)}
+
+
+def _drawn(layers: Iterable[Any], rank: int, seed: int) -> Iterator[tuple[Any, int, Tensor]]:
+    """Of each linear layer it, how wide it writes, and A (rank, in)."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers:
+        sizes = _sizes(layer)
+        if sizes is not None:
+            n_in, n_out = sizes
+            bound = 1 / math.sqrt(n_in)
+            yield layer, n_out, (torch.rand((rank, n_in), generator=generator) * 2 - 1) * bound
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ adapter is on, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from stride_cli.models.language.quantised import is_quantised
 def with_adapter(base: Any, source: Source) -> Any:
     """The base model with an adapter added to its weights, a plain model of transformers.
 
-    Its attribute ``adapted_layers`` holds the names of the layers that the adapter is on.
+    Its attribute ``adapted_layers`` holds the names of the layers that the adapter is on, and A (r, in) of
+    each, None where it is no linear layer.
 
     Parameters
     ----------
@@ -65,18 +67,26 @@ def with_adapter(base: Any, source: Source) -> Any:
                 + (" …" if len(names) > 1 else ""),
                 fix=other,
             )
-    adapted = frozenset(
-        name.removeprefix("base_model.model.")
+    adapted = {
+        name.removeprefix("base_model.model."): _inputs(module)
         for name, module in model.named_modules()
         if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
-    )
+    }
     with torch.no_grad():
         merged = _beside_quantised(model, adapted, source) if is_quantised(base) else model.merge_and_unload()
     merged.adapted_layers = adapted
     return merged
 
 
-def _beside_quantised(model: Any, adapted: frozenset[str], source: Source) -> Any:
+def _inputs(layer: Any) -> torch.Tensor | None:
+    """A (r, in), float32, of an adapted linear layer; None of any other."""
+    parts = [layer.lora_A[each].weight for each in layer.active_adapters if each in layer.lora_A]
+    if not parts or any(part.ndim != 2 for part in parts):
+        return None
+    return torch.cat([part.detach().float().cpu() for part in parts])
+
+
+def _beside_quantised(model: Any, adapted: Iterable[str], source: Source) -> Any:
     """The base with plain weights in the layers that an adapter is on, and its change added to them: in few
     bits most of it would be rounded away. Their type is that in which they are multiplied."""
     from peft.utils.integrations import dequantize_module_weight

@@ -273,12 +273,27 @@ def test_whitened_bases_have_a_fisher_matrix_of_that_mean_eigenvalue(model, chun
 
 
 @pytest.mark.parametrize("name", ["mlp-matrix", "linear-matrix"])
-def test_gates_inside_the_blocks_are_whitened_layer_by_layer(model, chunks, columns, name: str) -> None:
-    """U_j a V_j φ = S⁻¹ Ḡ_j A⁻¹ φ with Ḡ_j the mean weight gradient of the linear layer."""
+@pytest.mark.parametrize("adapted", [False, True])
+def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
+    model, chunks, columns, monkeypatch: pytest.MonkeyPatch, name: str, adapted: bool
+) -> None:
+    """U_j a V_j φ = S⁻¹ Ḡ_j A⁻¹ φ with Ḡ_j the mean weight gradient of the linear layer; with an adapter V_j
+    is of its rows."""
     chosen = replace(settings_for(name), ranks={name: 24})
+    layers = model.linear_layers(SPACES[name].which)
+    if adapted:
+        generator = torch.Generator().manual_seed(0)
+        own = [torch.randn(2, layer.in_features, generator=generator) for layer in layers]
+        monkeypatch.setattr(type(model), "adapter_inputs", lambda self, which: own)
     operators = fit_closed(model, chunks, columns, K, chosen)
     space = operators.spaces[0]
-    layers = model.linear_layers(space.which)
+    assert space.gate_size == SPACES[name].reserved_gates(model, 24)
+    if adapted:
+        for number, rows in enumerate(own):
+            V = space.bases(number)[0]
+            assert V.shape == rows.shape and torch.linalg.matrix_rank(torch.cat([V, rows]), rtol=1e-4) == 2
+        most = SPACES[name].choose_rank(model, K, None)
+        assert most == model.d_model and SPACES[name].choose_rank(model, 10**9, None) == 1
     assert len(layers) == model.n_layers * (1 if name == "mlp-matrix" else 6)
     sums = [torch.zeros(K, *layer.weight.shape) for layer in layers]
     tokens = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from stride_cli.corpus.adapter_base import based_on
 from stride_cli.errors import ModelError
@@ -72,6 +73,10 @@ def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: 
     assert [names[layer].rsplit(".", 1)[1] for layer in model.linear_layers("all")] == ["q_proj", "fc2"] * 2
     assert len(plain.linear_layers("all")) == 12
     assert model.default_space("closed") == "linear-matrix" and not model.pretrained
+    stored = load_file(adapter / "adapter_model.safetensors")
+    for layer, rows in zip(model.linear_layers("all"), model.adapter_inputs("all"), strict=True):
+        assert torch.equal(rows, stored[f"base_model.model.{names[layer]}.lora_A.weight"])
+    assert plain.adapter_inputs("all") is None
     assert model.name == plain.name
     # it is its base and itself
     both = (base / "model.safetensors").read_bytes() + (adapter / "adapter_model.safetensors").read_bytes()

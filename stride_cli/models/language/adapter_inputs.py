@@ -1,0 +1,64 @@
+"""What low-rank adaptation let the layers of a model read through, of which only the sum is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stride_cli.errors import ModelError
+from stride_cli.models.language.files import find_offline, weight_files
+from stride_cli.models.language.language_recipe import Recipe
+from stride_cli.models.language.lora import first_inputs
+
+_ENOUGH = (
+    0.99  # of the square of W − W₀ in its r leading directions: the rest is of rounding, or another base
+)
+
+
+def trained_inputs(model: Any, recipe: Recipe) -> dict[nn.Module, Tensor]:
+    """Of every linear layer of the blocks the space of A's rows, (r, in) float32.
+
+    W − W₀ = (α/r) B A, whose row space is that of A as training left it. Where that cannot be told (the base
+    model is not on this machine or not in safetensors, or weights are of 16 bits, whose rounding is larger):
+    A as its seed drew it, of which .9 was left after 56 steps (`instructions`, ranks 8 and 16).
+    """
+    drawn = first_inputs(model, rank=recipe.lora_rank, seed=recipe.seed)
+    names = {layer: name for name, layer in model.named_modules()}
+    with ExitStack() as opened:
+        before = _weights(str(recipe.base), opened)
+        return {layer: _rows(layer, before(f"{names[layer]}.weight"), A) for layer, A in drawn.items()}
+
+
+def _weights(base: str, opened: ExitStack) -> Callable[[str], Tensor | None]:
+    """Weights of a model by name, as they are in its files; None where there are none."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Any] = {}
+    try:
+        files = [] if find_offline(base) is None else weight_files(base)
+        for path in files:
+            if path.suffix == ".safetensors":
+                file = opened.enter_context(safe_open(path, framework="pt"))
+                found.update(dict.fromkeys(file.keys(), file))
+    except (ModelError, SafetensorError, OSError):
+        found.clear()
+    return lambda name: found[name].get_tensor(name) if name in found else None
+
+
+def _rows(layer: Any, before: Tensor | None, drawn: Tensor) -> Tensor:
+    """The row space of a layer's change, (r, in); `drawn` where it cannot be told."""
+    after = layer.weight
+    if before is None or after.is_meta or before.shape != after.shape or not after.is_floating_point():
+        return drawn
+    change = after.detach().float().cpu() - before.float()
+    if not isinstance(layer, nn.Linear):  # GPT-2's, (in, out)
+        change = change.T
+    _, sizes, rows = torch.linalg.svd(change, full_matrices=False)
+    count, squares = len(drawn), sizes.square()
+    if not float(squares[:count].sum()) >= _ENOUGH * float(squares.sum()) > 0:
+        return drawn
+    return rows[:count].contiguous()
