@@ -99,14 +99,16 @@ class HitCheck:
 
     @property
     def seeds_needed(self) -> int | None:
-        """About how many seeds bring the interval within ± effect / 2; None with one, or beyond 1,000."""
+        """About how many seeds bring the interval within ± effect / 2, or, should the mean stay, above zero;
+        None with one, or beyond 1,000."""
         from scipy.stats import t
 
         if len(self.seeds) < 2:
             return None
         spread = self.difference.se * math.sqrt(len(self.seeds))
         for count in range(2, _MOST_SEEDS + 1):
-            if t.ppf((1 + LEVEL) / 2, count - 1) * spread / math.sqrt(count) <= self.effect / 2:
+            half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * spread / math.sqrt(count)
+            if half <= self.effect / 2 or half < self.difference.mean:
                 return count
         return None
 

@@ -111,6 +111,8 @@ def test_verdicts_in_words() -> None:
     assert f"about {unsure.seeds_needed} seeds would tell" in unsure.sentence()
     assert of([0.3, -0.2, 0.1], effect=5.0).verdict == NO_EVIDENCE
     assert of([90.0, -90.0]).seeds_needed is None
+    large = of([5.5, 3.8])  # two say little, but not that a thousand are needed
+    assert large.verdict == TOO_FEW and large.seeds_needed == 3
     single = of([0.3])
     assert single.verdict == TOO_FEW and single.seeds_needed is None and "one seed" in single.sentence()
 
