@@ -134,9 +134,19 @@ class AsDeep:
     def linear_layers(self, which: str) -> list[Any]:
         return self._of_all_blocks(self._model.linear_layers(which))
 
-    def adapter_inputs(self, which: str) -> list[Any] | None:
-        found = self._model.adapter_inputs(which)
-        return None if found is None else self._of_all_blocks(found)
+    def adapter_matrices(self, which: str) -> list[Any] | None:
+        from stride_cli.models.linear_layers import layer_widths
+
+        found = self._model.adapter_matrices(which)
+        if found is None:
+            return None
+        # of random weights B cannot be told: it is as large as that of the model itself
+        widths = [layer_widths(layer)[1] for layer in self._model.linear_layers(which)]
+        sized = [
+            each._replace(B=each.A.new_zeros(wide, len(each.A)))
+            for each, wide in zip(found, widths, strict=True)
+        ]
+        return self._of_all_blocks(sized)
 
     def _of_all_blocks(self, found: list[Any]) -> list[Any]:
         each = len(found) // self._model.n_layers
@@ -324,9 +334,10 @@ def space_sizes(
         if issubclass(cls, LayerMatrixSpace):
             basis = 0
             ranks = cls.layer_ranks(deep, rank)
-            for layer, kept in zip(deep.linear_layers(cls.which), ranks, strict=True):
+            for layer, matrices in zip(deep.linear_layers(cls.which), ranks, strict=True):
                 widths = layer_widths(layer)
-                basis += 4 * sum(wide * each for wide, each in zip(widths, kept, strict=True)) + 32
+                for kept in matrices:
+                    basis += 4 * sum(wide * each for wide, each in zip(widths, kept, strict=True)) + 32
                 units = [len(read_units(each, 0)) for each in widths]
                 moments += 8 * sum(each**2 for each in units)
                 largest = max(largest, *units)

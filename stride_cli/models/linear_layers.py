@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,6 +16,19 @@ _MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|w
 _ATTENTION = re.compile(r"attn|attention")
 
 LayerVisitor = Callable[[int, Tensor, Tensor], Tensor | None]
+
+
+class AdapterMatrices(NamedTuple):
+    """B A, which low-rank adaptation added to a linear layer: training moved W by dB A + B dA.
+
+    Attributes
+    ----------
+    A : (r, in) float32               its row space matters alone
+    B : (out, r) float32 or None      its column space; None where it is not known, or nothing was trained
+    """
+
+    A: Tensor
+    B: Tensor | None
 
 
 @dataclass(frozen=True)

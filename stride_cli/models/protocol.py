@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from stride_cli.models.classifier.input_table import InputTable
     from stride_cli.models.kinds import Kind
-    from stride_cli.models.linear_layers import LayerVisitor
+    from stride_cli.models.linear_layers import AdapterMatrices, LayerVisitor
 
 
 class AttributableModel(Protocol):
@@ -122,9 +122,9 @@ class AttributableModel(Protocol):
         """Linear layers inside the blocks in the order in which they run: "mlp" or "all"; empty for none."""
         ...
 
-    def adapter_inputs(self, which: str) -> list[Tensor] | None:
-        """Of each of `linear_layers` (r, in_j) float32 with the row space of the matrix A_j through which
-        low-rank adaptation let it read; None where any was trained in all its weights."""
+    def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:
+        """Of each of `linear_layers` what low-rank adaptation added to it; None where any was trained in all
+        its weights."""
         ...
 
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> AbstractContextManager[None]:

@@ -293,8 +293,9 @@ def layer_numbers(
     parts = space.parts()
     for layer, (name, span) in enumerate(zip(layers.names, layers.spans, strict=True)):
         if name in numbers:
-            (P, Q), number = layers.sides(layer), numbers[name]
-            V, U = (basis.detach().cpu() for basis in space.bases(number))
-            gates = own[:, parts[number]].unflatten(1, (U.shape[1], V.shape[0]))
-            found[:, span] = ((Q.T @ U) @ gates @ (V @ P)).flatten(1).numpy()
+            P, Q = layers.sides(layer)
+            for number in space.matrices(numbers[name]):
+                V, U = (basis.detach().cpu() for basis in space.bases(number))
+                gates = own[:, parts[number]].unflatten(1, (U.shape[1], V.shape[0]))
+                found[:, span] += ((Q.T @ U) @ gates @ (V @ P)).flatten(1).numpy()
     return found

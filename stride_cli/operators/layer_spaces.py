@@ -13,7 +13,7 @@ import torch
 
 from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
 from stride_cli.errors import UsageError
-from stride_cli.models.linear_layers import layer_widths
+from stride_cli.models.linear_layers import AdapterMatrices, layer_widths
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments, leading_directions
 from stride_cli.randomness import stream
@@ -27,16 +27,20 @@ _SINGLE_UNITS = 256  # wider gradients are multiplied in float32: most of the ar
 
 
 class LayerMatrixSpace(OperatorSpace):
-    """Matrix gates at linear layers inside the blocks: ``U_j (a_j V_j φ_j)``, added to what layer j makes of
-    φ_j.
+    """Matrix gates at linear layers inside the blocks: ``U_j (a_j V_j φ_l)``, added to what the layer l of
+    matrix j makes of φ_l.
+
+    A layer has one matrix. Where it has a low-rank adapter, B A, training moved its weights by dB A + B dA
+    alone, and it has two: one from the rows of A to all that it gives, and one from all that it reads to the
+    columns of B.
 
     Parameters
     ----------
     V : (Σ_j r_j in_j,) float32     leading principal directions of what each layer reads, (r_j, in_j) one
-                                    after the other, row by row; with a low-rank adapter of those that it lets
-                                    through, which are all that training could change
+                                    after the other, row by row
     U : (Σ_j out_j r'_j,) float32   of the loss gradients in what it gives, (out_j, r'_j)
     shapes : (J, 4) int64           in_j, r_j, out_j, r'_j
+    layers : (J,) int64, ascending  each matrix's layer, where not every layer has one
 
     A gate vector is the J matrices (r'_j, r_j) one after the other, row by row: p = Σ_j r'_j r_j.
     """
@@ -47,7 +51,9 @@ class LayerMatrixSpace(OperatorSpace):
     whitens = True
     diagonal_fisher = True
 
-    def __init__(self, V: torch.Tensor, U: torch.Tensor, shapes: torch.Tensor) -> None:
+    def __init__(
+        self, V: torch.Tensor, U: torch.Tensor, shapes: torch.Tensor, layers: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.V = torch.nn.Parameter(V.float().clone())
         self.U = torch.nn.Parameter(U.float().clone())
@@ -56,38 +62,61 @@ class LayerMatrixSpace(OperatorSpace):
         sizes = np.asarray([(r * i, o * s, s * r) for i, r, o, s in self._shapes], np.int64)
         self._starts = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
         self.gate_size = int(self._starts[-1, 2])
+        self.register_buffer("layers", None if layers is None else layers.long().clone())
+        at = range(len(self._shapes)) if layers is None else layers.tolist()
+        self._of_layer: list[list[int]] = [[] for _ in range(max(at, default=-1) + 1)]
+        for number, layer in enumerate(at):
+            self._of_layer[layer].append(number)
 
     @classmethod
-    def from_bases(cls, V: Iterable[torch.Tensor], U: Iterable[torch.Tensor]) -> Self:
-        """From V_j (r_j, in_j) and U_j (out_j, r'_j) of every layer."""
+    def from_bases(
+        cls, V: Iterable[torch.Tensor], U: Iterable[torch.Tensor], layers: Iterable[int] | None = None
+    ) -> Self:
+        """From V_j (r_j, in_j) and U_j (out_j, r'_j) of every matrix."""
         V, U = list(V), list(U)
         shapes = [[v.shape[1], v.shape[0], u.shape[0], u.shape[1]] for v, u in zip(V, U, strict=True)]
         flat = [torch.cat([matrix.reshape(-1) for matrix in matrices]) for matrices in (V, U)]
-        return cls(flat[0], flat[1], torch.tensor(shapes))
+        at = None if layers is None else torch.tensor(list(layers))
+        return cls(flat[0], flat[1], torch.tensor(shapes), at)
 
-    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, number: int = 0) -> torch.Tensor:
+    def matrices(self, layer: int) -> list[int]:
+        """The numbers of one layer's matrices."""
+        return self._of_layer[layer]
+
+    def forward(self, hidden: torch.Tensor, gates: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """The shift (B, T, out) of one layer, from what it reads (B, T, in)."""
+        shifts = [self._shift(hidden.float(), gates, number) for number in self.matrices(layer)]
+        return shifts[0] if len(shifts) == 1 else torch.stack(shifts).sum(dim=0)
+
+    def _shift(self, hidden: torch.Tensor, gates: torch.Tensor, number: int) -> torch.Tensor:
         _, r, _, s = self._shapes[number]
         start = int(self._starts[number, 2])
         matrix = gates[:, start : start + s * r].reshape(len(gates), s, r)
         V, U = self.bases(number)
-        return (hidden.float() @ V.T) @ matrix.transpose(1, 2) @ U.T
+        return (hidden @ V.T) @ matrix.transpose(1, 2) @ U.T
 
-    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, number: int = 0) -> torch.Tensor:
-        """The part (B, r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
-        V, U = self.bases(number)
-        # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
-        inner = hidden.float() @ V.T  # (B, T, r)
-        outer = cotangent.float() @ U  # (B, T, r')
-        return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
+    def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        """The part (B, Σ r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
+        return torch.cat(self._gradients(hidden, cotangent, layer), dim=1)
+
+    def _gradients(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int) -> list[torch.Tensor]:
+        """Of each of a layer's matrices."""
+        found = []
+        for number in self.matrices(layer):
+            V, U = self.bases(number)
+            # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
+            inner = hidden.float() @ V.T  # (B, T, r)
+            outer = cotangent.float() @ U  # (B, T, r')
+            found.append(torch.bmm(outer.transpose(1, 2), inner).flatten(1))
+        return found
 
     def gradient_from(self, found: Signals) -> torch.Tensor:
         pairs = zip(found.inner, found.given, strict=True)
-        parts = [self.gate_gradient(read, pull, number) for number, (read, pull) in enumerate(pairs)]
-        return torch.cat(parts, dim=1)
+        parts = [self._gradients(read, pull, layer) for layer, (read, pull) in enumerate(pairs)]
+        return torch.cat([each for layer in parts for each in layer], dim=1)
 
     def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """V_j (r, in) and U_j (out, r') of one layer."""
+        """V_j (r, in) and U_j (out, r') of one matrix."""
         i, r, o, s = self._shapes[number]
         v, u = self._starts[number, :2].tolist()
         return self.V[v : v + r * i].view(r, i), self.U[u : u + o * s].view(o, s)
@@ -116,37 +145,37 @@ class LayerMatrixSpace(OperatorSpace):
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         widths = [layer_widths(layer) for layer in sample.model.linear_layers(cls.which)]
         ranks = cls.layer_ranks(sample.model, options.ranks[cls.name])
-        adapters, moments, seed = sample.model.adapter_inputs(cls.which), sample.moments, options.seed
+        adapters, moments = sample.model.adapter_matrices(cls.which), sample.moments
         pull = (
-            cls._label_moments(sample, seed)
+            cls._label_moments(sample, options.seed)
             if options.all_labels
             else [moments["pull", number] for number in range(len(widths))]
         )
         tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
-        V, U = [], []
-        for number, ((wide, long), (r, s), S) in enumerate(zip(widths, ranks, pull, strict=True)):
+        V, U, layers = [], [], []
+        for number, ((wide, long), matrices, S) in enumerate(zip(widths, ranks, pull, strict=True)):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
-            A = moments["read", number] / tokens
-            if adapters is None:
-                V.append(_among_all(leading_directions(A, r, options.damping), wide, seed).T)
-            else:  # of those that the adapter lets through
-                rows = torch.linalg.qr(adapters[number].T.to(A.dtype))[0].T  # (r, in)
-                units = rows[:, read_units(wide, seed)].to(A.device)
-                passed = leading_directions(units @ A @ units.T, r, options.damping)
-                V.append(passed.T @ rows.float())
-            U.append(_among_all(leading_directions(S / tokens, s, options.damping), long, seed))
-        return cls.from_bases(V, U)
+            reads, gives = (moments["read", number] / tokens, wide), (S / tokens, long)
+            spans = [(None, None)] if adapters is None else _spans(adapters[number])
+            for (r, s), (rows, columns) in zip(matrices, spans, strict=True):
+                V.append(_directions(*reads, r, rows, options).T)
+                U.append(_directions(*gives, s, columns, options))
+                layers.append(number)
+        return cls.from_bases(V, U, layers if adapters is not None else None)
 
     @classmethod
-    def layer_ranks(cls, model: AttributableModel, rank: int) -> list[tuple[int, int]]:
-        """(r_j, r'_j) of every layer at a rank: how many directions are kept of what it reads (of an adapter
-        those that it lets through), and of what it gives."""
+    def layer_ranks(cls, model: AttributableModel, rank: int) -> list[list[tuple[int, int]]]:
+        """(r_j, r'_j) of every layer's matrices at a rank: how many directions are kept of what it reads, and
+        of what it gives."""
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         ranks = [tuple(layer_rank(rank, width, model.d_model) for width in pair) for pair in pairs]
-        adapters = model.adapter_inputs(cls.which)
+        adapters = model.adapter_matrices(cls.which)
         if adapters is None:
-            return [(read, given) for read, given in ranks]
-        return [(len(V), given) for V, (_, given) in zip(adapters, ranks, strict=True)]
+            return [[(read, given)] for read, given in ranks]
+        return [
+            [(len(A), given), *([] if B is None else [(read, B.shape[1])])]
+            for (A, B), (read, given) in zip(adapters, ranks, strict=True)
+        ]
 
     @staticmethod
     def _label_moments(sample: Sample, seed: int) -> list[torch.Tensor]:
@@ -173,11 +202,11 @@ class LayerMatrixSpace(OperatorSpace):
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
         """What is asked for, or what `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d, and of
-        adapters, whose r_j are given, the largest that it allows."""
+        adapters, one side of whose matrices is given, the largest that it allows."""
         if asked:
             return asked
         most = inside_gates(cls.gate_range, n_subsets)
-        if model.adapter_inputs(cls.which) is not None:
+        if model.adapter_matrices(cls.which) is not None:
             fits = range(1, model.d_model + 1)
             count = bisect.bisect_right(fits, most, key=lambda rank: cls.reserved_gates(model, rank))
             return max(1, count)
@@ -189,7 +218,8 @@ class LayerMatrixSpace(OperatorSpace):
     @classmethod
     def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
         """p at that rank."""
-        return sum(read * given for read, given in cls.layer_ranks(model, rank))
+        ranks = cls.layer_ranks(model, rank)
+        return sum(read * given for matrices in ranks for read, given in matrices)
 
     def parts(self) -> list[slice]:
         ends = self._starts[:, 2].tolist()
@@ -202,10 +232,11 @@ class LayerMatrixSpace(OperatorSpace):
         # in the eigenbasis of A ⊗ S the diagonal of F is the best correction of the product's eigenvalues
         # (EK-FAC; George et al. 2018); of one token g is an outer product, and so is its square
         parts = []
-        for number, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
-            V, U = self.bases(number)
-            outer = (pull[:, 0].float() @ U).square() * probability.float()  # (B, r')
-            parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
+        for layer, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
+            for number in self.matrices(layer):
+                V, U = self.bases(number)
+                outer = (pull[:, 0].float() @ U).square() * probability.float()  # (B, r')
+                parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
         return torch.cat(parts)
 
 
@@ -253,3 +284,22 @@ def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
     whole = torch.zeros(width, directions.shape[1])
     whole[units] = directions
     return whole
+
+
+def _spans(adapter: AdapterMatrices) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """Of each matrix of a layer with an adapter the columns (width, r) inside which its directions are:
+    of what it reads, and of what it gives."""
+    A, B = adapter
+    return [(A.T, None), *([] if B is None else [(None, B)])]
+
+
+def _directions(
+    moment: torch.Tensor, width: int, count: int, span: torch.Tensor | None, options: BasisOptions
+) -> torch.Tensor:
+    """Leading directions, (width, count), by a second moment of the units that are read; of all, or inside
+    what columns (width, count) span."""
+    if span is None:
+        return _among_all(leading_directions(moment, count, options.damping), width, options.seed)
+    within = torch.linalg.qr(span.to(moment.dtype))[0]
+    units = within[read_units(width, options.seed)].to(moment.device)
+    return (within @ leading_directions(units.T @ moment @ units, count, options.damping).to(within)).float()

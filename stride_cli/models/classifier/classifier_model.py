@@ -236,7 +236,7 @@ class ClassifierModel:
         "mlp". See `CausalLM.linear_layers`."""
         return self._linear_layers.all if which == "all" else []
 
-    def adapter_inputs(self, which: str) -> None:
+    def adapter_matrices(self, which: str) -> None:
         """None: it was trained in all its weights."""
 
     @property

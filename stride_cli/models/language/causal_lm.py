@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.fingerprints import state_fingerprint, tokenizer_fingerprint
 from stride_cli.models.kinds import Kind
-from stride_cli.models.language.adapter_inputs import trained_inputs
+from stride_cli.models.language.adapter_matrices import trained_matrices
 from stride_cli.models.language.files import files_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
 from stride_cli.models.language.objective import (
@@ -44,7 +44,13 @@ from stride_cli.models.language.structure import (
     find_structure,
     split_call,
 )
-from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, find_linear_layers, visiting
+from stride_cli.models.linear_layers import (
+    AdapterMatrices,
+    LayerVisitor,
+    LinearLayers,
+    find_linear_layers,
+    visiting,
+)
 
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
@@ -189,7 +195,7 @@ class CausalLM:
         """See `AttributableModel`."""
         if fit != "closed":
             return "residual"
-        if self.adapter_inputs("all") is not None:
+        if self.adapter_matrices("all") is not None:
             return "linear-matrix"  # all that training has moved
         parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else "linear"
         return f"{parts}-matrix+logit+token-logit+pair-logit"
@@ -300,24 +306,24 @@ class CausalLM:
         return replace(found, all=[layer for layer in found.all if layer in layers])
 
     @property
-    def _adapted(self) -> Mapping[str, Tensor | None] | None:
-        """Names of the layers that an adapter is on, and A of each; None of a model that was loaded without
-        one."""
+    def _adapted(self) -> Mapping[str, AdapterMatrices | None] | None:
+        """Names of the layers that an adapter is on, and what it adds to each; None of a model that was
+        loaded without one."""
         return getattr(self.model, "adapted_layers", None)
 
     @cached_property
-    def _adapter_inputs(self) -> Mapping[nn.Module, Tensor]:
+    def _adapter_matrices(self) -> Mapping[nn.Module, AdapterMatrices]:
         if self._adapted is not None:
-            known = {self.model.get_submodule(name): rows for name, rows in self._adapted.items()}
-            return {layer: rows for layer, rows in known.items() if rows is not None}
+            known = {self.model.get_submodule(name): added for name, added in self._adapted.items()}
+            return {layer: added for layer, added in known.items() if added is not None}
         recipe = None if self.path is None else read_recipe(self.path)
         if recipe is None or not recipe.lora_rank:
             return {}
-        return trained_inputs(self.model, recipe)
+        return trained_matrices(self.model, recipe)
 
-    def adapter_inputs(self, which: str) -> list[Tensor] | None:
+    def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:
         """See `AttributableModel`."""
-        layers, known = self.linear_layers(which), self._adapter_inputs
+        layers, known = self.linear_layers(which), self._adapter_matrices
         if not layers or any(layer not in known for layer in layers):
             return None
         return [known[layer] for layer in layers]

@@ -14,13 +14,14 @@ import torch
 from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.language.files import Source, weight_files
 from stride_cli.models.language.quantised import is_quantised
+from stride_cli.models.linear_layers import AdapterMatrices
 
 
 def with_adapter(base: Any, source: Source) -> Any:
     """The base model with an adapter added to its weights, a plain model of transformers.
 
-    Its attribute ``adapted_layers`` holds the names of the layers that the adapter is on, and A (r, in) of
-    each, None where it is no linear layer.
+    Its attribute ``adapted_layers`` holds the names of the layers that the adapter is on, and the
+    `AdapterMatrices` of each, None where it is no linear layer.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def with_adapter(base: Any, source: Source) -> Any:
                 fix=other,
             )
     adapted = {
-        name.removeprefix("base_model.model."): _inputs(module)
+        name.removeprefix("base_model.model."): _matrices(module)
         for name, module in model.named_modules()
         if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight")
     }
@@ -78,12 +79,16 @@ def with_adapter(base: Any, source: Source) -> Any:
     return merged
 
 
-def _inputs(layer: Any) -> torch.Tensor | None:
-    """A (r, in), float32, of an adapted linear layer; None of any other."""
-    parts = [layer.lora_A[each].weight for each in layer.active_adapters if each in layer.lora_A]
-    if not parts or any(part.ndim != 2 for part in parts):
+def _matrices(layer: Any) -> AdapterMatrices | None:
+    """Of an adapted linear layer; None of any other."""
+    names = [each for each in layer.active_adapters if each in layer.lora_A]
+    A, B = (
+        [part[each].weight.detach().float().cpu() for each in names] for part in (layer.lora_A, layer.lora_B)
+    )
+    if not names or any(part.ndim != 2 for part in (*A, *B)):
         return None
-    return torch.cat([part.detach().float().cpu() for part in parts])
+    given = torch.cat(B, dim=1)
+    return AdapterMatrices(torch.cat(A), given if given.any() else None)
 
 
 def _beside_quantised(model: Any, adapted: Iterable[str], source: Source) -> Any:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from index_format.errors import IndexDamaged
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError
+from stride_cli.models.linear_layers import AdapterMatrices
 from stride_cli.operators import closed
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.closed import ClosedSettings, fit_closed, solve_gates
@@ -273,25 +274,37 @@ def test_whitened_bases_have_a_fisher_matrix_of_that_mean_eigenvalue(model, chun
 
 
 @pytest.mark.parametrize("name", ["mlp-matrix", "linear-matrix"])
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("adapted", [(), ("A",), ("A", "B")])
 def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
-    model, chunks, columns, monkeypatch: pytest.MonkeyPatch, name: str, adapted: bool
+    model, chunks, columns, monkeypatch: pytest.MonkeyPatch, name: str, adapted: tuple[str, ...]
 ) -> None:
-    """U_j a V_j φ = S⁻¹ Ḡ_j A⁻¹ φ with Ḡ_j the mean weight gradient of the linear layer; with an adapter V_j
-    is of its rows."""
+    """U_j a V_j φ = S⁻¹ Ḡ_l A⁻¹ φ with Ḡ_l the mean weight gradient of the linear layer; with an adapter B A
+    a layer has a matrix whose V_j is of A's rows, and where B is known one whose U_j is of its columns."""
     chosen = replace(settings_for(name), ranks={name: 24})
     layers = model.linear_layers(SPACES[name].which)
     if adapted:
         generator = torch.Generator().manual_seed(0)
-        own = [torch.randn(2, layer.in_features, generator=generator) for layer in layers]
-        monkeypatch.setattr(type(model), "adapter_inputs", lambda self, which: own)
+        own = [
+            AdapterMatrices(
+                torch.randn(2, layer.in_features, generator=generator),
+                torch.randn(layer.out_features, 2, generator=generator) if "B" in adapted else None,
+            )
+            for layer in layers
+        ]
+        monkeypatch.setattr(type(model), "adapter_matrices", lambda self, which: own)
     operators = fit_closed(model, chunks, columns, K, chosen)
     space = operators.spaces[0]
     assert space.gate_size == SPACES[name].reserved_gates(model, 24)
     if adapted:
-        for number, rows in enumerate(own):
-            V = space.bases(number)[0]
+        for layer, (rows, given) in enumerate(own):
+            numbers = space.matrices(layer)
+            assert len(numbers) == len(adapted)
+            V = space.bases(numbers[0])[0]
             assert V.shape == rows.shape and torch.linalg.matrix_rank(torch.cat([V, rows]), rtol=1e-4) == 2
+            if given is not None:
+                U = space.bases(numbers[1])[1]
+                both = torch.cat([U, given], dim=1)
+                assert U.shape == given.shape and torch.linalg.matrix_rank(both, rtol=1e-4) == 2
         most = SPACES[name].choose_rank(model, K, None)
         assert most == model.d_model and SPACES[name].choose_rank(model, 10**9, None) == 1
     assert len(layers) == model.n_layers * (1 if name == "mlp-matrix" else 6)
@@ -313,7 +326,9 @@ def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
     sizes = np.maximum(np.bincount(columns.reshape(-1), minlength=K), 1)
     scale = torch.from_numpy(chunks.n_chunks / tokens / sizes)[:, None, None]
     start = 0
-    for number, total in enumerate(sums):
+    for number, total in (
+        (number, sums[layer]) for layer in range(len(layers)) for number in space.matrices(layer)
+    ):
         V, U = space.bases(number)
         expected = (U.T @ (total * scale).float() @ V.T).flatten(1)
         found = torch.from_numpy(operators.gates[0][:, start : start + expected.shape[1]])

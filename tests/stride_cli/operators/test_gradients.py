@@ -27,7 +27,11 @@ def make_space(model, name: str, buckets: int = 4096):
         widths = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         V = [torch.randn(4, read, generator=generator) / read**0.5 for read, _ in widths]
         U = [torch.randn(given, 3, generator=generator) for _, given in widths]
-        return cls.from_bases(V, U).requires_grad_(False)
+        layers = None
+        if name == "linear-matrix":  # two matrices a layer, as with adapters
+            V = [v[rows] for v in V for rows in (slice(1), slice(1, 4))]
+            U, layers = [u for u in U for _ in range(2)], [number // 2 for number in range(2 * len(U))]
+        return cls.from_bases(V, U, layers).requires_grad_(False)
     if name == "pair-logit":  # half of all pairs
         V = model.vocab_size
         generator = torch.Generator().manual_seed(3)

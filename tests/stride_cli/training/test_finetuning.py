@@ -144,18 +144,18 @@ def test_low_rank_parts(name: str, make_model: Callable[..., Any]) -> None:
         assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
 
 
-def test_a_model_says_what_adaptation_read_through(tmp_path: Path, answers: str, saved_model: Path) -> None:
-    """The row space of what it changed; where that cannot be told, what the recipe's seed drew."""
+def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_model: Path) -> None:
+    """Row and column space of what it changed; where it cannot be told, the A that the recipe's seed drew."""
     base = Path(shutil.copytree(saved_model, tmp_path / "base"))
     finetune_model([answers], base, tmp_path / "tuned", dataclasses.replace(QUICK, lora_rank=2, epochs=2))
     tuned, untuned = (load_model(each, device="cpu") for each in (tmp_path / "tuned", base))
     assert tuned.default_space("closed") == "linear-matrix" != untuned.default_space("closed")
-    assert untuned.adapter_inputs("all") is None
+    assert untuned.adapter_matrices("all") is None
     names = {layer: name for name, layer in tuned.model.named_modules()}
     layers, found, fewer = (
         tuned.linear_layers("all"),
-        tuned.adapter_inputs("all"),
-        tuned.adapter_inputs("mlp"),
+        tuned.adapter_matrices("all"),
+        tuned.adapter_matrices("mlp"),
     )
     assert found is not None and len(found) == len(layers) > 0
     assert fewer is not None and len(fewer) == tuned.n_layers
@@ -163,19 +163,24 @@ def test_a_model_says_what_adaptation_read_through(tmp_path: Path, answers: str,
     assert recipe is not None
     began = initial_model(recipe)
     drawn = [began.get_submodule(names[layer]).lora_a for layer in layers]
-    for layer, rows, start in zip(layers, found, drawn, strict=True):
+    for layer, (rows, columns), start in zip(layers, found, drawn, strict=True):
         assert rows.shape == start.shape and not torch.equal(rows, start)
+        assert columns is not None and columns.shape == (len(layer.weight), 2)
         change = layer.weight - untuned.model.get_submodule(names[layer]).weight
-        torch.testing.assert_close(change @ rows.T @ rows, change, rtol=0, atol=1e-3 * float(change.norm()))
+        close = {"rtol": 0, "atol": 1e-3 * float(change.norm())}
+        torch.testing.assert_close(change @ rows.T @ rows, change, **close)
+        torch.testing.assert_close(columns @ columns.T @ change, change, **close)
     weights = load_file(base / "model.safetensors")
     noise = torch.randn(layers[0].weight.shape, generator=torch.Generator().manual_seed(0))
     weights[f"{names[layers[0]]}.weight"] += 0.1 * noise  # another base, or rounding that hides the change
     save_file(weights, base / "model.safetensors", {"format": "pt"})
-    other = load_model(tmp_path / "tuned", device="cpu").adapter_inputs("all")
-    assert other is not None and torch.equal(other[0], drawn[0]) and torch.equal(other[1], found[1])
+    other = load_model(tmp_path / "tuned", device="cpu").adapter_matrices("all")
+    assert other is not None and torch.equal(other[0].A, drawn[0]) and other[0].B is None
+    assert all(torch.equal(*pair) for pair in zip(other[1], found[1], strict=True))
     shutil.rmtree(base)
-    later = load_model(tmp_path / "tuned", device="cpu").adapter_inputs("all")
-    assert later is not None and all(torch.equal(*pair) for pair in zip(later, drawn, strict=True))
+    later = load_model(tmp_path / "tuned", device="cpu").adapter_matrices("all")
+    assert later is not None and all(each.B is None for each in later)
+    assert all(torch.equal(each.A, start) for each, start in zip(later, drawn, strict=True))
 
 
 def test_no_low_rank_parts_no_merging(make_model: Callable[..., Any]) -> None:

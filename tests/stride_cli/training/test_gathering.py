@@ -397,8 +397,10 @@ def test_an_index_of_the_run_finds_by_them(documents, tokenizer, tmp_path: Path)
         GatheredProjections.read(other.arrays(), gathered.record())
 
 
-def test_a_querys_numbers_are_those_of_its_gradient_in_the_weights() -> None:
-    """⟨Qᵀ G P, query's numbers⟩ is the product of gate gradients, where P and Q span everything."""
+@pytest.mark.parametrize("matrices", [1, 2])
+def test_a_querys_numbers_are_those_of_its_gradient_in_the_weights(matrices: int) -> None:
+    """⟨Qᵀ G P, query's numbers⟩ is the product of gate gradients, summed over a layer's matrices, where P and
+    Q span everything."""
     from stride_cli.data.batches import pad_batch
     from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.operators.gradients import gate_gradients
@@ -409,9 +411,10 @@ def test_a_querys_numbers_are_those_of_its_gradient_in_the_weights() -> None:
     linear = model.linear_layers("all")
     names = {module: name for name, module in model.model.named_modules()}
     generator = torch.Generator().manual_seed(0)
-    V = [torch.randn(3, layer_widths(layer)[0], generator=generator) for layer in linear]
-    U = [torch.randn(layer_widths(layer)[1], 4, generator=generator) for layer in linear]
-    steered = SteeredModel(model, [LinearMatrixSpace.from_bases(V, U)], 0)
+    at = [number for number in range(len(linear)) for _ in range(matrices)]
+    V = [torch.randn(3, layer_widths(linear[j])[0], generator=generator) for j in at]
+    U = [torch.randn(layer_widths(linear[j])[1], 4, generator=generator) for j in at]
+    steered = SteeredModel(model, [LinearMatrixSpace.from_bases(V, U, at)], 0)
     random = np.random.default_rng(0)
     rows = [random.integers(3, 60, 9) for _ in range(3)]
     batch = pad_batch(np.arange(3), rows, [np.array([0.0] + [1.0] * 8)] * 3)
@@ -420,9 +423,10 @@ def test_a_querys_numbers_are_those_of_its_gradient_in_the_weights() -> None:
     layers = ProjectedLayers(tuple(names[layer] for layer in linear), widths, 1 << 10, 0)
     found = layer_numbers(layers, gates, steered)
     # P and Q are square and orthogonal: numbers of U M V are as long as U M V is
-    whole = [
+    each = [
         U[j] @ gates[0][:, part].unflatten(1, (4, 3)) @ V[j]
         for j, part in enumerate(steered.spaces[0].parts())
     ]
-    products = sum(torch.einsum("aij,bij->ab", each, each) for each in whole).numpy()
+    whole = [sum(each[start : start + matrices]) for start in range(0, len(each), matrices)]
+    products = sum(torch.einsum("aij,bij->ab", one, one) for one in whole).numpy()
     np.testing.assert_allclose(found @ found.T, products, rtol=1e-3)

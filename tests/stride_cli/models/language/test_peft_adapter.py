@@ -74,9 +74,10 @@ def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: 
     assert len(plain.linear_layers("all")) == 12
     assert model.default_space("closed") == "linear-matrix" and not model.pretrained
     stored = load_file(adapter / "adapter_model.safetensors")
-    for layer, rows in zip(model.linear_layers("all"), model.adapter_inputs("all"), strict=True):
-        assert torch.equal(rows, stored[f"base_model.model.{names[layer]}.lora_A.weight"])
-    assert plain.adapter_inputs("all") is None
+    for layer, added in zip(model.linear_layers("all"), model.adapter_matrices("all"), strict=True):
+        for side, found in added._asdict().items():
+            assert torch.equal(found, stored[f"base_model.model.{names[layer]}.lora_{side}.weight"])
+    assert plain.adapter_matrices("all") is None
     assert model.name == plain.name
     # it is its base and itself
     both = (base / "model.safetensors").read_bytes() + (adapter / "adapter_model.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""What low-rank adaptation let the layers of a model read through, of which only the sum is stored."""
+"""What low-rank adaptation added to the layers of a model, of which only the sum is stored."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from stride_cli.errors import ModelError
 from stride_cli.models.language.files import find_offline, weight_files
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import first_inputs
+from stride_cli.models.linear_layers import AdapterMatrices
 
 _ENOUGH = (
     0.99  # of the square of W − W₀ in its r leading directions: the rest is of rounding, or another base
 )
 
 
-def trained_inputs(model: Any, recipe: Recipe) -> dict[nn.Module, Tensor]:
-    """Of every linear layer of the blocks the space of A's rows, (r, in) float32.
+def trained_matrices(model: Any, recipe: Recipe) -> dict[nn.Module, AdapterMatrices]:
+    """Of every linear layer of the blocks bases of the spaces of A's rows and of B's columns.
 
-    W − W₀ = (α/r) B A, whose row space is that of A as training left it. Where that cannot be told (the base
-    model is not on this machine or not in safetensors, or weights are of 16 bits, whose rounding is larger):
-    A as its seed drew it, of which .9 was left after 56 steps (`instructions`, ranks 8 and 16).
+    W − W₀ = (α/r) B A, whose row and column spaces are those of A and B as training left them. Where that
+    cannot be told (the base model is not on this machine or not in safetensors, or weights are of 16 bits,
+    whose rounding is larger): A as its seed drew it, of which .9 was left after 56 steps (`instructions`,
+    ranks 8 and 16), and no B.
     """
     drawn = first_inputs(model, rank=recipe.lora_rank, seed=recipe.seed)
     names = {layer: name for name, layer in model.named_modules()}
     with ExitStack() as opened:
         before = _weights(str(recipe.base), opened)
-        return {layer: _rows(layer, before(f"{names[layer]}.weight"), A) for layer, A in drawn.items()}
+        return {layer: _added(layer, before(f"{names[layer]}.weight"), A) for layer, A in drawn.items()}
 
 
 def _weights(base: str, opened: ExitStack) -> Callable[[str], Tensor | None]:
@@ -49,17 +51,17 @@ def _weights(base: str, opened: ExitStack) -> Callable[[str], Tensor | None]:
     return lambda name: found[name].get_tensor(name) if name in found else None
 
 
-def _rows(layer: Any, before: Tensor | None, drawn: Tensor) -> Tensor:
-    """The row space of a layer's change, (r, in); `drawn` where it cannot be told."""
-    after = layer.weight
+def _added(layer: Any, before: Tensor | None, drawn: Tensor) -> AdapterMatrices:
+    """Of a layer's change; A `drawn` where it cannot be told."""
+    after, unknown = layer.weight, AdapterMatrices(drawn, None)
     if before is None or after.is_meta or before.shape != after.shape or not after.is_floating_point():
-        return drawn
+        return unknown
     change = after.detach().float().cpu() - before.float()
     if not isinstance(layer, nn.Linear):  # GPT-2's, (in, out)
         change = change.T
     with torch.random.fork_rng(devices=[]):  # all of its directions would take minutes of a large model
         torch.manual_seed(0)
-        _, sizes, rows = torch.svd_lowrank(change, q=len(drawn))
+        columns, sizes, rows = torch.svd_lowrank(change, q=len(drawn))
     if not float(sizes.square().sum()) >= _ENOUGH * float(change.square().sum()) > 0:
-        return drawn
-    return rows.T.contiguous()
+        return unknown
+    return AdapterMatrices(rows.T.contiguous(), columns.contiguous())
