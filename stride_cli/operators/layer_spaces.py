@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
@@ -63,10 +64,11 @@ class LayerMatrixSpace(OperatorSpace):
         self._starts = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
         self.gate_size = int(self._starts[-1, 2])
         self.register_buffer("layers", None if layers is None else layers.long().clone())
-        at = range(len(self._shapes)) if layers is None else layers.tolist()
-        self._of_layer: list[list[int]] = [[] for _ in range(max(at, default=-1) + 1)]
-        for number, layer in enumerate(at):
-            self._of_layer[layer].append(number)
+        at = list(range(len(self._shapes))) if layers is None else layers.tolist()
+        steps = [after - before for before, after in pairwise([-1, *at])]
+        if len(at) != len(self._shapes) or not set(steps) <= {0, 1} or steps[:1] == [0]:
+            raise ValueError(f"matrices of layers {at[:4]} …, of {len(self._shapes)} shapes")
+        self._of_layer = [[number for number, _ in each] for _, each in groupby(enumerate(at), itemgetter(1))]
 
     @classmethod
     def from_bases(

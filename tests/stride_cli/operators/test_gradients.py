@@ -13,7 +13,7 @@ from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.gradients import assemble, gate_gradients, signals
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.pair_space import PairLogitSpace
-from stride_cli.operators.spaces import SPACES, initial_space
+from stride_cli.operators.spaces import SPACES, initial_space, space_from_arrays
 from stride_cli.operators.steered_model import SteeredModel
 
 NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
@@ -272,3 +272,25 @@ def test_logit_spaces_of_a_model_without_a_soft_cap(fresh_model, chunks: ChunkRe
     losses.sum().backward()
     torch.testing.assert_close(gradient, -gates.grad, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(loss, losses.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_matrices_of_a_layer_are_stored_with_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    V, U = [torch.randn(r, 5, generator=generator) for r in (2, 5)], torch.randn(4, 3, generator=generator)
+    space = SPACES["linear-matrix"].from_bases(V, [U, U[:, :1]], [0, 0])
+    again = space_from_arrays("linear-matrix", space.arrays())
+    read, pull = torch.randn(2, 6, 5, generator=generator), torch.randn(2, 6, 4, generator=generator)
+    found = space.gate_gradient(read, pull)
+    whole = torch.einsum("bto,bti->boi", pull, read)  # the gradient in the layer's weights
+    wanted = torch.cat([(U.T @ whole @ V[0].T).flatten(1), (U[:, :1].T @ whole @ V[1].T).flatten(1)], dim=1)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(found, again.gate_gradient(read, pull))
+    # forward is its adjoint
+    gates = torch.randn(2, space.gate_size, generator=generator)
+    torch.testing.assert_close((again(read, gates) * pull).sum((1, 2)), (gates * found).sum(1))
+
+
+@pytest.mark.parametrize("layers", [[1, 1], [0, 2], [1, 0], [0], [0, 0, 1], [-1, 0]])
+def test_matrices_of_no_such_layers_are_refused(layers: list[int]) -> None:
+    with pytest.raises(ValueError, match="matrices of layers"):
+        SPACES["linear-matrix"].from_bases([torch.zeros(1, 2)] * 2, [torch.zeros(2, 1)] * 2, layers)
