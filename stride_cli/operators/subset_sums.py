@@ -36,8 +36,7 @@ class SubsetSums:
 
     def __init__(self, n_subsets: int, sizes: Sequence[int]) -> None:
         self.turn = 0
-        # numpy asks for huge pages, torch for small ones, of which the first touch costs a fit seconds
-        self._sums = [torch.from_numpy(np.zeros((n_subsets, size), np.float32)) for size in sizes]
+        self._sums = [torch.zeros(n_subsets, size) for size in sizes]
 
     def add(self, columns: np.ndarray, gradients: Sequence[torch.Tensor], share: torch.Tensor) -> None:
         """Some chunks' gradients.
