@@ -175,8 +175,8 @@ class LayerMatrixSpace(OperatorSpace):
         if adapters is None:
             return [[(read, given)] for read, given in ranks]
         return [
-            [(len(A), given), *([] if B is None else [(read, B.shape[1])])]
-            for (A, B), (read, given) in zip(adapters, ranks, strict=True)
+            [(min(len(A), wide), given), *([] if B is None else [(read, min(B.shape[1], long))])]
+            for (A, B), (read, given), (wide, long) in zip(adapters, ranks, pairs, strict=True)
         ]
 
     @staticmethod

@@ -337,6 +337,19 @@ def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
     assert start == operators.gate_size
 
 
+def test_an_adapter_of_more_directions_than_a_layer_has(
+    model, chunks, columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = model.linear_layers("all")
+    added = [
+        AdapterMatrices(torch.randn(99, each.in_features), torch.randn(each.out_features, 99))
+        for each in layers
+    ]
+    monkeypatch.setattr(type(model), "adapter_matrices", lambda self, which: added)
+    operators = fit_closed(model, chunks, columns, K, settings_for("linear-matrix"))
+    assert operators.gate_size == SPACES["linear-matrix"].reserved_gates(model, 3)
+
+
 def test_an_interrupted_pass_continues_to_the_same_bits(
     model, chunks: ChunkReader, columns: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
