@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -87,8 +87,8 @@ class LayerMatrixSpace(OperatorSpace):
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """The shift (B, T, out) of one layer, from what it reads (B, T, in)."""
-        shifts = [self._shift(hidden.float(), gates, number) for number in self.matrices(layer)]
-        return shifts[0] if len(shifts) == 1 else torch.stack(shifts).sum(dim=0)
+        read = hidden.float()
+        return reduce(torch.add, (self._shift(read, gates, number) for number in self.matrices(layer)))
 
     def _shift(self, hidden: torch.Tensor, gates: torch.Tensor, number: int) -> torch.Tensor:
         _, r, _, s = self._shapes[number]
@@ -103,12 +103,12 @@ class LayerMatrixSpace(OperatorSpace):
 
     def _gradients(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int) -> list[torch.Tensor]:
         """Of each of a layer's matrices."""
-        found = []
+        read, pull, found = hidden.float(), cotangent.float(), []
         for number in self.matrices(layer):
             V, U = self.bases(number)
             # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
-            inner = hidden.float() @ V.T  # (B, T, r)
-            outer = cotangent.float() @ U  # (B, T, r')
+            inner = read @ V.T  # (B, T, r)
+            outer = pull @ U  # (B, T, r')
             found.append(torch.bmm(outer.transpose(1, 2), inner).flatten(1))
         return found
 
@@ -154,7 +154,7 @@ class LayerMatrixSpace(OperatorSpace):
             else [moments["pull", number] for number in range(len(widths))]
         )
         tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
-        V, U, layers = [], [], []
+        V, U = [], []
         for number, ((wide, long), matrices, S) in enumerate(zip(widths, ranks, pull, strict=True)):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
             reads, gives = (moments["read", number] / tokens, wide), (S / tokens, long)
@@ -162,8 +162,8 @@ class LayerMatrixSpace(OperatorSpace):
             for (r, s), (rows, columns) in zip(matrices, spans, strict=True):
                 V.append(_directions(*reads, r, rows, options).T)
                 U.append(_directions(*gives, s, columns, options))
-                layers.append(number)
-        return cls.from_bases(V, U, layers if adapters is not None else None)
+        layers = [number for number, matrices in enumerate(ranks) for _ in matrices]
+        return cls.from_bases(V, U, None if adapters is None else layers)
 
     @classmethod
     def layer_ranks(cls, model: AttributableModel, rank: int) -> list[list[tuple[int, int]]]:
