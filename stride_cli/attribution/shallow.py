@@ -20,6 +20,8 @@ from stride_cli.errors import ModelError, first_line
 from stride_cli.free_memory import available_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from stride_cli.corpus.plan import CorpusCounts
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.language.causal_lm import CausalLM
@@ -60,6 +62,7 @@ class Shape:
     spaces : of every space what it takes
     d_model, vocabulary : widths
     weight_bytes, moment_bytes : of weights; of second moments while bases are made
+    checkpoint_bytes : of weights where they are stored
     mapped : whether weights stay in their file, mapped, as they are in the precision that is computed in
     token_bytes : of a token on its way through a pass with gradients
     has_base : whether a model before training takes part
@@ -82,6 +85,7 @@ class Shape:
     token_bytes: int
     has_base: bool
     device: str
+    checkpoint_bytes: int = 0
     layers: int = 1
     block_bytes: int = 0
     fetch: float = 0.0
@@ -243,7 +247,8 @@ def shape_of(
     blocks = layers if kept else max(0, layers - settings.layer)
     a_number = one.model.get_input_embeddings().weight.element_size()
     a_token = a_number * one.d_model
-    mapped = device == "cpu" and _stays_mapped(path, dtype)
+    stored = _stored_as(path)
+    mapped = device == "cpu" and stored == dtype  # transformers leaves them in their file
     weight_bytes = deep.n_parameters * a_number
     wanted = chosen_stream()
     larger = not mapped and larger_than_memory(weight_bytes, one.device)
@@ -261,21 +266,18 @@ def shape_of(
         token_bytes=a_token * (DIFFERENTIATED * blocks + kept * layers),
         has_base=has_beginning(cast("Any", one), settings),
         device=device,
+        checkpoint_bytes=deep.n_parameters * (stored or torch.float32).itemsize,
         layers=layers,
         block_bytes=a_block * a_number,
-        fetch=0.0 if mapped else _fetched(path, a_block, layers, one, clock),
+        fetch=0.0 if mapped else _fetched(stored or torch.float32, a_block, layers, one, clock),
         streamed=streamed and layers > 1,
     )
 
 
-def _fetched(path: str, numbers: int, layers: int, model: CausalLM, clock: Clock) -> float:
+def _fetched(kept: torch.dtype, numbers: int, layers: int, model: CausalLM, clock: Clock) -> float:
     """Seconds in which all blocks' weights, so many numbers each, come once from where they are stored."""
     import torch
 
-    from stride_cli.corpus.context import read_configuration
-
-    kept = getattr(read_configuration(path), "dtype", None) or torch.float32
-    kept = getattr(torch, kept) if isinstance(kept, str) else kept
     stored = torch.zeros(max(1, min(numbers, _COPIED)), dtype=kept)
     taken = []
     for _ in range(3):
@@ -290,12 +292,15 @@ def _fetched(path: str, numbers: int, layers: int, model: CausalLM, clock: Clock
     return layers * (seconds + (bytes_of_one / _READ if beyond else 0.0))
 
 
-def _stays_mapped(path: str, dtype: Any) -> bool:
-    """Whether transformers leaves weights in their file, mapped: where they are in that precision."""
+def _stored_as(path: str) -> torch.dtype | None:
+    """The precision that a checkpoint of transformers says that its weights have; None of others."""
+    import torch
+
     from stride_cli.corpus.context import read_configuration
 
     config = read_configuration(path)
-    return not isinstance(config, SimpleNamespace) and getattr(config, "dtype", None) == dtype
+    said = None if isinstance(config, SimpleNamespace) else getattr(config, "dtype", None)
+    return getattr(torch, said) if isinstance(said, str) else said
 
 
 def _rates(

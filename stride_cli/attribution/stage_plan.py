@@ -521,7 +521,7 @@ def _stages(
     stored = work.chunks + 8 + sum(stored_bytes(work.subsets, space) for space in shape.spaces)
     kept = projected_bytes(work.chunks, work.project)
     opening = (plan.total_bytes + stored + kept) / _WRITTEN
-    built = _SMALL_START + tokenising + shape.weight_bytes / _HASHED + plan.total_bytes / _WRITTEN
+    built = _SMALL_START + tokenising + shape.checkpoint_bytes / _HASHED + plan.total_bytes / _WRITTEN
     held = small + min(plan.build_memory_bytes, _BUILT + _BUILT_A_TOKEN * work.tokens)
     batch = shape.settings.batch_tokens
     fitting = fit_memory(work, shape, imports, batch)

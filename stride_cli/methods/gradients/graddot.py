@@ -109,6 +109,7 @@ class TracIn:
                 )
                 bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)
+                del bank  # before there is the next: each may take all of the room
             for first in range(0, len(scores), QUERY_BLOCK):
                 yield scores[first : first + QUERY_BLOCK]
 
@@ -240,10 +241,11 @@ def preconditioned_scores(
         for number, open_model in enumerate(models, 1):
             model = open_model()
             bank = QueryBank(model.passes, queries, start, stop)
-            for layer, matrices in bank.matrices.items():
-                bank.matrices[layer] = model.apply(layer, matrices)
+            for layer in bank.matrices:
+                bank.matrices[layer] = model.apply(layer, bank.matrices[layer])
             named = title if len(models) == 1 else f"{title} {number}/{len(models)}"
             scores += np.float32(model.weight) * bank.dot_corpus(model.passes, workspace, named)
+            del bank, model  # before there are the next: each may take all of the room
         for first in range(0, len(scores), QUERY_BLOCK):
             yield scores[first : first + QUERY_BLOCK]
 

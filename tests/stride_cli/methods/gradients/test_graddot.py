@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
+from stride_cli.methods.gradients import graddot
+from stride_cli.methods.gradients.ekfac import EKFAC
 from stride_cli.methods.gradients.graddot import GradDot, TracIn
 from stride_cli.methods.gradients.passes import find_checkpoints
 from stride_cli.methods.protocol import score_all
@@ -85,6 +88,21 @@ def test_batches_padding_and_memory_change_nothing(nanochat_task, queries):
     for options in ({"batch_tokens": 12}, {"query_bytes": 1}, {"batch_tokens": 30, "query_bytes": 40_000}):
         found = _scores(GradDot(**options), nanochat_task, queries)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [GradDot, EKFAC])
+def test_gradients_of_queries_go_before_the_next_come(method, nanochat_task, queries, monkeypatch):
+    alive, made = weakref.WeakSet(), []
+
+    class Watched(graddot.QueryBank):
+        def __init__(self, *given):
+            made.append(len(alive))
+            alive.add(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(graddot, "QueryBank", Watched)
+    _scores(method(query_bytes=1), nanochat_task, queries)
+    assert len(made) == len(queries) > 1 and not any(made)
 
 
 def test_layers_add_up(nanochat_task, queries):
