@@ -80,7 +80,7 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
             "a comparison is of one token, and several prompts have no one text: there is nothing to divide",
             fix="ask about one response by itself",
         )
-    steered = session.steered[0]
+    steered = session.asked_of(answer.gauss_newton)
     direct_scale(steered.operators)  # or an error, before anything is measured
     batch, positions = _by_token(answer)
     responses, losses = measure_linear_with_loss(steered, batch)

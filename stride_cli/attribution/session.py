@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
+    from stride_cli.operators.gauss_newton import Corrections
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.ranking import Hit
@@ -50,6 +51,12 @@ class Session:
     checkpoints: list[SteeredModel] = field(default_factory=list)
     priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
     calibration: NullAnswers | None = None
+
+    @cached_property
+    def _corrections(self) -> Corrections:
+        from stride_cli.operators.gauss_newton import Corrections
+
+        return Corrections(self.workspace.chunks, self.index.seed)
 
     @classmethod
     @without_collection()  # most of it is importing
@@ -356,20 +363,21 @@ class Session:
                 supporters, opposers = self._with_stability(attributor, halves, options, supporters, opposers)
         judged = clock()
         shown = [*supporters, *opposers]
+        asked_of = self.asked_of(attributor.gauss_newton)
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         carrying = bool(attributor.reads) and not labels
         if not labels and options.passages != "none":
             if carrying and options.passages == "carrying":
-                passages = self._carrying(query, responses, shown, asked.batch)
+                passages = self._carrying(asked_of, query, responses, shown, asked.batch)
             passages |= self.passages(query, [hit.chunk for hit in shown], known=passages)
         verdict, comparable = self._verdict(attributor, query, measured, found)
         ended = clock()
         return Answer(
             query=query,
             loss=float(measured.losses[0]),
-            other_loss=self._other_loss(asked),
+            other_loss=self._other_loss(asked, asked_of),
             supporters=supporters,
             opposers=opposers,
             passages=passages,
@@ -394,6 +402,7 @@ class Session:
             recall=found.recall,
             estimated=found.estimated,
             redundancy=attributor.redundancy,
+            gauss_newton=attributor.gauss_newton,
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
@@ -412,7 +421,8 @@ class Session:
         if answer.carried:
             return answer
         shown = [*answer.supporters, *answer.opposers]
-        passages = self._carrying(answer.query, answer.responses, shown)
+        asked_of = self.asked_of(answer.gauss_newton)
+        passages = self._carrying(asked_of, answer.query, answer.responses, shown)
         passages |= self.passages(answer.query, [hit.chunk for hit in shown], known=passages)
         return replace(answer, passages=passages, carried=True)
 
@@ -428,15 +438,23 @@ class Session:
             workspace=self.workspace,
             defaults=self.defaults,
             options=options or RecoveryOptions(),
+            corrections=self._corrections,
         )
 
-    def _other_loss(self, asked: Asked) -> float | None:
+    def asked_of(self, gauss_newton: int) -> SteeredModel:
+        """The index's own model with its operators, as queries are put to it (`Answer.gauss_newton`)."""
+        steered = self.steered[0]
+        return (
+            replace(steered, curvature=self._corrections.of(0, gauss_newton)) if gauss_newton else steered
+        )
+
+    def _other_loss(self, asked: Asked, asked_of: SteeredModel) -> float | None:
         """Nats of the token that the response is compared with; None where it is with nothing."""
         from stride_cli.operators.linear_response import gradients_with_loss
 
         if asked.query.comparison is None:
             return None
-        return float(gradients_with_loss(self.steered[0], asked.batch)[1][1])  # remembered
+        return float(gradients_with_loss(asked_of, asked.batch)[1][1])  # remembered
 
     def _scale(self, attributor: Attributor, prior: str | None) -> Nats | None:
         """What influences are in nats: if that is sure, and they are found as they were for it. Where
@@ -518,11 +536,16 @@ class Session:
         return attributor.with_prior([found], similarity, name)[1][0]
 
     def _carrying(
-        self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
+        self,
+        steered: SteeredModel,
+        query: Query,
+        responses: Any,
+        hits: Sequence[Hit],
+        batch: Batch | None = None,
     ) -> dict[int, str]:
         from stride_cli.attribution.hit_passages import carrying_passages
 
-        return carrying_passages(self.steered[0], self.workspace, query, responses, hits, batch)
+        return carrying_passages(steered, self.workspace, query, responses, hits, batch)
 
     def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
         """Of each chunk, but for those `known`, the sentence most like the query."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -96,6 +96,37 @@ class LayerMatrixSpace(OperatorSpace):
         matrix = gates[:, start : start + s * r].reshape(len(gates), s, r)
         V, U = self.bases(number)
         return (hidden @ V.T) @ matrix.transpose(1, 2) @ U.T
+
+    @property
+    def weight_shapes(self) -> list[tuple[int, int]]:
+        """(out, in) of every layer."""
+        return [(self._shapes[first][2], self._shapes[first][0]) for first, *_ in self._of_layer]
+
+    def layer_weights(self, gates: torch.Tensor) -> list[torch.Tensor]:
+        """What gates (p,) add to the weights of every layer: Σ_j U_j a_j V_j, (out, in)."""
+        found = []
+        for numbers in self._of_layer:
+            parts = []
+            for number in numbers:
+                V, U = self.bases(number)
+                parts.append(U @ self._matrix(gates, number) @ V)
+            found.append(reduce(torch.add, parts))
+        return found
+
+    def of_layer_weights(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The gradient (p,) in gates of something that has these, (out, in), in the weights of layers."""
+        parts = []
+        for numbers, gradient in zip(self._of_layer, gradients, strict=True):
+            for number in numbers:
+                V, U = self.bases(number)
+                parts.append((U.T @ gradient @ V.T).flatten())
+        return torch.cat(parts)
+
+    def _matrix(self, gates: torch.Tensor, number: int) -> torch.Tensor:
+        """a_j (r'_j, r_j) of one matrix."""
+        _, r, _, s = self._shapes[number]
+        start = int(self._starts[number, 2])
+        return gates[start : start + s * r].view(s, r)
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """The part (B, Σ r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""

@@ -18,7 +18,7 @@ from stride_cli.operators.steered_model import SteeredModel
 def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
     """Loss change that steering towards each subset causes, to first order in the gates.
 
-        y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
+        y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}, corrected where the model has a `curvature`
 
     For operators fitted in closed form this *is* the response that the fit defines; for gates that are not
     small it is the linear part of what `measure_exact` returns.
@@ -49,11 +49,12 @@ def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch
     """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and the losses of the batch's rows,
     (B,) float64.
 
-    As many queries at once as memory allows; of a `RememberingBatch` once for each operators.
+    As many queries at once as memory allows; of a `RememberingBatch` once for each operators, or for what
+    corrects them.
     """
     if isinstance(batch, RememberingBatch):
         found: tuple[list[torch.Tensor], np.ndarray] = batch.remembered(
-            steered.operators, lambda: _gradients_with_loss(steered, batch)
+            steered.curvature or steered.operators, lambda: _gradients_with_loss(steered, batch)
         )
         return found
     return _gradients_with_loss(steered, batch)
@@ -91,4 +92,7 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
             kept[:] = [shares @ gradient if not kept else kept[0].addmm_(shares, gradient)]
         done += len(loss)
         losses.append(loss.cpu().numpy())
-    return [joined(kept).cpu() for kept in gradients], np.concatenate(losses)
+    whole = [joined(kept).cpu() for kept in gradients]
+    if steered.curvature is not None:
+        whole = steered.curvature.corrected(steered, whole)
+    return whole, np.concatenate(losses)

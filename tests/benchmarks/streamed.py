@@ -42,7 +42,7 @@ _SHAPE = {
 _SAMPLED = 0.01  # seconds between two looks at memory
 _ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "STRIDE_NO_PROGRESS": "1"}
 _DOCUMENTS, _SUBSETS = 12, 3
-_FEW_TOKENS = ("--max-new-tokens", "4")
+_FEW = ("--max-new-tokens", "4")
 _ROWS, _LENGTHS = 4, (8, 48)  # of batches whose gradients are taken
 
 
@@ -88,15 +88,8 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
         "plan": ["index", "plan", str(corpus), "--model", str(model), *drawn, *streamed],
         "build": ["index", "build", str(corpus), "--model", str(model), "--out", str(out), *drawn, "--json"],
         "fit": fit,
-        "query": [
-            "query",
-            "Ada number 7 lives in",
-            *place,
-            *streamed,
-            "--no-server",
-            "--max-new-tokens",
-            "4",
-        ],
+        # as long a response as a plan reckons with, where there is one
+        "query": ["query", "Ada number 7 lives in", *place, *streamed, "--no-server", *(_FEW if spaces else ())],
     }
     if spaces:  # of which no plan is made
         del stages["plan"]

@@ -1,0 +1,276 @@
+"""Curvature that a Kronecker product does not hold: the Gauss–Newton matrix of the loss of chunks, in gates,
+which is only multiplied with.
+
+A fit's bases are whitened by a Kronecker product of second moments. Were that product right, the matrix H
+would be the identity in them. Along what a query asks for it is tens of times as large, as what many tokens
+of the corpus have a say in is not told apart from what few have. So a query's gradient is corrected on its
+way, by one step from g towards (H + λ)⁻¹ g (as of preconditioned iterations: ASTRA, arXiv:2507.14740):
+
+    g' = g − H g / (h + λ),      h = |H g|² / gᵀ H g,
+
+up to a factor; h is how large H is along H g, so that what it holds most of is taken off and not turned
+round. What H does to a vector takes passes over chunks, and no more: how far steering along v moves the logits,
+J v; what their softmax makes of that, C J v with C = diag(p) − p pᵀ; how gates would move the logits there,
+Jᵀ C J v (Schraudolph 2002; Martens 2010).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+
+if TYPE_CHECKING:
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.operators.layer_spaces import LayerMatrixSpace
+    from stride_cli.operators.steered_model import SteeredModel
+
+DAMPING = 300.0  # λ, where the mean eigenvalue of the whitened Fisher matrix is 1
+_LOGITS = 1 << 25  # held at once, of each of the three passes
+_TRIED = 1e-3  # the length of a first step, in gates
+_KEPT_BYTES = 1 << 29  # of gradients that were corrected: measurement, projections and reading ask for the same
+
+
+class GaussNewton:
+    """The matrix of some chunks, and queries' gradients corrected by it.
+
+    Parameters
+    ----------
+    chunks : of the corpus
+    rows : (m,) int64       which of them it is of
+    """
+
+    def __init__(self, chunks: ChunkReader, rows: np.ndarray) -> None:
+        self._chunks, self._rows = chunks, rows
+        self._kept: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+
+    @classmethod
+    def drawn(cls, chunks: ChunkReader, count: int, seed: int) -> GaussNewton:
+        """Of so many random chunks, all of them where there are no more; the same for one seed."""
+        random, total = stream(seed, "gauss-newton sample"), chunks.n_chunks
+        rows = (
+            np.arange(total) if count >= total else np.sort(random.choice(total, count, replace=False))
+        )
+        return cls(chunks, rows)
+
+    def corrected(self, steered: SteeredModel, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """g' of queries: (Q, p) float32 of every space, on the CPU, as it was given."""
+        count = len(gradients[0])
+        found = [torch.empty_like(each) for each in gradients]
+        with progress("curvature", count, unit="queries") as bar:
+            for query in range(count):
+                for place, own in zip(found, self._of(steered, [each[query] for each in gradients]), strict=True):
+                    place[query] = own
+                bar.advance()
+        return found
+
+    def _of(self, steered: SteeredModel, vectors: list[Tensor]) -> list[Tensor]:
+        key = hashlib.sha256(b"".join(each.numpy().tobytes() for each in vectors)).digest()
+        if key not in self._kept:
+            self._kept[key] = self._one(steered, vectors)
+            while len(self._kept) * 4 * steered.gate_size > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def _one(self, steered: SteeredModel, vectors: list[Tensor]) -> list[Tensor]:
+        curved = gauss_newton_product(steered, self._chunks, self._rows, vectors)
+        along = sum(float(each @ own) for each, own in zip(curved, vectors, strict=True))
+        if not along > 0:
+            return vectors
+        largest = sum(float(each @ each) for each in curved) / along
+        return [own - each / (largest + DAMPING) for each, own in zip(curved, vectors, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """Gates, as a pass takes them: weights (out, in) that are added at each layer, and (1, p) of every space
+    that acts elsewhere."""
+
+    layers: list[Tensor]
+    gates: list[Tensor | None]
+
+    def scaled(self, factor: float) -> _Shift:
+        return _Shift(
+            [factor * each for each in self.layers],
+            [None if each is None else factor * each for each in self.gates],
+        )
+
+
+class Corrections:
+    """Matrices of an index's models, each made once: what they have corrected is not corrected again.
+
+    Parameters
+    ----------
+    chunks : of the corpus
+    seed : of the index
+    """
+
+    def __init__(self, chunks: ChunkReader, seed: int) -> None:
+        self._chunks, self._seed = chunks, seed
+        self._made: dict[tuple[int, int], GaussNewton] = {}
+
+    def of(self, number: int, count: int) -> GaussNewton:
+        """Of one of the models, by its number, and so many chunks."""
+        key = number, count
+        if key not in self._made:
+            self._made[key] = GaussNewton.drawn(self._chunks, count, self._seed)
+        return self._made[key]
+
+
+def gauss_newton_product(
+    steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, vectors: Sequence[Tensor]
+) -> list[Tensor]:
+    """H v of one vector, H = (1/N) Σ_t J_tᵀ C_t J_t over the N scored tokens t of some chunks.
+
+    Parameters
+    ----------
+    steered : SteeredModel
+    chunks : of the corpus
+    rows : (m,) int64           which of them
+    vectors : (p,) float32 of every space, on the CPU
+
+    Returns
+    -------
+    list of (p,) float32, one per space, on the CPU; zero where no token is scored, or v is
+    """
+    device = steered.model.device
+    found = [torch.zeros(space.gate_size) for space in steered.spaces]
+    length = float(torch.stack([each.square().sum() for each in vectors]).sum().sqrt())
+    if not length > 0:
+        return found
+    along = _shift(steered, [(each / length).to(device) for each in vectors])
+    sums = _zeros(steered)
+    tokens, step = 0.0, 0.0
+    for group in chunks.plan(steered.tokens_at_once, rows):
+        for batch in map(chunks.batch, chunks.small_groups(group)):
+            for part in _parts(batch, steered.model.vocab_size):
+                step = _add(steered, part, along, sums, step)
+                tokens += float(part.scored.sum())
+    scale = length / max(1.0, tokens)
+    return [scale * each.cpu() for each in _as_gates(steered, sums)]
+
+
+def _parts(batch: Batch, vocabulary: int) -> list[Batch]:
+    """Rows that together have few enough logits."""
+    most = max(1, _LOGITS // vocabulary)
+    counts = np.count_nonzero(batch.weights[:, 1:].numpy(), axis=1)
+    parts, start, held = [], 0, 0
+    for row, count in enumerate(counts):
+        if row > start and held + count > most:
+            parts.append(batch.take(slice(start, row)))
+            start, held = row, 0
+        held += int(count)
+    parts.append(batch.take(slice(start, len(counts))))
+    return parts
+
+
+def _add(steered: SteeredModel, batch: Batch, along: _Shift, sums: _Shift, step: float) -> float:
+    """Add Jᵀ C J v of a batch to `sums`, and give the step of its central difference, to go on with."""
+    ids = batch.ids.to(steered.model.device)
+    weights = batch.weights.to(steered.model.device)
+    scored = torch.nonzero(weights[:, 1:])  # (S, 2): row, and position that predicts
+    if not len(scored):
+        return step
+    share = weights[:, 1:][scored[:, 0], scored[:, 1]].float()
+    at = scored[:, 0] * ids.shape[1] + scored[:, 1]
+    with torch.no_grad():
+        if not step:
+            moved = _difference(steered, ids, at, along, _TRIED)
+            size = float(moved.square().mean().sqrt())
+            # where errors of rounding and of the third order are alike
+            step = torch.finfo(steered.model.dtype).eps ** (1 / 3) / max(size, 1e-6)
+        moved = _difference(steered, ids, at, along, step)
+    start = _zeros(steered, differentiable=True)
+    with torch.enable_grad():
+        logits = _logits(steered, ids, at, start)
+        p = torch.softmax(logits.detach(), dim=-1)
+        pull = p * (moved - (p * moved).sum(dim=-1, keepdim=True)) * share[:, None]
+        inputs = [*start.layers, *(each for each in start.gates if each is not None)]
+        taken = torch.autograd.grad(logits, inputs, pull, allow_unused=True, materialize_grads=True)
+    kept = [*sums.layers, *(each for each in sums.gates if each is not None)]
+    for whole, own in zip(kept, taken, strict=True):
+        whole.add_(own)
+    return step
+
+
+def _difference(steered: SteeredModel, ids: Tensor, at: Tensor, along: _Shift, step: float) -> Tensor:
+    """J v by a central difference, (S, V)."""
+    ahead = _logits(steered, ids, at, along.scaled(step))
+    return (ahead - _logits(steered, ids, at, along.scaled(-step))) / (2 * step)
+
+
+def _logits(steered: SteeredModel, ids: Tensor, at: Tensor, shift: _Shift) -> Tensor:
+    """Of a batch (B, T), at places of its B T positions, steered: (S, V) float32."""
+    model, layer, layers = steered.model, steered.layer, steered.layer_space
+    tokens = ids.flatten()[None, at]
+    state, inputs = steered.entry_states(ids)
+    read_inputs = None if inputs is None else inputs.flatten(0, 1)[None, at]
+    pairs = [
+        (space, gate) for space, gate in zip(steered.spaces, shift.gates, strict=True) if gate is not None
+    ]
+
+    def steer(number: int, read: Tensor, output: Tensor) -> Tensor:
+        return output + (read.float() @ shift.layers[number].T).to(output.dtype)
+
+    with model.at_layers(layers.which, ids.shape[1], steer) if layers else nullcontext():
+        if (start := steered.first_block) < layer:
+            state = model.advance(state, start, layer)
+        for space, gate in pairs:
+            if space.site == "residual":
+                state = state + space(state, gate).to(state.dtype)
+        final = model.continue_from(state, layer)
+    final = final.flatten(0, 1)[None, at]  # (1, S, d)
+    logits = model.uncapped_logits(final).float()
+    for space, gate in pairs:
+        if space.site == "logit":
+            logits = logits + space(space.reads(final, read_inputs, tokens), gate)
+    return model.soft_cap(logits)[0]
+
+
+def _shift(steered: SteeredModel, vectors: Sequence[Tensor]) -> _Shift:
+    """Gates (p,) of every space as a pass takes them."""
+    layers: list[Tensor] = []
+    gates: list[Tensor | None] = []
+    for space, vector in zip(steered.spaces, vectors, strict=True):
+        if space is steered.layer_space:
+            layers = steered.layer_space.layer_weights(vector)
+            gates.append(None)
+        else:
+            gates.append(vector[None])
+    return _Shift(layers, gates)
+
+
+def _zeros(steered: SteeredModel, *, differentiable: bool = False) -> _Shift:
+    device = steered.model.device
+    layers, found = steered.layer_space, []
+    if layers is not None:
+        found = [torch.zeros(shape, device=device) for shape in layers.weight_shapes]
+    gates = [
+        None if space is layers else torch.zeros(1, space.gate_size, device=device)
+        for space in steered.spaces
+    ]
+    for each in [*found, *(gate for gate in gates if gate is not None)]:
+        each.requires_grad_(differentiable)
+    return _Shift(found, gates)
+
+
+def _as_gates(steered: SteeredModel, sums: _Shift) -> list[Tensor]:
+    """What derivatives in the weights of layers are in gates, and those in other gates as they are: (p,)."""
+    found = []
+    for space, gate in zip(steered.spaces, sums.gates, strict=True):
+        if gate is None:
+            layers: LayerMatrixSpace = steered.layer_space  # type: ignore[assignment]
+            found.append(layers.of_layer_weights(sums.layers))
+        else:
+            found.append(gate[0])
+    return found
