@@ -54,7 +54,7 @@ class Answer:
     read : int                         chunks whose influence was read from their own gradients
     estimated : bool                   others count with what their projections say, too
     redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
-    gauss_newton : int                 chunks by whose curvature the query's gradient was corrected; 0: it was not
+    gauss_newton : int                 chunks whose curvature corrected the query's gradient; 0: none
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were

@@ -137,10 +137,13 @@ class Attributor:
 
         Raises
         ------
-        UsageError      it is asked for of a classifier, or where gates are not whitened, or measurement is exact
+        UsageError      it is asked for of a classifier, of gates that are not whitened, or with exact
+                        measurement
         """
         count = self.options.gauss_newton
-        if count and (self.workspace.model.classes or any(own.direct_scale is None for own in self.operators)):
+        if count and (
+            self.workspace.model.classes or any(own.direct_scale is None for own in self.operators)
+        ):
             raise UsageError(
                 "--gauss-newton is of language models whose operators are fitted in closed form",
                 fix="leave out --gauss-newton, or fit anew: stride train --overwrite",

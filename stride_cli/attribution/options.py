@@ -87,8 +87,8 @@ class RecoveryOptions(Options):
     )
     gauss_newton: int = option(
         0,
-        "Correct the response's gradient by the Gauss-Newton matrix of so many random chunks: as much time as "
-        "reading twice as many. Ranks better after fine-tunings that are not short. [0: not]",
+        "Correct the response's gradient by the Gauss-Newton matrix of so many random chunks, in as much "
+        "time as reading twice as many. [0: not]",
         low=0,
         setting=True,
         example=200,

@@ -444,9 +444,7 @@ class Session:
     def asked_of(self, gauss_newton: int) -> SteeredModel:
         """The index's own model with its operators, as queries are put to it (`Answer.gauss_newton`)."""
         steered = self.steered[0]
-        return (
-            replace(steered, curvature=self._corrections.of(0, gauss_newton)) if gauss_newton else steered
-        )
+        return replace(steered, curvature=self._corrections.of(0, gauss_newton)) if gauss_newton else steered
 
     def _other_loss(self, asked: Asked, asked_of: SteeredModel) -> float | None:
         """Nats of the token that the response is compared with; None where it is with nothing."""

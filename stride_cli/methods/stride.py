@@ -253,7 +253,8 @@ class DirectReadout:
     ) -> None:
         if gauss_newton < 0:
             raise UsageError(
-                f"direct: gauss_newton should be 0 or more, found {gauss_newton}", fix="write gauss_newton=200"
+                f"direct: gauss_newton should be 0 or more, found {gauss_newton}",
+                fix="write gauss_newton=200",
             )
         self.name = "direct"
         self._gauss_newton = gauss_newton

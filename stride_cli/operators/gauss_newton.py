@@ -9,16 +9,16 @@ way, by one step from g towards (H + λ)⁻¹ g (as of preconditioned iterations
     g' = g − H g / (h + λ),      h = |H g|² / gᵀ H g,
 
 up to a factor; h is how large H is along H g, so that what it holds most of is taken off and not turned
-round. What H does to a vector takes passes over chunks, and no more: how far steering along v moves the logits,
-J v; what their softmax makes of that, C J v with C = diag(p) − p pᵀ; how gates would move the logits there,
-Jᵀ C J v (Schraudolph 2002; Martens 2010).
+round. What H does to a vector takes passes over chunks, and no more: how far steering along v moves the
+logits, J v; what their softmax makes of that, C J v with C = diag(p) − p pᵀ; how gates would move the logits
+there, Jᵀ C J v (Schraudolph 2002; Martens 2010).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,13 +32,13 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
-    from stride_cli.operators.layer_spaces import LayerMatrixSpace
     from stride_cli.operators.steered_model import SteeredModel
 
 DAMPING = 300.0  # λ, where the mean eigenvalue of the whitened Fisher matrix is 1
-_LOGITS = 1 << 25  # held at once, of each of the three passes
+_LOGITS = 1 << 24  # held at once, of each of the three passes
 _TRIED = 1e-3  # the length of a first step, in gates
-_KEPT_BYTES = 1 << 29  # of gradients that were corrected: measurement, projections and reading ask for the same
+# of gradients that were corrected: measurement, projections and reading ask for the same
+_KEPT_BYTES = 1 << 29
 
 
 class GaussNewton:
@@ -58,9 +58,7 @@ class GaussNewton:
     def drawn(cls, chunks: ChunkReader, count: int, seed: int) -> GaussNewton:
         """Of so many random chunks, all of them where there are no more; the same for one seed."""
         random, total = stream(seed, "gauss-newton sample"), chunks.n_chunks
-        rows = (
-            np.arange(total) if count >= total else np.sort(random.choice(total, count, replace=False))
-        )
+        rows = np.arange(total) if count >= total else np.sort(random.choice(total, count, replace=False))
         return cls(chunks, rows)
 
     def corrected(self, steered: SteeredModel, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -69,7 +67,9 @@ class GaussNewton:
         found = [torch.empty_like(each) for each in gradients]
         with progress("curvature", count, unit="queries") as bar:
             for query in range(count):
-                for place, own in zip(found, self._of(steered, [each[query] for each in gradients]), strict=True):
+                for place, own in zip(
+                    found, self._of(steered, [each[query] for each in gradients]), strict=True
+                ):
                     place[query] = own
                 bar.advance()
         return found
@@ -89,21 +89,6 @@ class GaussNewton:
             return vectors
         largest = sum(float(each @ each) for each in curved) / along
         return [own - each / (largest + DAMPING) for each, own in zip(curved, vectors, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Shift:
-    """Gates, as a pass takes them: weights (out, in) that are added at each layer, and (1, p) of every space
-    that acts elsewhere."""
-
-    layers: list[Tensor]
-    gates: list[Tensor | None]
-
-    def scaled(self, factor: float) -> _Shift:
-        return _Shift(
-            [factor * each for each in self.layers],
-            [None if each is None else factor * each for each in self.gates],
-        )
 
 
 class Corrections:
@@ -127,6 +112,41 @@ class Corrections:
         return self._made[key]
 
 
+@dataclass(frozen=True)
+class _Shift:
+    """Gates as a pass takes them: (1, p) of every space, or, of the one that acts at linear layers, what they
+    add to each layer's weights, (out, in), where that takes less arithmetic."""
+
+    gates: list[Tensor | None]
+    weights: list[Tensor]
+
+    @classmethod
+    def of(cls, steered: SteeredModel, vectors: Sequence[Tensor]) -> _Shift:
+        """From (p,) of every space."""
+        layers = steered.layer_space
+        if layers is None or not layers.wide:
+            return cls([each[None] for each in vectors], [])
+        pairs = list(zip(steered.spaces, vectors, strict=True))
+        (own,) = (vector for space, vector in pairs if space is layers)
+        gates = [None if space is layers else vector[None] for space, vector in pairs]
+        return cls(gates, layers.layer_weights(own))
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that there are."""
+        return [*self.weights, *(each for each in self.gates if each is not None)]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> _Shift:
+        gates = [None if each is None else change(each) for each in self.gates]
+        return _Shift(gates, [change(each) for each in self.weights])
+
+    def as_gates(self, steered: SteeredModel) -> list[Tensor]:
+        """(p,) of every space, where this is a gradient: in weights, or in gates."""
+        layers = steered.layer_space
+        inside = layers.of_layer_weights(self.weights) if layers is not None and self.weights else None
+        return [inside if each is None else each[0] for each in self.gates]  # type: ignore[misc]
+
+
 def gauss_newton_product(
     steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, vectors: Sequence[Tensor]
 ) -> list[Tensor]:
@@ -148,8 +168,8 @@ def gauss_newton_product(
     length = float(torch.stack([each.square().sum() for each in vectors]).sum().sqrt())
     if not length > 0:
         return found
-    along = _shift(steered, [(each / length).to(device) for each in vectors])
-    sums = _zeros(steered)
+    along = _Shift.of(steered, [(each / length).to(device) for each in vectors])
+    sums = along.each(torch.zeros_like)
     tokens, step = 0.0, 0.0
     for group in chunks.plan(steered.tokens_at_once, rows):
         for batch in map(chunks.batch, chunks.small_groups(group)):
@@ -157,7 +177,7 @@ def gauss_newton_product(
                 step = _add(steered, part, along, sums, step)
                 tokens += float(part.scored.sum())
     scale = length / max(1.0, tokens)
-    return [scale * each.cpu() for each in _as_gates(steered, sums)]
+    return [scale * each.cpu() for each in sums.as_gates(steered)]
 
 
 def _parts(batch: Batch, vocabulary: int) -> list[Batch]:
@@ -190,23 +210,24 @@ def _add(steered: SteeredModel, batch: Batch, along: _Shift, sums: _Shift, step:
             # where errors of rounding and of the third order are alike
             step = torch.finfo(steered.model.dtype).eps ** (1 / 3) / max(size, 1e-6)
         moved = _difference(steered, ids, at, along, step)
-    start = _zeros(steered, differentiable=True)
+    start = along.each(lambda each: torch.zeros_like(each, requires_grad=True))
     with torch.enable_grad():
         logits = _logits(steered, ids, at, start)
         p = torch.softmax(logits.detach(), dim=-1)
         pull = p * (moved - (p * moved).sum(dim=-1, keepdim=True)) * share[:, None]
-        inputs = [*start.layers, *(each for each in start.gates if each is not None)]
-        taken = torch.autograd.grad(logits, inputs, pull, allow_unused=True, materialize_grads=True)
-    kept = [*sums.layers, *(each for each in sums.gates if each is not None)]
-    for whole, own in zip(kept, taken, strict=True):
+        taken = torch.autograd.grad(logits, start.parts, pull, allow_unused=True, materialize_grads=True)
+    for whole, own in zip(sums.parts, taken, strict=True):
         whole.add_(own)
     return step
 
 
 def _difference(steered: SteeredModel, ids: Tensor, at: Tensor, along: _Shift, step: float) -> Tensor:
     """J v by a central difference, (S, V)."""
-    ahead = _logits(steered, ids, at, along.scaled(step))
-    return (ahead - _logits(steered, ids, at, along.scaled(-step))) / (2 * step)
+    ahead, behind = (
+        _logits(steered, ids, at, along.each(lambda each, way=way: way * step * each))  # type: ignore[misc]
+        for way in (1.0, -1.0)
+    )
+    return (ahead - behind) / (2 * step)
 
 
 def _logits(steered: SteeredModel, ids: Tensor, at: Tensor, shift: _Shift) -> Tensor:
@@ -218,9 +239,13 @@ def _logits(steered: SteeredModel, ids: Tensor, at: Tensor, shift: _Shift) -> Te
     pairs = [
         (space, gate) for space, gate in zip(steered.spaces, shift.gates, strict=True) if gate is not None
     ]
+    inside = next((gate for space, gate in pairs if space is layers), None)
 
     def steer(number: int, read: Tensor, output: Tensor) -> Tensor:
-        return output + (read.float() @ shift.layers[number].T).to(output.dtype)
+        assert layers is not None
+        if inside is None:
+            return output + (read.float() @ shift.weights[number].T).to(output.dtype)
+        return output + layers(read, inside, number).to(output.dtype)
 
     with model.at_layers(layers.which, ids.shape[1], steer) if layers else nullcontext():
         if (start := steered.first_block) < layer:
@@ -235,42 +260,3 @@ def _logits(steered: SteeredModel, ids: Tensor, at: Tensor, shift: _Shift) -> Te
         if space.site == "logit":
             logits = logits + space(space.reads(final, read_inputs, tokens), gate)
     return model.soft_cap(logits)[0]
-
-
-def _shift(steered: SteeredModel, vectors: Sequence[Tensor]) -> _Shift:
-    """Gates (p,) of every space as a pass takes them."""
-    layers: list[Tensor] = []
-    gates: list[Tensor | None] = []
-    for space, vector in zip(steered.spaces, vectors, strict=True):
-        if space is steered.layer_space:
-            layers = steered.layer_space.layer_weights(vector)
-            gates.append(None)
-        else:
-            gates.append(vector[None])
-    return _Shift(layers, gates)
-
-
-def _zeros(steered: SteeredModel, *, differentiable: bool = False) -> _Shift:
-    device = steered.model.device
-    layers, found = steered.layer_space, []
-    if layers is not None:
-        found = [torch.zeros(shape, device=device) for shape in layers.weight_shapes]
-    gates = [
-        None if space is layers else torch.zeros(1, space.gate_size, device=device)
-        for space in steered.spaces
-    ]
-    for each in [*found, *(gate for gate in gates if gate is not None)]:
-        each.requires_grad_(differentiable)
-    return _Shift(found, gates)
-
-
-def _as_gates(steered: SteeredModel, sums: _Shift) -> list[Tensor]:
-    """What derivatives in the weights of layers are in gates, and those in other gates as they are: (p,)."""
-    found = []
-    for space, gate in zip(steered.spaces, sums.gates, strict=True):
-        if gate is None:
-            layers: LayerMatrixSpace = steered.layer_space  # type: ignore[assignment]
-            found.append(layers.of_layer_weights(sums.layers))
-        else:
-            found.append(gate[0])
-    return found

@@ -98,9 +98,10 @@ class LayerMatrixSpace(OperatorSpace):
         return (hidden @ V.T) @ matrix.transpose(1, 2) @ U.T
 
     @property
-    def weight_shapes(self) -> list[tuple[int, int]]:
-        """(out, in) of every layer."""
-        return [(self._shapes[first][2], self._shapes[first][0]) for first, *_ in self._of_layer]
+    def wide(self) -> bool:
+        """Whether a shift takes more arithmetic through the bases than by weights (out, in) of each layer."""
+        through = sum(r * i + s * r + o * s for i, r, o, s in self._shapes)
+        return through > sum(i * o for i, _, o, _ in (self._shapes[first] for first, *_ in self._of_layer))
 
     def layer_weights(self, gates: torch.Tensor) -> list[torch.Tensor]:
         """What gates (p,) add to the weights of every layer: Σ_j U_j a_j V_j, (out, in)."""

@@ -89,7 +89,14 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
         "build": ["index", "build", str(corpus), "--model", str(model), "--out", str(out), *drawn, "--json"],
         "fit": fit,
         # as long a response as a plan reckons with, where there is one
-        "query": ["query", "Ada number 7 lives in", *place, *streamed, "--no-server", *(_FEW if spaces else ())],
+        "query": [
+            "query",
+            "Ada number 7 lives in",
+            *place,
+            *streamed,
+            "--no-server",
+            *(_FEW if spaces else ()),
+        ],
     }
     if spaces:  # of which no plan is made
         del stages["plan"]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators import gauss_newton
 from stride_cli.operators.exact_response import Entrance, token_losses
 from stride_cli.operators.gauss_newton import DAMPING, Corrections, GaussNewton, gauss_newton_product
 from stride_cli.operators.gradients import gate_gradients
+from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.linear_response import gradients_with_loss, measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from tests.stride_cli.operators.test_gradients import LAYER, make_space
@@ -56,8 +58,10 @@ def test_products_are_those_of_the_matrix_written_out(model, chunks, names, monk
     random = torch.Generator().manual_seed(0)
     vectors = [torch.randn(space.gate_size, generator=random) for space in steered.spaces]
     expected = written_out(steered, chunks, rows, torch.cat(vectors).double())
-    for logits in (gauss_newton._LOGITS, 61):  # in one part, and a row at a time
+    # in one part, and a row at a time; through the bases of layers, and by their weights
+    for logits, wide in ((gauss_newton._LOGITS, False), (61, True)):
         monkeypatch.setattr(gauss_newton, "_LOGITS", logits)
+        monkeypatch.setattr(LayerMatrixSpace, "wide", wide)
         found = torch.cat(gauss_newton_product(steered, chunks, rows, vectors))
         assert float((found - expected).norm() / expected.norm()) < 2e-3
 
@@ -112,3 +116,11 @@ def test_a_gradient_of_zero_stays(model, chunks) -> None:
     nothing = [torch.zeros(1, space.gate_size) for space in steered.spaces]
     found = GaussNewton(chunks, np.arange(4)).corrected(steered, nothing)
     assert not any(each.any() for each in found)
+
+
+def test_gates_of_all_directions_go_by_weights(model) -> None:
+    widths = [layer_widths(layer) for layer in model.linear_layers("all")]
+    for share, wide in ((1, True), (4, False)):
+        V = [torch.randn(read // share, read) for read, _ in widths]
+        U = [torch.randn(given, given // share) for _, given in widths]
+        assert LayerMatrixSpace.from_bases(V, U).wide == wide
