@@ -20,7 +20,7 @@ from stride_cli.startup import without_collection
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attribution, Attributor, Measured
+    from stride_cli.attribution.attributor import Attribution, Attributor
     from stride_cli.attribution.scale import Nats
     from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
@@ -372,7 +372,7 @@ class Session:
             if carrying and options.passages == "carrying":
                 passages = self._carrying(asked_of, query, responses, shown, asked.batch)
             passages |= self.passages(query, [hit.chunk for hit in shown], known=passages)
-        verdict, comparable = self._verdict(attributor, query, measured, found)
+        verdict, comparable = self._verdict(attributor, asked, found)
         ended = clock()
         return Answer(
             query=query,
@@ -464,7 +464,7 @@ class Session:
         return found if as_measured else None
 
     def _verdict(
-        self, attributor: Attributor, query: Query, measured: Measured, found: Attribution
+        self, attributor: Attributor, asked: Asked, found: Attribution
     ) -> tuple[Verdict | None, bool]:
         """What may be concluded, and whether influences are what null prompts' were, so that its line is of
         these.
@@ -472,6 +472,7 @@ class Session:
         An answer is held against null prompts' as they were asked by default: with chunks read where they
         were for it, else without.
         """
+        query, measured = asked.query, asked.measured
         if self.calibration is None or query.parts:  # null prompts were asked one by one, and not compared
             return None, False
         loss, scored = float(measured.losses[0]), int(query.weights.sum())
@@ -481,8 +482,9 @@ class Session:
         default = self.attributor(RecoveryOptions(read=0, estimate="subsets"))
         if attributor.like_default:
             (found,) = default.unread([found.solution])
-        else:
-            (found,) = default.influences(None, [], measured.responses)
+        else:  # null prompts' gradients were not corrected
+            plain = default.measure([asked.batch]) if attributor.gauss_newton else measured
+            (found,) = default.influences(None, [], plain.responses)
         strongest = found.strongest(self.chunk_document)
         comparable = attributor.like_default and not attributor.looks_at_chunks
         return self.calibration.judge(loss, strongest, scored), comparable

@@ -497,6 +497,8 @@ def test_what_corrects_the_gradient_is_said(workspace: Path) -> None:
     record = answer.to_record()
     assert record["gauss_newton"] == 5 and plain.to_record()["gauss_newton"] == 0
     assert record["unit"] == "relative" and answer.line is None
+    alone = session.query("The French Revolution began in", QueryOptions(read=0, estimate="subsets"))
+    assert answer.verdict == alone.verdict  # of the response's own gradient, as null prompts' were
     assert answer.loss == pytest.approx(plain.loss)
     influences = [
         dict(zip(each.influences.indices, each.influences.values, strict=True)) for each in (plain, answer)
