@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
-from stride_cli.methods.gradients.passes import check_positive, query_room
+from stride_cli.methods.gradients.passes import check_choice, check_positive, query_room
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
 from stride_cli.output import progress
@@ -71,13 +71,15 @@ class Unrolled:
     the query; where the loss curves downwards it is taken to be flat.
 
     The replay takes one training; a query `_DIRECTIONS` times two bare passes over each of ``batches``; and
-    the corpus is read ``stretches`` times, for all queries.
+    the corpus is read ``stretches`` times, for all queries, or once.
 
     Parameters
     ----------
     stretches : int          of the training, that the corpus is read in
     batches : int            whose curvature is applied, evenly along the training (all, if it has no more),
                              one a stretch at least
+    at : "path" or "end"     whose weights tell the curvature and the gradients of chunks: those of the training
+                             where it was, or of its end throughout
     query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
 
     Raises
@@ -90,8 +92,16 @@ class Unrolled:
     bytes_per_chunk = 0.0
     shares_a_pass = True
 
-    def __init__(self, *, stretches: int = 8, batches: int = 16, query_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        stretches: int = 8,
+        batches: int = 16,
+        at: str = "path",
+        query_bytes: int | None = None,
+    ) -> None:
         check_positive(self.name, stretches=stretches, batches=batches, query_bytes=query_bytes)
+        self.at = check_choice(self.name, "at", at, ("path", "end"))
         self.stretches, self.batches, self.query_bytes = stretches, batches, query_bytes
 
     def fit(self, workspace: Workspace) -> None:
@@ -122,7 +132,7 @@ class Unrolled:
         def passed(step: int) -> None:
             moments = flat([_second_moment(optimizer, parameter) for parameter in self._parameters])
             spread.add_(moments, alpha=1 / (total * (1 - group["betas"][1] ** step)))
-            if step in middles:
+            if self.at == "path" and step in middles:
                 kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
@@ -136,7 +146,8 @@ class Unrolled:
             count = min(len(part), max(1, round(self.batches * len(part) / total)))
             chosen = part[np.arange(count) * len(part) // count]
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
-            self._stretches.append(Stretch(kept[number], batches, float(rates[part].sum())))
+            weights = kept[number] if self.at == "path" else self._last
+            self._stretches.append(Stretch(weights, batches, float(rates[part].sum())))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         room = query_room(self.query_bytes, self._device)
@@ -156,12 +167,14 @@ class Unrolled:
         with progress("unrolled: curvature", count, unit="batches") as ticker:
             for stretch in reversed(self._stretches):
                 put(stretch.weights, self._parameters)
-                passed = torch.zeros_like(remaining)
+                if self.at == "path" or stretch is self._stretches[-1]:
+                    passed = torch.zeros_like(remaining)
                 each = stretch.rate / len(stretch.batches)
                 for chunks, epoch in reversed(stretch.batches):
                     self._back(chunks, epoch, each, remaining, passed)
                     ticker.advance()
-                self._read(passed.mul_(self._root), found)
+                if self.at == "path" or stretch is self._stretches[0]:
+                    self._read(passed.mul_(self._root), found)
         # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others
         scored = np.array([chunk.n_scored for chunk in self._chunks], np.float64)
         found -= scored * (found.sum(axis=1, keepdims=True) / scored.sum())

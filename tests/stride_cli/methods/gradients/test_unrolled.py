@@ -102,6 +102,15 @@ def test_against_the_training_differentiated(
     few = Unrolled(stretches=2, batches=4)
     few.fit(task)
     assert np.corrcoef(score_all(few, queries)[0], scores[0])[0, 1] > 0.95
+    # by the weights of the end alone: the corpus is read once
+    end = Unrolled(stretches=recipe.steps, at="end")
+    end.fit(task)
+    read, reads = end._read, []
+    monkeypatch.setattr(end, "_read", lambda *given: (reads.append(1), read(*given)))
+    at_the_end = score_all(end, queries)
+    assert len(reads) == 1
+    for own, other in zip(at_the_end, scores, strict=True):
+        assert 0.9 < np.corrcoef(own, other)[0, 1] < 0.9999
 
 
 def test_an_exponential_in_few_directions() -> None:
@@ -144,7 +153,7 @@ def test_what_cannot_be_unrolled(tuned: tuple[Workspace, QuerySet], trained: Pat
         Unrolled().fit(softmax.task)
     with pytest.raises(UsageError, match="trained by AdamW"):
         Unrolled().fit(Workspace.open(trained / "run.stride", device="cpu"))
-    for wrong in ({"stretches": 0}, {"batches": 0}, {"query_bytes": 0}):
+    for wrong in ({"stretches": 0}, {"batches": 0}, {"query_bytes": 0}, {"at": "start"}):
         with pytest.raises(UsageError):
             Unrolled(**wrong)
     recipe = Path(task.model.path or "") / FILE_NAME
