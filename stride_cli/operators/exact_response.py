@@ -116,14 +116,17 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
     chosen = np.sort(stream(seed, "step probes").permutation(operators.n_subsets)[:_PROBED])
     linear = measure_linear(steered, batch)[:, chosen]
     before = operators.step
+    seen: dict[tuple[int, int], float] = {}
 
     def agreement(number: int, *, enough: float = -1.0) -> float:
         """Of a step, on the worst probe; those after one below `enough` are not looked at."""
         operators.step, worst = _STEPS[number], 1.0
         for row in range(len(batch.ids)):
-            probe = batch.take(slice(row, row + 1))
-            exact = measure_exact(steered, probe, subsets=chosen, batch_size=_PROBED)
-            worst = min(worst, pearson(linear[row], exact[0]))
+            if (number, row) not in seen:
+                probe = batch.take(slice(row, row + 1))
+                exact = measure_exact(steered, probe, subsets=chosen, batch_size=_PROBED)
+                seen[number, row] = pearson(linear[row], exact[0])
+            worst = min(worst, seen[number, row])
             if worst < enough:
                 break
         return worst

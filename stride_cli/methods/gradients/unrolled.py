@@ -78,8 +78,8 @@ class Unrolled:
     stretches : int          of the training, that the corpus is read in
     batches : int            whose curvature is applied, evenly along the training (all, if it has no more),
                              one a stretch at least
-    at : "path" or "end"     whose weights tell the curvature and the gradients of chunks: those of the training
-                             where it was, or of its end throughout
+    at : "path" or "end"     whose weights tell the curvature and the gradients of chunks: those that the
+                             training had, or those of its end throughout
     query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
 
     Raises

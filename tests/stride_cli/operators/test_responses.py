@@ -9,10 +9,10 @@ import torch
 from stride_cli.attribution.additive import additive_measurement
 from stride_cli.data.batches import pad_batch
 from stride_cli.errors import QueryError
+from stride_cli.operators import exact_response, steered_model
 from stride_cli.operators import linear_response as linear
-from stride_cli.operators import steered_model
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.exact_response import choose_step, measure_exact, pearson
+from stride_cli.operators.exact_response import MOST_STEPS, choose_step, measure_exact, pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.spaces import initial_space
 from stride_cli.operators.steered_model import SteeredModel
@@ -205,6 +205,21 @@ def test_central_differences_agree_with_the_first_order_response(model, chunks, 
     other = chunks.batch(longest[2:5])
     exact, linear = measure_exact(steered, other), measure_linear(steered, other)
     assert min(pearson(a, b) for a, b in zip(exact, linear, strict=True)) > 0.99
+
+
+def test_where_no_step_agrees_each_is_measured_once(model, chunks, monkeypatch) -> None:
+    random, measured = np.random.default_rng(0), []
+
+    def noise(steered, batch, *, subsets, batch_size):
+        measured.append((steered.operators.step, int(batch.rows[0])))
+        return random.standard_normal((1, len(subsets)))
+
+    monkeypatch.setattr(exact_response, "measure_exact", noise)
+    steered = randomly_steered(model, fit="closed")
+    before = steered.operators.step
+    step, agreement = choose_step(steered, chunks.batch(np.arange(2)), seed=0)
+    assert len(measured) == len(set(measured)) == 2 * MOST_STEPS and agreement < 0.999
+    assert step in {each for each, _ in measured} and steered.operators.step == before
 
 
 def test_a_query_without_scored_tokens_is_refused(model) -> None:
