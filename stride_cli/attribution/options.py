@@ -88,7 +88,8 @@ class RecoveryOptions(Options):
     gauss_newton: int = option(
         0,
         "Correct the response's gradient by the Gauss-Newton matrix of so many random chunks, in as much "
-        "time as reading twice as many. [0: not]",
+        "time as reading twice as many: better after hundreds of steps of fine-tuning, worse after dozens. "
+        "[0: not]",
         low=0,
         setting=True,
         example=200,
