@@ -66,7 +66,7 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to (`direct_scale`), or
                     the index is of a classifier, whose response is one token, or the answer is a comparison
-                    or of several prompts
+                    or of several prompts, or its gradient was corrected
     """
     from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
     from stride_cli.operators.linear_response import measure_linear_with_loss
@@ -80,7 +80,12 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
             "a comparison is of one token, and several prompts have no one text: there is nothing to divide",
             fix="ask about one response by itself",
         )
-    steered = session.asked_of(answer.gauss_newton)
+    if answer.gauss_newton:
+        raise UsageError(
+            "corrected gradients of tokens do not add up to the response's: there is nothing to divide",
+            fix="ask without --gauss-newton",
+        )
+    steered = session.steered[0]
     direct_scale(steered.operators)  # or an error, before anything is measured
     batch, positions = _by_token(answer)
     responses, losses = measure_linear_with_loss(steered, batch)

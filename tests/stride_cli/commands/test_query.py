@@ -490,6 +490,7 @@ def test_answers_without_transformers_are_those_with_it(
 def test_what_corrects_the_gradient_is_said(workspace: Path) -> None:
     """Of an answer that is not found as null prompts' were no unit and no line are told."""
     from stride_cli.api import QueryOptions, Session
+    from stride_cli.attribution.by_token import token_influences
 
     session = Session.open(workspace / "run.stride")
     plain = session.query("The French Revolution began in", QueryOptions())
@@ -506,6 +507,8 @@ def test_what_corrects_the_gradient_is_said(workspace: Path) -> None:
     assert influences[0] != influences[1]
     again = session.query("The French Revolution began in", QueryOptions(gauss_newton=5))
     assert (again.influences.values == answer.influences.values).all()
+    with pytest.raises(UsageError, match="do not add up"):
+        token_influences(session, answer, QueryOptions(gauss_newton=5))
     with pytest.raises(UsageError, match="--gauss-newton corrects a gradient"):
         session.query("The French Revolution began in", QueryOptions(gauss_newton=5, measure="exact"))
 
