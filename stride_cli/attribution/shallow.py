@@ -247,8 +247,9 @@ def shape_of(
     blocks = layers if kept else max(0, layers - settings.layer)
     a_number = one.model.get_input_embeddings().weight.element_size()
     a_token = a_number * one.d_model
-    stored = _stored_as(path)
-    mapped = device == "cpu" and stored == dtype  # transformers leaves them in their file
+    said = _stored_as(path)
+    mapped = device == "cpu" and said == dtype  # transformers leaves them in their file
+    stored = said or torch.float32
     weight_bytes = deep.n_parameters * a_number
     wanted = chosen_stream()
     larger = not mapped and larger_than_memory(weight_bytes, one.device)
@@ -266,10 +267,10 @@ def shape_of(
         token_bytes=a_token * (DIFFERENTIATED * blocks + kept * layers),
         has_base=has_beginning(cast("Any", one), settings),
         device=device,
-        checkpoint_bytes=deep.n_parameters * (stored or torch.float32).itemsize,
+        checkpoint_bytes=deep.n_parameters * stored.itemsize,
         layers=layers,
         block_bytes=a_block * a_number,
-        fetch=0.0 if mapped else _fetched(stored or torch.float32, a_block, layers, one, clock),
+        fetch=0.0 if mapped else _fetched(stored, a_block, layers, one, clock),
         streamed=streamed and layers > 1,
     )
 

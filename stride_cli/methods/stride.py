@@ -280,19 +280,19 @@ class DirectReadout:
         options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
+            if self._gauss_newton and (model.classes or not is_whitened(settings)):
+                raise UsageError(
+                    "direct: gauss_newton is of language models whose gates are whitened",
+                    fix="leave out gauss_newton, or curvature and damping",
+                )
             _know_beginnings(workspace, settings)
             steered = fit_spaces(model, workspace.chunks, settings)
-            if is_whitened(settings) and not (self._gauss_newton and model.classes):
+            if is_whitened(settings):
                 if self._gauss_newton:
                     corrects = GaussNewton.drawn(workspace.chunks, self._gauss_newton, workspace.index.seed)
                     steered = replace(steered, curvature=corrects)
                 self._parts.append((settings, steered))
                 continue
-            if self._gauss_newton:
-                raise UsageError(
-                    "direct: gauss_newton is of language models whose gates are whitened",
-                    fix="leave out gauss_newton, or curvature and damping",
-                )
             gate_size = sum(space.gate_size for space in steered.spaces)
             if gate_size * workspace.n_chunks * 4 > _DIRECT_BYTES:
                 raise UsageError(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.data.batches import consecutive_groups
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
@@ -65,25 +66,29 @@ class GaussNewton:
         """g' of queries: (Q, p) float32 of every space, on the CPU, as it was given."""
         count = len(gradients[0])
         found = [torch.empty_like(each) for each in gradients]
-        with progress("curvature", count, unit="queries") as bar:
+        with progress("curvature", count * len(self._rows), unit="chunks") as bar:
             for query in range(count):
-                for place, own in zip(
-                    found, self._of(steered, [each[query] for each in gradients]), strict=True
-                ):
-                    place[query] = own
-                bar.advance()
+                own = self._of(steered, [each[query] for each in gradients], bar.advance)
+                for place, corrected in zip(found, own, strict=True):
+                    place[query] = corrected
         return found
 
-    def _of(self, steered: SteeredModel, vectors: list[Tensor]) -> list[Tensor]:
+    def _of(
+        self, steered: SteeredModel, vectors: list[Tensor], advance: Callable[[int], None]
+    ) -> list[Tensor]:
         key = hashlib.sha256(b"".join(each.numpy().tobytes() for each in vectors)).digest()
-        if key not in self._kept:
-            self._kept[key] = self._one(steered, vectors)
+        if key in self._kept:
+            advance(len(self._rows))
+        else:
+            self._kept[key] = self._one(steered, vectors, advance)
             while len(self._kept) * 4 * steered.gate_size > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept.popitem(last=False)
         return self._kept[key]
 
-    def _one(self, steered: SteeredModel, vectors: list[Tensor]) -> list[Tensor]:
-        curved = gauss_newton_product(steered, self._chunks, self._rows, vectors)
+    def _one(
+        self, steered: SteeredModel, vectors: list[Tensor], advance: Callable[[int], None]
+    ) -> list[Tensor]:
+        curved = gauss_newton_product(steered, self._chunks, self._rows, vectors, advance)
         along = sum(float(each @ own) for each, own in zip(curved, vectors, strict=True))
         if not along > 0:
             return vectors
@@ -148,7 +153,11 @@ class _Shift:
 
 
 def gauss_newton_product(
-    steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, vectors: Sequence[Tensor]
+    steered: SteeredModel,
+    chunks: ChunkReader,
+    rows: np.ndarray,
+    vectors: Sequence[Tensor],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> list[Tensor]:
     """H v of one vector, H = (1/N) Σ_t J_tᵀ C_t J_t over the N scored tokens t of some chunks.
 
@@ -158,6 +167,7 @@ def gauss_newton_product(
     chunks : of the corpus
     rows : (m,) int64           which of them
     vectors : (p,) float32 of every space, on the CPU
+    advance : callable          told how many more chunks are done
 
     Returns
     -------
@@ -176,22 +186,16 @@ def gauss_newton_product(
             for part in _parts(batch, steered.model.vocab_size):
                 step = _add(steered, part, along, sums, step)
                 tokens += float(part.scored.sum())
+                advance(len(part.rows))
     scale = length / max(1.0, tokens)
     return [scale * each.cpu() for each in sums.as_gates(steered)]
 
 
-def _parts(batch: Batch, vocabulary: int) -> list[Batch]:
+def _parts(batch: Batch, vocabulary: int) -> Iterator[Batch]:
     """Rows that together have few enough logits."""
-    most = max(1, _LOGITS // vocabulary)
     counts = np.count_nonzero(batch.weights[:, 1:].numpy(), axis=1)
-    parts, start, held = [], 0, 0
-    for row, count in enumerate(counts):
-        if row > start and held + count > most:
-            parts.append(batch.take(slice(start, row)))
-            start, held = row, 0
-        held += int(count)
-    parts.append(batch.take(slice(start, len(counts))))
-    return parts
+    for rows in consecutive_groups(counts, max(1, _LOGITS // vocabulary)):
+        yield batch.take(slice(int(rows[0]), int(rows[-1]) + 1))
 
 
 def _add(steered: SteeredModel, batch: Batch, along: _Shift, sums: _Shift, step: float) -> float:

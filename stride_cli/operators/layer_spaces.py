@@ -91,11 +91,8 @@ class LayerMatrixSpace(OperatorSpace):
         return reduce(torch.add, (self._shift(read, gates, number) for number in self.matrices(layer)))
 
     def _shift(self, hidden: torch.Tensor, gates: torch.Tensor, number: int) -> torch.Tensor:
-        _, r, _, s = self._shapes[number]
-        start = int(self._starts[number, 2])
-        matrix = gates[:, start : start + s * r].reshape(len(gates), s, r)
         V, U = self.bases(number)
-        return (hidden @ V.T) @ matrix.transpose(1, 2) @ U.T
+        return (hidden @ V.T) @ self._matrix(gates, number).transpose(1, 2) @ U.T
 
     @property
     def wide(self) -> bool:
@@ -124,10 +121,10 @@ class LayerMatrixSpace(OperatorSpace):
         return torch.cat(parts)
 
     def _matrix(self, gates: torch.Tensor, number: int) -> torch.Tensor:
-        """a_j (r'_j, r_j) of one matrix."""
+        """a_j (…, r'_j, r_j) of one matrix, of gates (…, p)."""
         _, r, _, s = self._shapes[number]
         start = int(self._starts[number, 2])
-        return gates[start : start + s * r].view(s, r)
+        return gates[..., start : start + s * r].unflatten(-1, (s, r))
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """The part (B, Σ r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
