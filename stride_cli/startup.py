@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from index_format.confined import own_directory
@@ -143,6 +144,56 @@ def kernel_cache() -> Path | None:
     return shared / name if own_directory(shared) and own_directory(shared / name) else None
 
 
+def _find_by_content(function: Callable[..., Any], place: Path) -> None:
+    """Have numba know a function's file by what is in it.
+
+    numba looks for what it has compiled by the path of the source, and each environment has its own, which
+    would compile all kernels anew. So they are of a copy of the source, whose place is named by its text and
+    that of the files whose kernels it calls, at which numba does not look.
+    """
+    import hashlib
+
+    own = Path(function.__code__.co_filename)
+    try:
+        text = own.read_bytes()
+        digests = {hashlib.sha256(text).digest(): None}
+        for kernel in _called_kernels(function):
+            other = Path(kernel.py_func.__code__.co_filename).read_bytes()
+            digests.setdefault(hashlib.sha256(other).digest())
+        copy = place / "sources" / hashlib.sha256(b"".join(digests)).hexdigest()[:16] / own.name
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as fresh:
+                fresh.write(text)
+            Path(fresh.name).replace(copy)
+    except OSError:  # typed in, or in a zip file, or the disk is full
+        return
+    function.__code__ = function.__code__.replace(co_filename=str(copy))
+
+
+def _called_kernels(function: Callable[..., Any]) -> Iterator[Any]:
+    """Compiled functions that a function could call: of its module, of those that it names, and of theirs."""
+    from numba.core.registry import CPUDispatcher
+
+    package = function.__module__.partition(".")[0]
+    waiting, seen = [function.__globals__], set()
+    while waiting:
+        names = waiting.pop()
+        if id(names) in seen:
+            continue
+        seen.add(id(names))
+        for value in list(names.values()):
+            if isinstance(value, CPUDispatcher):
+                waiting.append(value.py_func.__globals__)
+                yield value
+            elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] == package:
+                waiting += (
+                    [vars(value)]
+                    if any(isinstance(each, CPUDispatcher) for each in vars(value).values())
+                    else []
+                )
+
+
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """`numba.njit` that leaves the interpreter to others meanwhile; compiled once, kept in `kernel_cache`.
 
@@ -155,6 +206,8 @@ def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     import numba
 
     place = kernel_cache()
+    if place is not None:
+        _find_by_content(function, place)
     elsewhere = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(place or "")  # read while a function is decorated, and never again
     try:
