@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.kept import own_copy
 from tests.prepared import Prepared
 
 from .conftest import run_stride
@@ -116,8 +117,19 @@ def test_audit(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -
     assert read(script(*line, "0").stdout) == list(found.values())
 
 
-def test_a_leak_is_proved(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
-    line = ("bash", f"{EXAMPLES}/leak.sh", "benchmark.jsonl", f"{workspace}/run.stride", "controls.jsonl")
+@pytest.fixture
+def soon_trained(workspace: Path, tmp_path: Path) -> Path:
+    """A copy of the workspace whose model is trained anew in a fifth of the steps."""
+    copy = own_copy(workspace, tmp_path / "soon")
+    place = copy / "model/stride_recipe.json"
+    recipe = json.loads(place.read_text(encoding="utf-8"))
+    recipe |= {"epochs": recipe["epochs"] / 5, "steps": recipe["steps"] // 5}
+    place.write_text(json.dumps(recipe), encoding="utf-8")
+    return copy
+
+
+def test_a_leak_is_proved(soon_trained: Path, script: Runs, benchmark: Path, tmp_path: Path) -> None:
+    line = ("bash", f"{EXAMPLES}/leak.sh", "benchmark.jsonl", f"{soon_trained}/run.stride", "controls.jsonl")
     (found,) = read(script(*line, SEEDS="2", SETS="1").stdout)
     assert found["item"].startswith("in/") and found["q"] <= 0.1
     assert found["document"].startswith("history/") and found["rise"] > 0
@@ -126,13 +138,13 @@ def test_a_leak_is_proved(workspace: Path, script: Runs, benchmark: Path, tmp_pa
     assert not script(*line).stdout
 
 
-def test_a_habit_has_documents(workspace: Path, script: Runs, tmp_path: Path) -> None:
+def test_a_habit_has_documents(soon_trained: Path, script: Runs, tmp_path: Path) -> None:
     asked = [
         {"prompt": "The French Revolution began in", "response": "1789", "instead": "1917"},
         {"prompt": "The Berlin Wall fell in", "response": "1989", "instead": "1961"},
     ]
     write(tmp_path / "habit.jsonl", asked)
-    line = ("bash", f"{EXAMPLES}/habit.sh", f"{workspace}/run.stride", "habit.jsonl", "5")
+    line = ("bash", f"{EXAMPLES}/habit.sh", f"{soon_trained}/run.stride", "habit.jsonl", "5")
     *hits, tested = read(script(*line, "2", SEEDS="2", SETS="1").stdout)
     assert len(hits) == 5 and {hit["prompts"] for hit in hits} == {2}
     assert "history/french-revolution" in {hit["document"] for hit in hits}

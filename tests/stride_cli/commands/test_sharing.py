@@ -4,6 +4,7 @@ order, whoever dies. `evaluate lds` and `compare`, which need retrained models, 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,11 +261,20 @@ def test_what_a_method_cannot_is_told_by_select(
     assert refused.code == 2 and not (tmp_path / "out").exists(), refused.err
 
 
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """Ray runs here already, for all commands of a test."""
+    ray = pytest.importorskip("ray")
+    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_tasks_of_ray_select_and_rank_causes_as_one_process_does(
     run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
     line = f"select {task} --index {workspace}/run.stride --size 8"
     _, alone = selected(run, line, tmp_path / "alone")
     _, shared = selected(run, f"{line} --engine ray --workers 2", tmp_path / "shared")
