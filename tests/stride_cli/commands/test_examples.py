@@ -419,7 +419,7 @@ def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path
         texts = {"prompt": " ".join(words[:6]), "response": " ".join(words[6:16])}
         pairs.append({"id": f"p{number}", **texts})
     write(tmp_path / "pairs.jsonl", pairs)
-    small = SMALL | {"LAYERS": "2", "EPOCHS": "24", "METHODS": "stride:stored=true,bm25", "WORKERS": "1"}
+    small = SMALL | {"LAYERS": "2", "EPOCHS": "18", "METHODS": "stride:stored=true,bm25", "WORKERS": "1"}
     small |= {"MAKE": "--facts 3 --doses 1 3 --pairs 80", "SCRATCH": "1", "DRAWS": "1", "LEFT": "3"}
     small |= {"REMOVED": "stride:stored=true,asked=token,add=support,bm25"}
     line = ("bash", f"{EXAMPLES}/suites/poison.sh", "pairs.jsonl", "work", "1")
