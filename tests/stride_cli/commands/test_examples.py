@@ -118,8 +118,10 @@ def test_audit(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -
 
 
 @pytest.fixture
-def soon_trained(workspace: Path, tmp_path: Path) -> Path:
+def soon_trained(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the workspace whose model is trained anew in a fifth of the steps."""
+    # where models are is remembered by their weights, and other tests' have the same
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     copy = own_copy(workspace, tmp_path / "soon")
     place = copy / "model/stride_recipe.json"
     recipe = json.loads(place.read_text(encoding="utf-8"))
