@@ -66,9 +66,11 @@ _FIRST = (
 
 @pytest.fixture(autouse=True, scope="session")
 def state_of_its_own(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What commands remember of this machine is kept with what tests keep, and not among the user's own."""
+    """What commands remember of this machine is kept with what tests keep, and not among the user's own; what
+    the process beside remembers is elsewhere, as it makes the same models at other places."""
     cache = getattr(pytestconfig, "cache", None)
-    place = tmp_path_factory.mktemp("state") if cache is None else cache.mkdir("state")
+    name = f"state-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+    place = tmp_path_factory.mktemp("state") if cache is None else cache.mkdir(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(place))
         yield
