@@ -149,7 +149,7 @@ def _find_by_content(function: Callable[..., Any], place: Path) -> None:
 
     numba looks for what it has compiled by the path of the source, and each environment has its own, which
     would compile all kernels anew. So they are of a copy of the source, whose place is named by its text and
-    that of the files whose kernels it calls, at which numba does not look.
+    by what numba does not look at: the files whose kernels it calls, and numbers from other files.
     """
     import hashlib
 
@@ -157,9 +157,11 @@ def _find_by_content(function: Callable[..., Any], place: Path) -> None:
     try:
         text = own.read_bytes()
         digests = {hashlib.sha256(text).digest(): None}
-        for kernel in _called_kernels(function):
-            other = Path(kernel.py_func.__code__.co_filename).read_bytes()
-            digests.setdefault(hashlib.sha256(other).digest())
+        for each in (function, *(kernel.py_func for kernel in _called_kernels(function))):
+            names = {name: each.__globals__.get(name) for name in each.__code__.co_names}
+            fixed = [item for item in names.items() if isinstance(item[1], int | float | str | tuple)]
+            for said in (Path(each.__code__.co_filename).read_bytes(), repr(sorted(fixed)).encode()):
+                digests.setdefault(hashlib.sha256(said).digest())
         copy = place / "sources" / hashlib.sha256(b"".join(digests)).hexdigest()[:16] / own.name
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -186,12 +188,12 @@ def _called_kernels(function: Callable[..., Any]) -> Iterator[Any]:
             if isinstance(value, CPUDispatcher):
                 waiting.append(value.py_func.__globals__)
                 yield value
-            elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] == package:
-                waiting += (
-                    [vars(value)]
-                    if any(isinstance(each, CPUDispatcher) for each in vars(value).values())
-                    else []
-                )
+            elif (
+                isinstance(value, ModuleType)
+                and value.__name__.partition(".")[0] == package
+                and any(isinstance(each, CPUDispatcher) for each in vars(value).values())
+            ):
+                waiting.append(vars(value))
 
 
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:

@@ -127,20 +127,20 @@ def test_kernels_of_an_account_without_a_home_are_its_own(
 def test_what_is_the_same_is_compiled_once_wherever_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What a kernel calls is a part of it, though it stands in another file."""
+    """What a kernel calls is a part of it, though it stands in another file, and so are numbers."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "compiled"))
     head = "from stride_cli.startup import compiled\n"
 
-    def installed(place: str, factor: int) -> tuple[int, int, int]:
+    def installed(place: str, factor: int, size: int = 1) -> tuple[int, int, int]:
         """What its outer kernel gives of 1, and how many were compiled and loaded."""
         directory = tmp_path / place / "scaling"
         directory.mkdir(parents=True)
         (directory / "__init__.py").touch()
         inner = f"{head}@compiled\ndef scaled(value):\n    return {factor} * value\n"
-        outer = f"from scaling import inner\n{head}@compiled\ndef twice(value):\n"
-        outer += "    return 2 * inner.scaled(value)\n"
-        (directory / "inner.py").write_text(inner, encoding="utf-8")
-        (directory / "outer.py").write_text(outer, encoding="utf-8")
+        outer = f"from scaling import inner\nfrom scaling.sizes import SIZE\n{head}@compiled\n"
+        outer += "def twice(value):\n    return 2 * SIZE * inner.scaled(value)\n"
+        for name, text in (("inner", inner), ("outer", outer), ("sizes", f"SIZE = {size}\n")):
+            (directory / f"{name}.py").write_text(text, encoding="utf-8")
         for name in [name for name in sys.modules if name.partition(".")[0] == "scaling"]:
             monkeypatch.delitem(sys.modules, name)
         with monkeypatch.context() as patch:
@@ -152,6 +152,7 @@ def test_what_is_the_same_is_compiled_once_wherever_it_is_installed(
     assert installed("one", 3) == (6, 1, 0)
     assert installed("two", 3) == (6, 0, 1)
     assert installed("three", 5) == (10, 1, 0)
+    assert installed("four", 3, size=7) == (42, 1, 0)
 
 
 @pytest.mark.parametrize("given, found", [(None, "passive"), ("active", "active")])
