@@ -154,23 +154,30 @@ def _find_by_content(function: Callable[..., Any], place: Path) -> None:
     import hashlib
 
     own = Path(function.__code__.co_filename)
+    digests: dict[bytes, None] = {}
     try:
-        text = own.read_bytes()
-        digests = {hashlib.sha256(text).digest(): None}
         for each in (function, *(kernel.py_func for kernel in _called_kernels(function))):
             names = {name: each.__globals__.get(name) for name in each.__code__.co_names}
             fixed = [item for item in names.items() if isinstance(item[1], int | float | str | tuple)]
-            for said in (Path(each.__code__.co_filename).read_bytes(), repr(sorted(fixed)).encode()):
-                digests.setdefault(hashlib.sha256(said).digest())
+            digests.setdefault(_digest_of_file(each.__code__.co_filename))
+            digests.setdefault(hashlib.sha256(repr(sorted(fixed)).encode()).digest())
         copy = place / "sources" / hashlib.sha256(b"".join(digests)).hexdigest()[:16] / own.name
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as fresh:
-                fresh.write(text)
+                fresh.write(own.read_bytes())
             Path(fresh.name).replace(copy)
     except OSError:  # typed in, or in a zip file, or the disk is full
         return
     function.__code__ = function.__code__.replace(co_filename=str(copy))
+
+
+@cache
+def _digest_of_file(path: str) -> bytes:
+    """Once for all kernels of a file: what runs is what it was when it was imported."""
+    import hashlib
+
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def _called_kernels(function: Callable[..., Any]) -> Iterator[Any]:

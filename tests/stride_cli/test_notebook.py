@@ -59,41 +59,43 @@ def test_attribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [score["method"] for score in scores] == ["stride", "chance"]
 
 
-# of the models fewer, too: what two seeds say lies where the stored four say that it does
-FEWER = ("HitOptions(seeds=4, random=1", "HitOptions(seeds=2, random=1")
+def verdicts(name: str) -> list[tuple[str, float]]:
+    """How every stored sentence begins, and its difference, nats."""
+    found = re.findall(r"^([A-Z][\w ]+): .*\(([-+][\d.]+) nats", stored(name), re.MULTILINE)
+    return [(words, float(difference)) for words, difference in found]
 
 
-def intervals(name: str) -> list[tuple[float, float]]:
-    """Of the difference that each stored sentence tells, nats: 95 % by its four seeds."""
-    numbers = r"nats[^,]*, 95% interval ([-+][\d.]+) to ([-+][\d.]+)"
-    found = re.findall(rf"^[A-Z][\w ]+: .*\([-+][\d.]+ {numbers}", stored(name), re.MULTILINE)
-    return [(float(low), float(high)) for low, high in found]
-
-
-def agree(name: str, tests: list[Any]) -> None:
-    """Their records say what is stored."""
-    for (low, high), found in zip(intervals(name), tests, strict=True):
-        assert low - 0.05 <= found["difference"]["mean"] <= high + 0.05  # CPUs add in orders of their own
+def agrees(kept: tuple[str, float], found: Any) -> None:
+    """A test's record says what is stored; models differ a little by the order of a CPU's sums."""
+    words, difference = kept
+    assert found["sentence"].startswith(words)
+    spread = found["difference"]["high"] - found["difference"]["mean"]
+    assert difference == pytest.approx(found["difference"]["mean"], abs=max(0.05, spread))
 
 
 @pytest.mark.slow
 def test_habit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = run("habit", FEWER)
+    names = run("habit")
     counts = re.findall(r"^(\d+) of the \d+ documents of (\S+)$", stored("habit"), re.MULTILINE)
     kept = {source: int(count) for count, source in counts}
     for source, count in kept.items():
         assert abs(sum(name.startswith(f"{source}/") for name in names["named"]) - count) <= 2
     tests = [names[each] for each in ("proof", "of_forum", "of_exercises")]
     assert all(each["compared"] and each["pooled"] == len(names["habit"]) for each in tests)
-    agree("habit", tests)
+    for before, found in zip(verdicts("habit"), tests, strict=True):
+        agrees(before, found)
 
 
 @pytest.mark.slow
 def test_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = run("leak", FEWER)
+    # three seeds in the place of four, which is enough for the same sentences
+    names = run("leak", ("HitOptions(seeds=4, random=1", "HitOptions(seeds=3, random=1"))
     reported = [each["item"] for each in names["reported"]]
     assert re.findall(r"^(quiz/\d+)  leaked and learnt", stored("leak"), re.MULTILINE) == reported
     assert reported == ["quiz/03", "quiz/11", "quiz/20"]  # those that have leaked
-    agree("leak", [names[each] for each in ("once", "one_copy", "all_copies")])
+    for before, found in zip(
+        verdicts("leak"), [names[each] for each in ("once", "one_copy", "all_copies")], strict=True
+    ):
+        agrees(before, found)

@@ -123,11 +123,8 @@ def test_an_index_is_not_overwritten(digits_model: Path, digits_file: Path, digi
 
 
 def test_other_data_or_another_model_is_refused(
-    digits_model: Path, digits_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits_model: Path, digits_file: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(
-        "XDG_STATE_HOME", str(tmp_path / "state")
-    )  # other tests have the same digits elsewhere
     data, other = tmp_path / "digits.npz", tmp_path / "other"
     shutil.copy(digits_file, data)
     index = api.build_index([str(data)], model_path=str(digits_model), out=tmp_path / "i.stride")
