@@ -206,7 +206,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
         shell(block)
         assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")
     recipe = json.loads((shell.directory / "model/stride_recipe.json").read_text(encoding="utf-8"))
-    short = {**recipe, "epochs": recipe["epochs"] / 10, "steps": recipe["steps"] // 10}
+    short = {**recipe, "epochs": recipe["epochs"] / 30, "steps": recipe["steps"] // 30}
     (shell.directory / "short.json").write_text(json.dumps(short), encoding="utf-8")
     (proved,) = _values(shell(PROVE.rstrip() + " --seeds 2 --random 1 --recipe short.json"))
     assert proved["schema"].startswith("stride.verify_hit/")

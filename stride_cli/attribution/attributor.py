@@ -17,8 +17,11 @@ import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
+from stride_cli.free_memory import available_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from stride_cli.attribution.direct_readout import SecondEstimates
     from stride_cli.attribution.estimated import Read, Responses
     from stride_cli.data.batches import Batch
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from stride_cli.recovery.shrinkage import Shrinkage
     from stride_cli.recovery.stability import Halves
 
-_MOST_TOGETHER, _VALUES = 256, 1 << 27  # queries, and numbers of either kind for all of them
+_MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
+_OF_MEMORY = 8  # the share of memory that their gradients may take where that is more: 1/8, twice
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,17 @@ def dense(found: Sequence[Attribution], dtype: type = np.float64) -> np.ndarray:
     return weights
 
 
-def queries_together(n_chunks: int, gate_size: int) -> int:
-    """How many queries are asked at once: see `Attributor.together`."""
-    return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks, gate_size)))
+def queries_together(n_chunks: int, gate_size: int, device: torch.device) -> int:
+    """How many queries are asked at once: see `Attributor.together`.
+
+    Chunks are read once for all of them, so that few at a time are many passes: as many as have room. What
+    is free of memory counts as a power of two, or the last digits would depend on what else runs.
+    """
+    from stride_cli.models.devices import total_bytes
+
+    free = total_bytes(device) or available_bytes() or 0
+    room = max(4 * _VALUES, (1 << free.bit_length() >> 1) // _OF_MEMORY)
+    return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks), room // (4 * max(1, gate_size))))
 
 
 @dataclass(frozen=True)
@@ -209,10 +221,11 @@ class Attributor:
         """Whether influences are not the recovery's alone."""
         return bool(self.reads) or self.estimates
 
-    @property
+    @cached_property
     def together(self) -> int:
         """Queries whose influences of all chunks, and whose gradients, may be in memory at once."""
-        return queries_together(self.workspace.n_chunks, sum(found.gate_size for found in self.operators))
+        gate_size = sum(found.gate_size for found in self.operators)
+        return queries_together(self.workspace.n_chunks, gate_size, self.workspace.model.device)
 
     @property
     def shrinkage(self) -> Shrinkage | None:

@@ -184,7 +184,7 @@ def work_of(
         project=settings.project,
         sample=(min(counts.tokens, sample_size(model.d_model)), min(counts.tokens, sample_size(0))),
         reads=min(default_reads(place, readable), counts.chunks),
-        together=queries_together(counts.chunks, sum(gates)),
+        together=queries_together(counts.chunks, sum(gates), model.device),
         fine_tuned=has_base,
         packed=any(4 * n_subsets * each > PACKED_BYTES for each in gates),
     )
