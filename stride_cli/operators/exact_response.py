@@ -115,13 +115,13 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
     operators = steered.operators
     chosen = np.sort(stream(seed, "step probes").permutation(operators.n_subsets)[:_PROBED])
     linear = measure_linear(steered, batch)[:, chosen]
-    before = operators.step
+    before, probes, every_other = operators.step, range(len(batch.ids)), range(0, MOST_STEPS, 2)
     seen: dict[tuple[int, int], float] = {}
 
     def agreement(number: int, *, enough: float = -1.0) -> float:
         """Of a step, on the worst probe; those after one below `enough` are not looked at."""
         operators.step, worst = _STEPS[number], 1.0
-        for row in range(len(batch.ids)):
+        for row in probes:
             if (number, row) not in seen:
                 probe = batch.take(slice(row, row + 1))
                 exact = measure_exact(steered, probe, subsets=chosen, batch_size=_PROBED)
@@ -131,21 +131,30 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
                 break
         return worst
 
+    def at_most(number: int) -> float:
+        """What its agreement is by the probes that were looked at."""
+        return min((seen[number, row] for row in probes if (number, row) in seen), default=1.0)
+
     try:
-        with progress("choosing a step", len(_STEPS), unit="steps") as bar:
+        with progress("choosing a step", len(every_other), unit="steps") as bar:
             # the error of a central difference falls with the square of the step: where one is too long, so
             # are the longer ones, and every other is enough to find the first that is not
-            for number in range(0, len(_STEPS), 2):
+            for number in every_other:
                 if (found := agreement(number, enough=_AGREEMENT)) >= _AGREEMENT:
                     if number and (longer := agreement(number - 1, enough=_AGREEMENT)) >= _AGREEMENT:
                         number, found = number - 1, longer
                     return _STEPS[number], found
-                bar.advance(2)
-            every = [agreement(number) for number in range(len(_STEPS))]
+                bar.advance(1)
+        # none is: the best of them, or one beside it, without what cannot be better any more
+        best = max(every_other, key=at_most)
+        while any((best, row) not in seen for row in probes):
+            agreement(best)
+            best = max(every_other, key=at_most)
+        beside = [number for number in (best - 1, best, best + 1) if 0 <= number < MOST_STEPS]
+        best = max(beside, key=agreement)
+        return _STEPS[best], at_most(best)
     finally:
         operators.step = before
-    best = int(np.argmax(every))
-    return _STEPS[best], every[best]
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.spaces import initial_space
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
+from stride_cli.randomness import stream
 
 K = 12
 
@@ -208,18 +209,53 @@ def test_central_differences_agree_with_the_first_order_response(model, chunks, 
 
 
 def test_where_no_step_agrees_each_is_measured_once(model, chunks, monkeypatch) -> None:
-    random, measured = np.random.default_rng(0), []
+    random, measured = np.random.default_rng(0), {}
 
     def noise(steered, batch, *, subsets, batch_size):
-        measured.append((steered.operators.step, int(batch.rows[0])))
-        return random.standard_normal((1, len(subsets)))
+        key = steered.operators.step, int(batch.rows[0])
+        assert key not in measured
+        measured[key] = random.standard_normal((1, len(subsets)))
+        return measured[key]
 
     monkeypatch.setattr(exact_response, "measure_exact", noise)
     steered = randomly_steered(model, fit="closed")
     before = steered.operators.step
-    step, agreement = choose_step(steered, chunks.batch(np.arange(2)), seed=0)
-    assert len(measured) == len(set(measured)) == 2 * MOST_STEPS and agreement < 0.999
-    assert step in {each for each, _ in measured} and steered.operators.step == before
+    batch = chunks.batch(np.arange(2))
+    step, agreement = choose_step(steered, batch, seed=0)
+    assert steered.operators.step == before and agreement < 0.999
+    # of all that were measured on both probes, the best
+    chosen = np.sort(stream(0, "step probes").permutation(steered.operators.n_subsets)[:24])
+    linear = measure_linear(steered, batch)[:, chosen]
+    found = {
+        each: [pearson(linear[row], measured[each, row][0]) for row in range(2) if (each, row) in measured]
+        for each in {each for each, _ in measured}
+    }
+    whole = {each: min(own) for each, own in found.items() if len(own) == 2}
+    assert step in whole and whole[step] == agreement == max(whole.values())
+    # and no other of those that were looked at first could be better
+    assert all(min(own) <= agreement for own in found.values())
+
+
+@pytest.mark.parametrize("best", range(MOST_STEPS))
+def test_where_no_step_agrees_the_one_that_does_best_is_found_by_few(
+    model, chunks, monkeypatch, best
+) -> None:
+    """Long steps are off by the third order, short ones by rounding: the further from the best, the more."""
+    steered, count = randomly_steered(model, fit="closed"), 0
+    batch = chunks.batch(np.arange(2))
+    linear = measure_linear(steered, batch)
+    away = np.random.default_rng(0).standard_normal(linear.shape)
+
+    def off(steered, batch, *, subsets, batch_size):
+        nonlocal count
+        count, row = count + 1, int(batch.rows[0])
+        apart = abs(exact_response._STEPS.index(steered.operators.step) - best)
+        return (linear + (0.1 + 0.05 * apart) * linear.std() * away)[row : row + 1, subsets]
+
+    monkeypatch.setattr(exact_response, "measure_exact", off)
+    step, agreement = choose_step(steered, batch, seed=0)
+    assert step == exact_response._STEPS[best] and 0.9 < agreement < 0.999
+    assert count <= 14  # of 26
 
 
 def test_a_query_without_scored_tokens_is_refused(model) -> None:
