@@ -131,6 +131,7 @@ def resolve(section: str, flags: Mapping[str, Any]) -> Any:
 def settings(section: str | None = None) -> list[Setting]:
     """Every setting of a section (or of all), with its source: "default", the file or the variable."""
     written = _read_file(Path(FILE_NAME))
+    _check_variables(section)
     result = []
     for name, cls in SECTIONS.items():
         if section is not None and name != section:
@@ -153,6 +154,21 @@ def settings(section: str | None = None) -> list[Setting]:
                 source = variable
             result.append(Setting(key, value, source))
     return result
+
+
+def _check_variables(section: str | None) -> None:
+    """A mistyped variable is told, as a mistyped key of the file is."""
+    known = [f"STRIDE_{key.replace('.', '_')}".upper() for key in _known()]
+    of = tuple(f"STRIDE_{name}_".upper() for name in SECTIONS if section in (None, name))
+    for variable in sorted(os.environ):
+        if variable.startswith(of) and variable not in known:
+            near = difflib.get_close_matches(variable, known, 1)
+            raise UsageError(
+                f"the environment sets {variable}, and there is no such setting",
+                fix=f"did you mean {near[0]}?"
+                if near
+                else f"unset {variable}; stride config show lists them",
+            )
 
 
 def kernel_cache_setting() -> Setting:
@@ -253,7 +269,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _once())
     except OSError:
         raise
     except Exception as error:  # of what kind depends on what is written: "!!bool x" is a KeyError to PyYAML
@@ -265,6 +281,13 @@ def _read_file(path: Path) -> dict[str, Any]:
     known = _known()
     found: dict[str, Any] = {}
     for section, values in content.items() if isinstance(content, dict) else [(content, None)]:
+        if isinstance(section, str) and section in SECTIONS and values is None:
+            continue  # nothing stands under it
+        if isinstance(section, str) and section in SECTIONS and not isinstance(values, dict):
+            raise UsageError(
+                f"{path}: expected settings under '{section}', found {reprlib.repr(values)}",
+                fix="write it so: query: {top: 20}",
+            )
         if not isinstance(section, str) or section not in SECTIONS or not isinstance(values, dict):
             near = difflib.get_close_matches(reprlib.repr(section), SECTIONS, 1) or [", ".join(SECTIONS)]
             shown = section if isinstance(section, str) else reprlib.repr(section)
@@ -282,6 +305,27 @@ def _read_file(path: Path) -> dict[str, Any]:
                 )
             found[key] = value
     return found
+
+
+def _once() -> Any:
+    """PyYAML's safe loader, to which a key that a mapping has twice is an error: it would take the last."""
+    import yaml
+
+    class Once(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in seen:
+                        line = key.start_mark.line + 1
+                        raise yaml.YAMLError(
+                            f"'{shortened(key.value, 60)}' stands there twice, again in line {line}"
+                        )
+                    seen.add(key.value)
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            return found
+
+    return Once
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

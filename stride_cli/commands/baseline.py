@@ -62,7 +62,7 @@ def baseline(
     from stride_cli.evaluation.ranking import document_scores, rank_documents
     from stride_cli.evaluation.scoring import ScoreFile, score_blocks
     from stride_cli.methods.registry import open_method
-    from stride_cli.output import emit, note, progress, wants_json
+    from stride_cli.output import emit, note, outlast_reader, progress, wants_json
 
     if method is None:
         raise UsageError("no method is given", fix="see which there are: stride baseline --list")
@@ -72,6 +72,8 @@ def baseline(
     chosen, task = bench.queries, bench.workspace
     owner = np.asarray(task.index.array("corpus/chunk_document"))
     opened.fit(task)
+    if scores is not None:
+        outlast_reader()
     row = 0
     with (
         ScoreFile(scores, (len(chosen), task.n_chunks)) as file,

@@ -160,7 +160,7 @@ def compare(
     from stride_cli.evaluation.bench import split_methods
     from stride_cli.evaluation.compare import compare_methods, comparison_record
     from stride_cli.evaluation.shared_scores import SharedRuns
-    from stride_cli.output import emit, note, progress, wants_json
+    from stride_cli.output import emit, note, outlast_reader, progress, wants_json
     from stride_cli.report.comparison_page import write_page
 
     options, judged = BenchOptions(**measured), LdsOptions(**compared)
@@ -170,6 +170,8 @@ def compare(
         raise UsageError(f"--given {given} is not among the methods", fix="name it in --methods too")
     if html is not None and not html.resolve().parent.is_dir():
         raise UsageError(f"there is no directory '{html.parent}'", fix="make it, or give another --html path")
+    if html is not None:
+        outlast_reader()
     bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
     ground = bench.ground(judged.response)
     rows = bench.rows

@@ -113,7 +113,7 @@ def causes(
     from stride_cli.evaluation.query_groups import GroupRule, build_asked
     from stride_cli.evaluation.score_files import read_scores
     from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.output import emit, note, wants_json
+    from stride_cli.output import emit, note, outlast_reader, wants_json
     from stride_cli.report.drawing import check_place
 
     options, sharing = CausesOptions(**given), SharingOptions(**shared)
@@ -122,6 +122,8 @@ def causes(
     wanted = None if options.at is None else _numbers(options.at)
     if html is not None:
         check_place(html)
+    if html is not None or write_scores is not None:
+        outlast_reader()
     source = _source(queries, train, date_lm, index)
     where = _where(source.index, model, source.train, device, dtype)
     workspace = where.open()

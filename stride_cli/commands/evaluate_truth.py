@@ -103,6 +103,7 @@ def truth(
         )
         chosen, share = found, round(float(found.alpha[0]) * 1000)
     models = chosen.n_subsets * chosen.n_seeds
+    reused = 0 if imported is not None else max(0, models - found.trained)  # of this α: others may be there
     record: TruthRecord = {
         "schema": "stride.truth/1",
         "index": str(workspace.index.path),
@@ -112,7 +113,7 @@ def truth(
         "alpha": share / 1000,
         "queries": len(wanted),
         "trained": found.trained,
-        "reused": found.reused,
+        "reused": reused,
         "imported": 0 if imported is None else models,
         "mean_loss": float(chosen.losses.mean()),
         "base_loss": float(chosen.base_losses.mean()),
@@ -122,7 +123,7 @@ def truth(
         emit(record)
         return
     trained_from = seeds_in_words(chosen.n_seeds, chosen.own_seed)
-    done = f"{found.trained:,} models trained, {found.reused:,} already there"
+    done = f"{found.trained:,} models trained, {reused:,} already there"
     if imported is not None:
         done = f"{models:,} models read from {imported}"
     note(

@@ -384,7 +384,7 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
         "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
         "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
         "texts": opened.has("corpus/text_bytes"),
-        "operators": opened.group_attributes("operators") if opened.has("operators") else None,
+        "operators": _operators_summary(opened) if opened.has("operators") else None,
         "truth": _truth_summary(opened) if opened.has("truth") else None,
         "fingerprints": opened.attributes["fingerprints"],
         "model_path": stated("model_path"),
@@ -660,6 +660,13 @@ def export(
         for record in records(opened):
             output.emit(record)
             ticker.advance()
+
+
+def _operators_summary(index: Any) -> dict[str, Any]:
+    """What the group says of itself, with its share of the chunks that there are now."""
+    found = dict(index.group_attributes("operators"))
+    found["coverage"] *= index.shape("operators/seen")[0] / max(1, index.n_chunks)
+    return found
 
 
 def _truth_summary(index: Any) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
         yield from _lines(stdin_lines(), "stdin")
         return
     assert file is not None
-    if not file.is_file():
+    if not file.exists() or file.is_dir():  # a pipe is read as it comes: <(command)
         raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
     with file.open(encoding="utf-8", errors="surrogateescape") as lines:
         yield from _lines(iter(lines.readline, ""), str(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from stride_cli import output
@@ -34,9 +35,11 @@ def text(found: str) -> Text:
 
 
 def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
-    """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed."""
+    """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed; of one value no error is known."""
     if found.get("mean") is None:
         return "–"
+    if found["se"] is None or not isfinite(found["se"]):
+        return f"{found['mean']:+.{digits}f}"
     low, high = f"{found['low']:+.{digits}f}", f"{found['high']:+.{digits}f}"
     return f"{found['mean']:+.{digits}f} ± {found['se']:.{digits}f} [{low}, {high}]"
 

@@ -80,11 +80,13 @@ def tune(
     """
     from stride_cli import api
     from stride_cli.config import resolve, write_settings
-    from stride_cli.output import emit, note
+    from stride_cli.output import emit, note, outlast_reader
     from stride_cli.report.drawing import check_place, write_whole
 
     if html is not None:
         check_place(html)
+    if html is not None or not dry_run:
+        outlast_reader()
     general = resolve("general", {"model": model})
     chosen = resolve("train", {"device": device, "dtype": dtype})
     swept = {
@@ -116,7 +118,7 @@ def tune(
         on_trial=show,
     )
     settings = result.pop("settings")
-    if not dry_run:
+    if settings and not dry_run:
         result["path"] = str(write_settings(settings))
     emit(result)
     if html is not None:
@@ -131,8 +133,12 @@ def tune(
         f"{gain['mean']:+.3f} ± {gain['se']:.3f} on the settings before"
     )
     written = ", ".join(result["written"].splitlines())
-    note(f"{'would write' if dry_run else 'wrote'} to stride.yaml: {written}")
-    note(f"next: {result['next']}")
+    if settings:
+        note(f"{'would write' if dry_run else 'wrote'} to stride.yaml: {written}")
+    else:
+        note("nothing is gained by other settings: stride.yaml stays as it is")
+    if result["next"]:
+        note(f"next: {result['next']}")
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:

@@ -218,6 +218,11 @@ class DocumentParser:
                 fix="switch a field off with an empty name: --text-field '' (or --messages-field)",
             )
         if not forms:
+            named = (names.text, names.prompt, names.response, names.messages)
+            if nothing := [name for name in named if name and name in record and record[name] is None]:
+                raise CorpusError(
+                    f"{where}: expected text, found null in the field '{nothing[0]}'", fix=FIX_OR_SKIP
+                )
             raise CorpusError(
                 f"{where}: expected '{names.text}', or '{names.prompt}' and '{names.response}', or "
                 f"'{names.messages}', found the fields {_listed(available or record)}",

@@ -108,25 +108,27 @@ def choose_design(
     CorpusError
         No chunk; fewer chunks than the subsets asked for.
     UsageError
-        Fewer chunks than the degree asked for.
+        A degree of more than K / 2.
     """
     n_subsets, degree = design.n_subsets, design.degree
     if n_chunks < 1:
         raise CorpusError("the corpus has no chunk", fix="give documents that hold text")
     if n_subsets is None:
-        n_subsets = max(min(default_subsets(n_chunks), most or MAX_SUBSETS), degree or 1)
-        if n_subsets > n_chunks:
-            raise UsageError(
-                f"--degree is {degree}, expected at most the number of chunks, {n_chunks}",
-                fix="leave it out, or give a larger corpus",
-            )
+        n_subsets = max(min(default_subsets(n_chunks), most or MAX_SUBSETS), min(2 * (degree or 1), n_chunks))
     elif n_subsets > n_chunks:
         raise CorpusError(
             f"--subsets is {n_subsets:,}, expected at most the number of chunks: the corpus has {n_chunks:,}",
             fix=f"leave --subsets out (here: {default_subsets(n_chunks):,}), or give a larger corpus",
         )
+    half = max(1, n_subsets // 2)
     if degree is None:
-        degree = max(1, min(DEFAULT_DEGREE, n_subsets // 2))
+        degree = min(DEFAULT_DEGREE, half)
+    if degree > half:
+        raise UsageError(
+            f"--degree is {degree}, expected at most half of the {n_subsets:,} subsets, {half:,}: chunks "
+            "that are in most of them are hard to tell apart",
+            fix="leave it out, or give more subsets (--subsets): there may be as many as chunks",
+        )
     return n_subsets, degree
 
 

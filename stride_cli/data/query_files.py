@@ -137,8 +137,7 @@ def read_texts(
     from stride_cli.corpus.readers import ReadOptions, open_documents
     from stride_cli.data.query_set import QuerySet
 
-    if not Path(path).is_file():
-        raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
+    named_file(path)
     cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
     stream, _ = open_documents([str(path)], ReadOptions(number_ids=number_ids))
     documents = list(stream)
@@ -162,6 +161,18 @@ def read_texts(
         ids.append(np.asarray(chunks[0].tokens, np.int64))
         weights.append(weight)
     return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])
+
+
+def named_file(path: str | Path) -> None:
+    """Raises UsageError where there is no such file, or none that can be read more than once."""
+    if Path(path).is_file():
+        return
+    if Path(path).exists() and not Path(path).is_dir():
+        raise UsageError(
+            f"'{path}' is a pipe (expected a file: it is read more than once)",
+            fix="write it to a file first, and give that",
+        )
+    raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
 
 
 def _too_many(path: str | Path, document: Document, tokens: int, most: int) -> QueryError:

@@ -12,7 +12,8 @@ import numpy as np
 
 from stride_cli.characters import shortened
 from stride_cli.corpus.readers import read_records
-from stride_cli.errors import CorpusError, QueryError, UsageError
+from stride_cli.data.query_files import named_file
+from stride_cli.errors import CorpusError, QueryError
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -58,8 +59,7 @@ def read_cause_queries(path: str | Path, index: Index, *, known: bool = True) ->
                      that two queries have; no query at all
     QueryError       with file and line: a cause that is no document of the index, or all of them are
     """
-    if not Path(path).is_file():
-        raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
+    named_file(path)
     numbers = {index.document_id(number): number for number in range(index.n_documents)}
     found: list[CauseQuery] = []
     seen: dict[str, str] = {}

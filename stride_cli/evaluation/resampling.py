@@ -125,8 +125,8 @@ def mean_interval(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0, name
     name : str      names the random stream; the same name and length means the same draws
     """
     values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return Interval(np.nan, np.nan, np.nan, np.nan)
+    if len(values) < 2:  # one says nothing of how far others are
+        return Interval(float(values.mean()) if len(values) else np.nan, np.nan, np.nan, np.nan)
     counts = _counts(stream(seed, f"bootstrap {name}"), draws, len(values))
     return interval(float(values.mean()), counts @ values / len(values))
 
@@ -155,10 +155,12 @@ def _pearson(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndar
 
 
 def _kendall(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Kendall's τ_a under each row of multiplicities, (B,): a unit drawn twice is tied with itself."""
+    """Kendall's τ_a under each row of multiplicities, (B,), over pairs of different units: one that is drawn
+    twice says nothing of how it compares with itself. 0 where only one is drawn."""
     agreement = np.sign(left[:, None] - left) * np.sign(right[:, None] - right)  # (R, R)
-    size = counts.sum(axis=1)
-    return ((counts @ agreement) * counts).sum(axis=1) / (size * (size - 1))
+    pairs = np.square(counts.sum(axis=1)) - np.square(counts).sum(axis=1)
+    found = ((counts @ agreement) * counts).sum(axis=1)
+    return np.divide(found, pairs, out=np.zeros(len(counts)), where=pairs > 0)
 
 
 _WEIGHTED = {"spearman": _spearman, "pearson": _pearson, "kendall": _kendall}

@@ -62,7 +62,11 @@ class TuneRecord(SettingsRecord):
     ]
     gain: Annotated[QueryMean, {"mean": "the chosen settings' score minus that of the settings before"}]
     trials: Annotated[int, "fits that were scored"]
-    written: Annotated[str, "what was (with --dry-run, would be) written: a line of section.key: value each"]
-    path: Annotated[str, "where they were written; empty with --dry-run"]
-    next: Annotated[str, "the command that puts them to use"]
+    written: Annotated[
+        str,
+        "what was (with --dry-run, would be) written: a line of section.key: value each; empty where nothing "
+        "is gained by other settings",
+    ]
+    path: Annotated[str, "where they were written; empty with --dry-run, or where there are none"]
+    next: Annotated[str, "the command that puts them to use; empty where nothing has to be fitted anew"]
     seconds: TuneSeconds

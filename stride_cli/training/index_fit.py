@@ -264,7 +264,8 @@ def _train_record(
         "gate_size": own["gate_size"],
         "project": own["project"],
         "projected": own["projected"],
-        "coverage": own["coverage"],
+        # of all chunks that there are now: projections may be made of those that no operator has seen
+        "coverage": own["coverage"] * index.shape("operators/seen")[0] / max(1, index.n_chunks),
         "step": own["step"],
         "step_agreement": own["step_agreement"],
         "loss": reports[0]["loss"],

@@ -176,7 +176,8 @@ def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions =
     store = store_of(workspace.index)
     missing = count_missing(trainer, jobs, store=store)
     if missing:
-        note(f"retraining {missing:,} models on {len(masks):,} subsets × {n_seeds} seeds; kept in {store}")
+        there = len(masks) * n_seeds - missing
+        note(f"retraining {missing:,} models, {there:,} more are there; kept in {store}")
     outcomes = retrain(trainer, jobs, store=store, engine=options.engine, workers=options.workers)
     losses, margins = _fill(old, wanted, outcomes, (len(masks), n_seeds, len(queries)))
     truth = Truth(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
 
 _HELD_OUT = 48
+_WRITTEN = ("space", "layer", "rank", "damping")  # the others are of an index
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class Tuned:
     ----------
     best, first : Trial            the chosen one, and the one that the sweep began with
     lambda_ratio, first_lambda : float
+    start, usual_lambda :          the settings that there were before
     target : Target
     trials : int
     response_seconds, trial_seconds : float
@@ -68,10 +70,16 @@ class Tuned:
     first: Trial
     lambda_ratio: float
     first_lambda: float
+    start: Mapping[str, Any]
+    usual_lambda: float
     target: Target
     trials: int
     response_seconds: float
     trial_seconds: float
+
+    def changed(self) -> dict[str, Any]:
+        """What the chosen settings have otherwise than those before."""
+        return {name: value for name, value in self.best.settings.items() if value != self.start[name]}
 
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """The criterion of every query, (Q,) each: with the chosen settings, and with the first ones."""
@@ -190,6 +198,8 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
             first=first,
             lambda_ratio=choose_lambda(best, usual, seed=workspace.seed),
             first_lambda=usual if usual in first.lambdas else first.lambdas[first.best],
+            start=start,
+            usual_lambda=usual,
             target=target,
             trials=count,
             response_seconds=measured - begun,
@@ -268,11 +278,12 @@ def tune_index(
     tuned = found[0]
     chosen, before = tuned.scores()
     shown = resolved(tuned.best.settings, workspace)
-    names = [name for name in ("space", "layer", "rank", "damping") if tuned.best.settings[name] is not None]
-    settings = {f"train.{name}": tuned.best.settings[name] for name in names}
-    settings["query.lambda_ratio"] = tuned.lambda_ratio
+    # what nothing was gained by stays as it is, and is not made explicit: other indexes have other defaults
+    settings = {f"train.{name}": value for name, value in tuned.changed().items() if name in _WRITTEN}
     own = workspace.index
-    following = f"stride train --index {own.path} --overwrite"
+    following = f"stride train --index {own.path} --overwrite" if settings else ""
+    if settings or tuned.lambda_ratio != tuned.usual_lambda:
+        settings["query.lambda_ratio"] = tuned.lambda_ratio
     if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
         design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
         following = f"build the index anew with {design}, then stride train"

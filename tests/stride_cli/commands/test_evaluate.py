@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,29 @@ def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
     wrong = run(f"{line} --scores {tmp_path}/scores.txt")
     assert wrong.code == 2 and "expected a .npy file" in wrong.err and wrong.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_asked_for_are_written_whoever_reads_stdout(
+    prepared: Prepared, measured: Path, tmp_path: Path
+) -> None:
+    """`| head`: the reader has left when the second record comes, or before the first."""
+    tools, page, scores = prepared.tools(), tmp_path / "page.html", tmp_path / "scores.npy"
+    index = f"--index {measured}/run.stride"
+    compare = f"stride evaluate compare {index} --alpha 0.5 --methods bm25,tfidf,chance --html {page}"
+    baseline = f"stride baseline tfidf {index} --queries {measured}/queries.jsonl --scores {scores} --top 2"
+    for line in (compare, baseline):
+        for reader in ("head -1", "true"):
+            page.unlink(missing_ok=True)
+            scores.unlink(missing_ok=True)
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", f"{line} | {reader} > {os.devnull}"],
+                env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+            assert page.exists() if line is compare else np.load(scores).any()
 
 
 def test_methods_are_listed(run) -> None:

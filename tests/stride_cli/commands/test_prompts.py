@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from stride_cli.attribution.answer import Refused
-from stride_cli.commands.prompts import BadInput, Prompt, answered, read_prompts
+from stride_cli.commands.prompts import BadInput, Prompt, answered, count_prompts, read_prompts
+from stride_cli.data.query_files import named_file
 from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 
 
@@ -85,6 +88,20 @@ def test_a_file_without_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(QueryError, match="stdin holds no prompt"):
         list(read_prompts("-", None))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    """stride query --file <(command)"""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("one\ntwo\n"))
+    writer.start()
+    assert count_prompts(tmp_path / "pipe") == 0  # how many come is not known
+    found = [prompt.asked["prompt"] for prompt in read_prompts(None, tmp_path / "pipe")]
+    writer.join()
+    assert found == ["one", "two"]
+    with pytest.raises(UsageError, match="is a pipe"):
+        named_file(tmp_path / "pipe")
 
 
 class Session:

@@ -38,7 +38,7 @@ def test_the_default_is_capped_by_the_gates() -> None:
 def test_every_choice_is_a_design() -> None:
     for n_chunks in [*range(1, 40), 999, 1500, 10**6]:
         k, d = choose_design(n_chunks)
-        assert 1 <= d <= k <= min(n_chunks, 65_535)
+        assert 1 <= d <= max(1, k // 2) and k <= min(n_chunks, 65_535)
     assert choose_design(100, DesignOptions(degree=30)) == (100, 30)
     assert choose_design(100, DesignOptions(n_subsets=7)) == (7, 3)
 
@@ -51,7 +51,10 @@ def test_every_choice_is_a_design() -> None:
         (100, 101, None, CorpusError, "--subsets is 101, .*the corpus has 100"),
         (100, 0, None, UsageError, "--subsets is 0"),
         (100, 10, 0, UsageError, "--degree is 0"),
-        (100, None, 101, UsageError, "--degree is 101, expected at most the number of chunks, 100"),
+        (100, None, 101, UsageError, "--degree is 101, expected at most half of the 100 subsets, 50"),
+        (100, None, 51, UsageError, "--degree is 51, expected at most half of the 100 subsets, 50"),
+        (20, None, 20, UsageError, "--degree is 20, expected at most half of the 20 subsets, 10"),
+        (100, 15, 10, UsageError, "--degree is 10, expected at most half of the 15 subsets, 7"),
         (0, None, None, CorpusError, "no chunk"),
     ],
 )

@@ -136,6 +136,7 @@ BAD = [
     (GOOD, "corpus.jsonl:2: .*'good' again, first at .*corpus.jsonl:1", "--number-ids"),
     (b'{"id": "a"}\n', "corpus.jsonl:2: expected 'text', or .* found the fields 'id'", "--text-field"),
     (b'{"id": "a", "prompt": "x"}\n', "corpus.jsonl:2: expected 'text', or", "--text-field"),
+    (b'{"id": "a", "text": null}\n', "corpus.jsonl:2: .*found null in the field 'text'", "--on-bad"),
     (b'{"id": "a", "text": ""}\n', "corpus.jsonl:2: .*found the field 'text' empty", "--on-bad"),
     (b'{"id": "a", "text": " \\n\\t"}\n', "corpus.jsonl:2: .*empty", "--on-bad"),
     (b'{"id": "a", "prompt": "x", "response": ""}\n', "corpus.jsonl:2: .*'response' empty", "--on-bad"),

@@ -19,7 +19,7 @@ def observed(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
 @settings(max_examples=25)
 @pytest.mark.parametrize("kind", ["spearman", "pearson", "kendall"])
 def test_draws_are_literal_resamples(kind: str, seed: int, size: int) -> None:
-    """The correlation of the repeated rows, with ties in the data too."""
+    """The correlation of the repeated rows, with ties in the data too; Kendall's of different rows."""
     generator = np.random.default_rng(seed)
     predicted, measured = generator.integers(0, 6, (2, 3, size)).astype(float)
     resampler = Resampler(measured, draws=5, seed=seed)
@@ -28,10 +28,27 @@ def test_draws_are_literal_resamples(kind: str, seed: int, size: int) -> None:
     for number in range(5):
         rows = np.repeat(np.arange(size), resampler.subset_counts[number].astype(int))
         literal = getattr(metrics.correlate(predicted[:, rows], measured[:, rows]), kind)
+        if kind == "kendall":
+            different = np.count_nonzero(rows[:, None] != rows)
+            literal = literal * size * (size - 1) / different if different else np.zeros(3)
         queries = np.repeat(np.arange(3), resampler.query_counts[number].astype(int))
         assert draws.subsets[number] == pytest.approx(literal.mean())
         assert draws.queries[number] == pytest.approx(found[queries].mean())
         assert draws.joint[number] == pytest.approx(literal[queries].mean())
+
+
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "kendall"])
+@pytest.mark.parametrize("size", [5, 30])
+def test_what_is_right_is_right_in_every_draw(kind: str, size: int) -> None:
+    measured = np.arange(size, dtype=float)[None].repeat(2, axis=0)
+    found = getattr(metrics.correlate(measured, measured), kind)
+    joint = Resampler(measured).draw(kind, measured, found).estimate().joint
+    assert joint.mean == pytest.approx(1) and joint.low == pytest.approx(1) and joint.high == pytest.approx(1)
+
+
+def test_one_value_has_no_interval() -> None:
+    found = mean_interval(np.array([2.5, np.nan]))
+    assert found.mean == 2.5 and np.isnan([found.se, found.low, found.high]).all()
 
 
 def test_interval_over_queries_is_the_textbook_one() -> None:

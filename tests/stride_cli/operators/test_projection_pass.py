@@ -119,7 +119,8 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     monkeypatch.setattr(
         module, "chunk_gradients", lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1]
     )
-    assert project(copied)["projected"] == n_chunks
+    record = project(copied)
+    assert record["projected"] == n_chunks and record["coverage"] == pytest.approx(before / n_chunks)
     assert sorted(np.concatenate(read)) == sorted([*range(before, n_chunks)] * 2)  # by both models
     assert estimates().argmax() >= before  # the text that the query repeats
     operators = Operators.from_index(Index.open(copied))

@@ -92,6 +92,18 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
 
 
+def test_where_nothing_is_gained_nothing_is_written(index: Path, run, tmp_path: Path, monkeypatch) -> None:
+    """A default made explicit would be a setting of all other indexes too."""
+    monkeypatch.chdir(tmp_path)
+    line = "tune --index run.stride --damping 1e-9 --lambda-ratio 0.01 --responses 8 --epochs 1 --workers 1"
+    result = run(f"{line} --device cpu")
+    assert result.code == 0, result.err
+    *_, chosen = result.records
+    assert chosen["written"] == chosen["path"] == chosen["next"] == "" and chosen["gain"]["mean"] == 0
+    assert not (tmp_path / "stride.yaml").exists()
+    assert "stride.yaml stays as it is" in result.err and "next:" not in result.err
+
+
 def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
     """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
     grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
