@@ -115,7 +115,9 @@ def read_stage(place: Place, group: str) -> Group:
         return read_group(place, f"{group}/", check=True)
     except IndexDamaged as error:
         if isinstance(place, Directory):
-            fix = f"{stage_command(group, place.path)} makes it again"
+            # that of a run says so itself, and a calibration is replaced without
+            anew = " --overwrite" if group in ("operators", "truth") else ""
+            fix = f"{stage_command(group, place.path)}{anew} makes it again"
             raise IndexDamaged(error.message, fix=fix) from None
         raise
 

@@ -74,6 +74,9 @@ def _find_problems(
         todo += [(_join(directory, name), recorded) for name, recorded in files.items()]
         if there is not None:
             problems += _find_extra(there, directory, set(files))
+    if "calibration" in begun and "operators" not in begun:
+        message = "is missing, with all operators: the calibration is of some"
+        problems.append(Problem(_join("operators", MANIFEST), "missing", message))
     problems += _check_content(place, todo, progress)
     try:
         index = Index.open(path)

@@ -14,7 +14,7 @@ from stride_cli.attribution.scale import scale_of
 from stride_cli.attribution.verdict import LENGTHS, NullAnswers
 from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
-from stride_cli.output import progress
+from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -78,6 +78,17 @@ def stored_calibration(index: Index) -> NullAnswers | None:
             if values.ndim != 2 or len(values) != len(arrays["scored"]):
                 raise ValueError(f"should be a row for each of {arrays['scored'].shape}, are {values.shape}")
         return NullAnswers(**arrays, scale=None if scale is None else scale_of(scale))
+
+
+def readable_calibration(index: Index) -> NullAnswers | None:
+    """`stored_calibration`; None too where it is damaged, which is told: it is about to be replaced."""
+    from index_format.errors import IndexDamaged
+
+    try:
+        return stored_calibration(index)
+    except IndexDamaged as error:
+        note(f"{error.message}: it is made anew, without what it said of nats (--retrain measures that)")
+        return None
 
 
 def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:

@@ -69,8 +69,13 @@ class Session:
         model_path: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        recalibrate: bool = False,
     ) -> Session:
         """Open an index for queries: a directory, or, fetched as it is needed, a zip file or a URL.
+
+        Parameters
+        ----------
+        recalibrate : its calibration is to be replaced: one that is damaged is passed over, with a note
 
         Raises
         ------
@@ -80,7 +85,7 @@ class Session:
         StageMissing      the index has no operators yet
         """
         from index_format.reader import Index
-        from stride_cli.attribution.calibration import stored_calibration
+        from stride_cli.attribution.calibration import readable_calibration, stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.data.workspace import Workspace
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
@@ -97,7 +102,7 @@ class Session:
             chunk_document=index.array("corpus/chunk_document"),
             defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
             checkpoints=open_checkpoints(index, workspace.model),
-            calibration=stored_calibration(index),
+            calibration=(readable_calibration if recalibrate else stored_calibration)(index),
         )
         with index.understanding("operators"):
             opened._try_out()

@@ -38,8 +38,9 @@ class Verdict:
     word : "clear", "weak" or "guessing"
     line : float          influence above which a document is stronger than any of all but a few null prompts
     beyond : float        that few, as a share
-    surer : float         share of null prompts of whose response the model is as sure
-    stronger : float      share of null prompts with a document as strong as this answer's strongest
+    surer : float         of null prompts, of whose response the model is as sure, as a p-value:
+                          (1 + how many) / (1 + all)
+    stronger : float      likewise with a document as strong, for its loss, as this answer's strongest
     nulls : int           how many null prompts were asked
     """
 

@@ -78,8 +78,9 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index_name: str,
         f"{CONTROLS_IN_WORDS[controls['kind']]}.</p>",
         f"<p>An item has an effect where its q-value is below {level:g}: among all items reported so, about "
         f"{level:.0%} are expected to be false. An item is present where most of its n-grams occur in the "
-        "corpus, or a document says much the same in other words. The two are separate: a copy that the "
-        "model did not learn has no effect.</p>",
+        "corpus. The two are separate: a copy that the model did not learn has no effect. What a document "
+        "says much the same in other words is reported where it had an effect as well, and is no evidence "
+        "without.</p>",
         "<h2>Items</h2>",
         '<div class="tools"><input id="filter" type="search" aria-label="filter" '
         'placeholder="filter by words in items and documents">'

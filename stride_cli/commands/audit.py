@@ -27,6 +27,7 @@ from stride_cli.commands.prompts import BadInput
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import EXIT_FOUND, UsageError
 
+_NAMED = 5  # items by which a job fails
 EXAMPLE = _example(
     "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
     "stride audit gsm8k.jsonl --prompt-field question --response-field answer --number-ids",
@@ -110,8 +111,19 @@ def audit(
     _summarise(findings, options.level)
     limit = wanted.fail_on_leak
     bad.leave()  # what it found of the others is no verdict on the whole
-    if limit is not None and any(finding.q <= limit for finding in findings):
+    failing = [finding for finding in findings if limit is not None and finding.q <= limit]
+    if failing:
+        _say_which(failing, limit)
         raise typer.Exit(EXIT_FOUND)
+
+
+def _say_which(failing: list, limit: float | None) -> None:
+    """The items that make the exit code 1, whatever their verdicts are."""
+    from stride_cli.output import note
+
+    some = ", ".join(f"{each.document.id} ({each.verdict}, q = {each.q:.3g})" for each in failing[:_NAMED])
+    more = f" and {len(failing) - _NAMED:,} more" if len(failing) > _NAMED else ""
+    note(f"exit code 1 by --fail-on-leak {limit:g}, for their q-values: {some}{more}")
 
 
 def _write(findings: list, format: str | None, json: bool, benchmark: str, index: str, level: float) -> None:

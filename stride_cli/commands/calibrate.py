@@ -49,7 +49,9 @@ def calibrate(
     path = find_index(index)
     general = resolve("general", {"model": model})
     chosen = resolve("query", {"device": device, "dtype": dtype})
-    session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+    session = api.Session.open(
+        path, model_path=general.model, device=chosen.device, dtype=chosen.dtype, recalibrate=True
+    )
     record: CalibrationRecord = api.calibrate(session, options)
     if wants_json(json):
         emit(record)

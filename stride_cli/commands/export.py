@@ -80,7 +80,7 @@ def _opened(files: list[Path], stack: ExitStack) -> Iterator[tuple[str, Iterable
     from stride_cli.commands.prompts import stdin_lines
 
     for file in files:
-        if str(file) != "-" and not file.is_file():
+        if str(file) != "-" and (not file.exists() or file.is_dir()):
             raise UsageError(
                 f"there is no file '{file}'", fix="save answers with: stride query … --json > FILE"
             )

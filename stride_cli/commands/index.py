@@ -451,8 +451,14 @@ def verify(
         record["key"] = signing.fingerprint_of(public)
     as_json = output.wants_json(json)
     if not problems:
+        from index_format.layout import STAGE_GROUPS
+        from index_format.reader import Index
+
+        opened = Index.open(path)
+        record["stages"] = [group for group in STAGE_GROUPS if opened.has(group)]
+        has = f", with {', '.join(record['stages'])}" if record["stages"] else ""
         signed = f", and signed with key {record['key']}" if "key" in record else ""
-        output.emit(record) if as_json else print(one_line(f"{path} is whole{signed}"))
+        output.emit(record) if as_json else print(one_line(f"{path} is whole{has}{signed}"))
         return
     for problem in problems:
         if as_json:

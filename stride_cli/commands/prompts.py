@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,6 +55,11 @@ class Prompt:
     id: str | None = None
 
 
+def _without_advice(fix: str | None) -> str | None:
+    """A remedy without the one that is in use: to leave such lines out."""
+    return fix and re.sub(r",? or leave (such lines|it) out with --on-bad skip$", "", fix)
+
+
 class BadInput:
     """What becomes of input that cannot be used: the first ends the command, or all are told or recorded.
 
@@ -86,13 +92,14 @@ class BadInput:
                 "source": source,
                 "line": line,
                 "message": error.message,
-                "fix": error.fix,
+                "fix": _without_advice(error.fix),
             }
             if id is not None:
                 record["id"] = id
             self.emit(record)
         elif self.count <= SKIPS_TOLD:
-            output.note(f"skipped {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+            fix = _without_advice(error.fix)
+            output.note(f"skipped {error.message}" + (f"\n  fix: {fix}" if fix else ""))
 
     def leave(self) -> None:
         """At the end: exit code 2 where there was one."""
@@ -271,6 +278,8 @@ def _record(line: str) -> dict[str, Any]:
         if not is_object:
             return {"prompt": line}
         why = first_line(error).partition("; use sys.")[0]
+        if isinstance(error, json_module.JSONDecodeError):  # its line is not the file's
+            why = f"{error.msg} at character {error.pos + 1}"
         raise QueryError(
             f"the line is broken JSON: {why}", fix="one JSON object a line, or plain prompts"
         ) from None

@@ -134,10 +134,10 @@ def choose_design(
 
 def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
     """The same with no more subsets, and no higher degree, than n chunks can have."""
-    low = [
-        None if value is None else max(1, min(value, n_chunks)) for value in (design.n_subsets, design.degree)
-    ]
-    return DesignOptions(block_size=design.block_size, n_subsets=low[0], degree=low[1])
+    n_subsets = None if design.n_subsets is None else max(1, min(design.n_subsets, n_chunks))
+    half = max(1, (n_chunks if n_subsets is None else n_subsets) // 2)
+    degree = None if design.degree is None else max(1, min(design.degree, half))
+    return DesignOptions(block_size=design.block_size, n_subsets=n_subsets, degree=degree)
 
 
 def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSION) -> int:

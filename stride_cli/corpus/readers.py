@@ -309,6 +309,8 @@ def _broken_json(where: str, line: bytes, name: str, error: Exception) -> Corpus
     if name.lower().endswith(".json"):
         fix = "give one object a line: jq -c '.[]? // .' FILE.json > FILE.jsonl"
     reason = str(error)
+    if isinstance(error, json.JSONDecodeError):  # of this line, not of the file
+        reason = f"{error.msg} at character {error.pos + 1}"
     if isinstance(error, RecursionError):
         reason = "nested too deeply"
     elif not isinstance(error, json.JSONDecodeError):  # Python's limit; its text names Python's remedy

@@ -64,7 +64,8 @@ def _hit_rows(hits: Sequence[Mapping[str, Any]]) -> str:
         if hit["sign"] == "supports" and above and hit.get("above_line") is False:
             above = False
             rows.append(
-                '<tr><td colspan="5"><i>below: no stronger than what unrelated prompts get</i></td></tr>'
+                '<tr><td colspan="5"><i>below: no stronger, for its loss, than what unrelated prompts get'
+                "</i></td></tr>"
             )
         name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
         share = "" if hit["backfilled"] else f"{hit['share']:.0%}"

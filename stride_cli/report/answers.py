@@ -20,7 +20,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     UsageError      there is no such file
     QueryError      a line is no ``stride.answer/1`` record (names the line), or there is none at all
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise UsageError(f"there is no file '{path}'", fix=_FIX)
     with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         return parse_answers(lines, str(path))

@@ -20,7 +20,7 @@ _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
-BELOW_THE_LINE = "below: no stronger than what unrelated prompts get"
+BELOW_THE_LINE = "below: no stronger, for its loss, than what unrelated prompts get"
 NO_VERDICT = "No verdict: this index is not calibrated (stride calibrate)."
 _NOT_COMPARED = "No verdict: a comparison is held against nothing; the documents are those that tipped it."
 _NOT_POOLED = "No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
@@ -55,15 +55,15 @@ def verdict(record: Mapping[str, Any]) -> str:
         )
     if word == "weak":
         return (
-            "Weak: the model is sure of this response, but no document is stronger than those that unrelated "
-            "prompts get: single none of them out."
+            "Weak: the model is sure of this response, but no document is stronger, for its loss, than those "
+            "that unrelated prompts get: single none of them out."
         )
     above = sum(bool(hit.get("above_line")) for hit in record["hits"])
     which = f"{_count(above, 'document')} shown" if above else "its strongest document"
     others = _percent(1 - record["judged"]["beyond"])
     return (
         f"Clear: the model is surer of this response than of {others} of those to unrelated prompts, and "
-        f"{which} moved it more than any moved {others} of theirs."
+        f"{which} moved it more, for its loss, than any moved {others} of theirs."
     )
 
 
@@ -102,7 +102,9 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
     recovery, measurement = record["recovery"], record["measurement"]
     weighted = _weighted(record)
     found = []
-    if not weighted:
+    if not record["hits"] and record["recovery"]["nonzeros"]:
+        pass  # nothing can be said of what is not listed
+    elif not weighted:
         found.append("No document has any weight: what is listed is ranked by correlation alone.")
     elif not stands_out(record):
         found.append(
@@ -261,11 +263,17 @@ def _of_a_weak_one(record: Mapping[str, Any]) -> str:
 def _looked_at(record: Mapping[str, Any]) -> str:
     """Which documents to look at, as a clause."""
     weighted = _weighted(record)
+    if record["recovery"]["nonzeros"] and not record["hits"] and not record["opposers"]:
+        return "conclude nothing yet, for no document is listed (--top says how many are)"
     if not weighted:
         if record["recovery"]["nonzeros"]:
             return "conclude nothing from this list, for none of its documents has any weight: others have"
         return "conclude nothing from this list, for no document moved this response measurably"
     first = weighted[0]
+    if not record["hits"] and not _prominent(record, first):
+        return (
+            "conclude nothing yet, for no document that supports the response is listed (--top says how many)"
+        )
     if not _prominent(record, first):
         return (
             "name no single source, for the response comes from many documents: the strongest shown, "

@@ -12,9 +12,14 @@ class JudgedRecord(TypedDict):
         "to the loss; null where options make influences something else than unrelated prompts' were",
     ]
     beyond: Annotated[float, "that few, as a share of them: at most .1"]
-    surer: Annotated[float, "share of unrelated prompts whose response the model is as sure of"]
+    surer: Annotated[
+        float,
+        "p-value: (1 + unrelated prompts of whose response the model is as sure) / (1 + all of them), which "
+        "is never 0",
+    ]
     stronger: Annotated[
-        float, "share of unrelated prompts with a document as strong, relative to the loss, as the strongest"
+        float,
+        "p-value, likewise, of those with a document as strong, relative to the loss, as the strongest here",
     ]
     nulls: Annotated[int, "unrelated prompts that were asked"]
 

@@ -135,6 +135,15 @@ class IndexVerifyRecord(TypedDict):
     schema: Literal["stride.index_verify/1"]
     index: Annotated[str, "path of the index"]
     whole: Annotated[bool, "true: nothing is wrong, the only record; false: a record for each problem"]
+    stages: NotRequired[
+        list[
+            Annotated[
+                str,
+                'of what is whole, what it has beside corpus and design: "operators" …; one that is gone '
+                "altogether is no damage",
+            ]
+        ]
+    ]
     deep: NotRequired[Annotated[bool, "true: what a maker could have done was looked for, too"]]
     key: NotRequired[
         Annotated[str, "with --key: SHA-256 of the public key that its signature was checked with"]

@@ -72,6 +72,17 @@ def test_an_unfinished_stage_is_no_damage(index_path):
     assert verify(index_path) == []
 
 
+def test_a_calibration_without_its_operators_is_found(index_path):
+    with GroupWriter(index_path, "calibration", "c") as writer:
+        writer.append("calibration/null_losses", np.ones((3, 2)))
+        writer.publish({})
+    assert verify(index_path) == []
+    shutil.rmtree(index_path / "operators")
+    assert [(problem.path, problem.kind) for problem in verify(index_path)] == [
+        ("operators/manifest.json", "missing")
+    ]
+
+
 def test_what_is_no_index_is_an_error(tmp_path, index_path):
     with pytest.raises(IndexNotFound):
         verify(tmp_path / "nothing")

@@ -360,7 +360,7 @@ function drawHit(answer, hit, largest, below) {
   if (hit.seen === false) flags.push("never seen by the operators");
   if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
   return make("li", { className: "hit" },
-    below ? make("p", { className: "line" }, "below: no stronger than what unrelated prompts get") : null,
+    below ? make("p", { className: "line" }, "below: no stronger, for its loss, than what unrelated prompts get") : null,
     make("div", { className: "top" },
       make("span", { className: "faint" }, String(hit.rank)),
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },

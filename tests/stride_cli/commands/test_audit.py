@@ -69,6 +69,8 @@ def test_records_and_summary(run, line: str) -> None:
 def test_fail_on_leak_is_an_exit_code(run, line: str) -> None:
     result = run(f"{line} --fail-on-leak 1")
     assert result.code == 1 and len(result.records) == 6
+    named = result.err.partition("exit code 1 by --fail-on-leak 1")[2]
+    assert result.records[0]["item"] in named and " and 1 more" in named
     assert run(f"{line} --fail-on-leak 0").code == 0
     assert run(f"{line} --fail-on-leak 2").code == 2
 

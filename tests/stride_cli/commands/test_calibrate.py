@@ -117,6 +117,12 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     damaged.write_bytes(damaged.read_bytes().replace(b"prompt", b"qrompt", 1))
     outcome = run(f"query 'The French Revolution began in' --index {index}")
     assert outcome.code == 3 and "stride calibrate" in outcome.err and outcome.out == ""
+    # which does what it is recommended for, whatever of it is gone
+    for spoil in (lambda: None, lambda: (index / "calibration" / "manifest.json").unlink()):
+        spoil()
+        again = run(f"calibrate --index {index} --nulls 20")
+        assert again.code == 0 and "it is made anew" in again.err, again.err
+        assert run(f"query 'The French Revolution began in' --index {index}").records[0]["verdict"]
 
 
 def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: Path) -> None:

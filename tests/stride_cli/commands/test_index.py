@@ -130,7 +130,7 @@ def test_build_info_verify(here: Path, stride: Callable[..., Result]) -> None:
     whole = stride("index verify")
     assert (whole.code, whole.records()) == (
         0,
-        [{"schema": "stride.index_verify/1", "index": "run.stride", "whole": True}],
+        [{"schema": "stride.index_verify/1", "index": "run.stride", "whole": True, "stages": []}],
     )
     assert names(here) == {"model", "corpus.jsonl", "run.stride"}
 

@@ -105,6 +105,7 @@ def test_signed_and_checked(run, index: Path, keys: tuple[Path, Path]) -> None:
         "schema": "stride.index_verify/1",
         "index": str(index),
         "whole": True,
+        "stages": ["operators"],
         "key": record["key"],
     }
     # what is signed can be checked without any of our code

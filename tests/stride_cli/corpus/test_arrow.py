@@ -28,7 +28,7 @@ def test_both_formats_are_read(tmp_path: Path, new) -> None:
     path = write(tmp_path / "a.arrow", pyarrow.table(ROWS), new)
     found = list(read_documents([path], ReadOptions(on_bad="skip")))
     assert [(each.id, each.text, each.line) for each in found] == [("a", "x", 1), ("c", "z", 3)]
-    with pytest.raises(CorpusError, match=r"a.arrow:2: expected 'text'"):
+    with pytest.raises(CorpusError, match=r"a.arrow:2: expected text, found null in the field 'text'"):
         list(read_documents([path]))
 
 

@@ -159,7 +159,7 @@ def test_what_differs_is_named(tmp_path: Path, tokenizer: Any, write_jsonl: Any)
         assert said.startswith(f"{part.path} cannot be merged with {first.path}: its {expected}"), said
         assert fix in str(caught.value.fix)
     twice = write_jsonl([{"id": "x", "text": "Paris"}, {"id": "d0-4", "text": "Paris is"}] * 1, "twice.jsonl")
-    part = build([twice], tokenizer, tmp_path / "twice", n_subsets=2, degree=2)
+    part = build([twice], tokenizer, tmp_path / "twice", n_subsets=2, degree=1)
     with pytest.raises(UsageError, match="two indexes or more"):
         merge_indexes([first.path], tmp_path / "merged")
     shutil.copytree(part.path, tmp_path / "same")

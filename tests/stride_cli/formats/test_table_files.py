@@ -158,4 +158,4 @@ def test_a_notebook_shows_the_verdict_first_and_text_as_text(record) -> None:
     low = record()
     for place, hit in enumerate(low["hits"]):
         hit["above_line"] = place == 0
-    assert html_table(low).count("no stronger than what unrelated prompts get") == 1
+    assert html_table(low).count("no stronger, for its loss, than what unrelated prompts get") == 1

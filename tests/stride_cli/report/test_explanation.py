@@ -41,6 +41,17 @@ REGIMES = [
 ]
 
 
+def test_nothing_is_concluded_from_what_is_not_listed(record) -> None:
+    """--top 0: opposers alone, or nothing at all, say nothing of what supports the response."""
+    answer = record([-0.004])
+    answer["hits"] = []
+    assert "no document that supports the response is listed" in explain(answer)
+    assert not any("document" in each for each in caveats(answer)[:1])
+    answer["opposers"] = []
+    assert "no document is listed" in explain(answer)
+    assert not any("any weight" in each or "stands out" in each for each in caveats(answer))
+
+
 @pytest.mark.parametrize(("shares", "changes", "says", "trust"), REGIMES)
 def test_each_regime_has_its_sentences(record, shares, changes, says: str, trust: str) -> None:
     text = explain(record(shares, **changes))
