@@ -28,6 +28,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
         "halves of the corpus: a stand-in for retraining, to rank settings by, no LDS"
     )
     score, gain = result["score"], result["gain"]
+    written = result["written"].replace("\n", ", ") or "the settings before"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -36,7 +37,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
         f'<p class="faint">{result["trials"]} trials, {result["queries"]} queries, {result["responses"]} '
         "subsets. Bars: one standard error over queries.</p>",
         f"<p>Score: {judged}. Spearman’s ρ over subsets, mean over queries.</p>",
-        f"<p>Chosen: <b>{html_text(result['written'].replace(chr(10), ', '))}</b>, score "
+        f"<p>Chosen: <b>{html_text(written)}</b>, score "
         f"{score['mean']:.3f} ± {score['se']:.3f}, {gain['mean']:+.3f} ± {gain['se']:.3f} on the settings "
         "before.</p>",
     ]
