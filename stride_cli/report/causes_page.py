@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
             if found["mean"] is None:
                 cells.append("–")
                 continue
-            span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}"
+            known = isfinite(found["low"]) and isfinite(found["high"])  # of one query no interval is
+            span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}" if known else "–"
             cells.append(f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>')
         if pooled:
             cells.append(f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–")

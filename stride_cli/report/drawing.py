@@ -111,13 +111,13 @@ def interval_plot(
 
     Parameters
     ----------
-    found : method, mean, low and high of each
+    found : method, mean, low and high of each; of one whose interval is not known (NaN) the dot alone
     colours : by method
     name : what a screen reader says
     ceiling : a value that is marked, and what it is called
     """
     found = sorted(found, key=lambda each: -each[1])
-    values = [value for _, _, low, high in found for value in (low, high)] + [0.0]
+    values = [value for _, *three in found for value in three if math.isfinite(value)] + [0.0]
     if ceiling is not None:
         values.append(ceiling[0])
     ticks = ticks_for(min(values), max(values))
@@ -136,11 +136,15 @@ def interval_plot(
         )
     for row, (method, mean, low, high) in enumerate(found):
         y, colour = 28 + 30 * row, colours[method]
-        tip = html_text(f"{method}: {mean:.3f}, {low:.3f} … {high:.3f}")
+        tip, span = f"{method}: {mean:.3f}", ""
+        if math.isfinite(low) and math.isfinite(high):
+            tip += f", {low:.3f} … {high:.3f}"
+            span = (
+                f'<line x1="{scale(low):.1f}" x2="{scale(high):.1f}" y1="{y}" y2="{y}" '
+                f'style="stroke:{colour}" stroke-width="3" stroke-opacity=".55" stroke-linecap="round"/>'
+            )
         marks.append(
-            f"<g><title>{tip}</title>"
-            f'<line x1="{scale(low):.1f}" x2="{scale(high):.1f}" y1="{y}" y2="{y}" '
-            f'style="stroke:{colour}" stroke-width="3" stroke-opacity=".55" stroke-linecap="round"/>'
+            f"<g><title>{html_text(tip)}</title>{span}"
             f'<circle cx="{scale(mean):.1f}" cy="{y}" r="5" style="fill:{colour}"/></g>'
             + label(_LEFT - 10, y + 4, shortened(method), "end")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from stride_cli.characters import html_text
@@ -64,6 +65,7 @@ def _points(trials: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, f
 def _plot(points: Sequence[tuple[Any, float, float]], name: str, chosen: Any) -> str:
     """Scores over the values, evenly spaced in their order; the chosen value in another colour."""
     values = sorted({value for value, *_ in points}, key=lambda value: (isinstance(value, str), value))
+    points = [(value, score, error if isfinite(error) else 0.0) for value, score, error in points]
     low = min(score - error for _, score, error in points)
     high = max(score + error for _, score, error in points)
     ticks = ticks_for(low, high)

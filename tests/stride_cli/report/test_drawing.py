@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stride_cli.errors import UsageError
-from stride_cli.report.drawing import apart, check_place, ticks_for, write_whole
+from stride_cli.report.drawing import apart, check_place, interval_plot, ticks_for, write_whole
 
 
 @pytest.mark.parametrize("span", [(0.0, 0.0), (-0.03, 0.6), (0.0, 1e-4), (-1.0, 1.0), (0.2, 0.31)])
@@ -38,3 +38,12 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         check_place(tmp_path / "none" / "page.html")
     with pytest.raises(UsageError, match="is a directory"):
         check_place(tmp_path)
+
+
+def test_a_mean_without_an_interval_is_a_dot() -> None:
+    nothing = float("nan")
+    drawn = interval_plot(
+        [("one", 0.5, nothing, nothing), ("two", 0.3, 0.1, 0.4)], {"one": "red", "two": "blue"}, "x"
+    )
+    assert "nan" not in drawn and drawn.count("<circle") == 2 and drawn.count('stroke-linecap="round"') == 1
+    assert "<title>one: 0.500</title>" in drawn and "<title>two: 0.300, 0.100 … 0.400</title>" in drawn
