@@ -103,7 +103,8 @@ def queries_together(n_chunks: int, gate_size: int, device: torch.device) -> int
     """
     from stride_cli.models.devices import total_bytes
 
-    free = total_bytes(device) or available_bytes() or 0
+    # gradients are in memory, and on a GPU too
+    free = min((size for size in (total_bytes(device), available_bytes()) if size), default=0)
     room = max(4 * _VALUES, (1 << free.bit_length() >> 1) // _OF_MEMORY)
     return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks), room // (4 * max(1, gate_size))))
 
