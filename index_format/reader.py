@@ -127,6 +127,11 @@ class Index:
             return not leaf or name in self._stage(group).arrays
         return name in self._root.arrays or name in ("corpus", "design")
 
+    @property
+    def fitted_share(self) -> float:
+        """Of its chunks, the share that was there when its operators were fitted: others were appended."""
+        return float(self.shape("operators/seen")[0] / max(1, self.n_chunks))
+
     def names(self, group: str) -> list[str]:
         """The arrays of a group, sorted; StageMissing when its stage has not been run."""
         arrays = self._stage(group).arrays if group in STAGE_GROUPS else self._root.arrays

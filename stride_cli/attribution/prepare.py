@@ -88,7 +88,7 @@ def prepare(
     model = model or open_model(index, model_path, device=device, dtype=dtype)
     index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
-    if not fitted or index.shape("operators/seen")[0] < index.n_chunks:
+    if not fitted or index.fitted_share < 1:
         say("fitting one steering operator per subset")
         fit_index(index_path, training, model=model, overwrite=fitted)
     session = Session.open(index_path, model=model)

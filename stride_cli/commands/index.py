@@ -672,7 +672,7 @@ def _operators_summary(index: Any) -> dict[str, Any]:
     """What the group says of itself, with its share of the chunks that there are now."""
     found = dict(index.group_attributes("operators"))
     if index.has("operators/seen") and found.get("coverage") is not None:
-        found["coverage"] *= index.shape("operators/seen")[0] / max(1, index.n_chunks)
+        found["coverage"] *= index.fitted_share
     return found
 
 

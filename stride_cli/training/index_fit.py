@@ -265,7 +265,7 @@ def _train_record(
         "project": own["project"],
         "projected": own["projected"],
         # of all chunks that there are now: projections may be made of those that no operator has seen
-        "coverage": own["coverage"] * index.shape("operators/seen")[0] / max(1, index.n_chunks),
+        "coverage": own["coverage"] * index.fitted_share,
         "step": own["step"],
         "step_agreement": own["step_agreement"],
         "loss": reports[0]["loss"],
