@@ -15,7 +15,6 @@ from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
-from stride_cli.evaluation.options import LdsOptions
 from stride_cli.operators.options import (
     ClosedOptions,
     FitRunOptions,
@@ -23,25 +22,19 @@ from stride_cli.operators.options import (
     TrainOptions,
 )
 from stride_cli.permissions import Permissions, permitted
-from stride_cli.selection.options import SelectOptions
 from stride_cli.training.index_build import build_index, build_index_of_run
 from stride_cli.training.index_fit import fit_index as train
-from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from stride_cli.audit.judge import Finding
     from stride_cli.audit.options import AuditOptions
     from stride_cli.data.queries import Query
-    from stride_cli.evaluation.options import HitOptions
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.schema.evaluation_records import LdsRecord
-    from stride_cli.schema.tuning_records import TrialRecord
+    from stride_cli.prove.options import HitOptions
     from stride_cli.schema.verify_records import VerifyHitRecord
-    from stride_cli.selection.select import Selection
     from stride_cli.serve.options import ServeOptions
     from stride_cli.serve.running import Server
-    from stride_cli.tuning.options import TuneOptions
 
 __all__ = [
     "Answer",
@@ -50,12 +43,10 @@ __all__ = [
     "FitRunOptions",
     "Permissions",
     "QueryOptions",
-    "SelectOptions",
     "Session",
     "SgdOptions",
     "SharingOptions",
     "TrainOptions",
-    "TruthOptions",
     "WorkspacePath",
     "as_query",
     "audit",
@@ -63,15 +54,12 @@ __all__ = [
     "build_index_of_run",
     "calibrate",
     "demo_corpus",
-    "evaluate",
     "open_model",
     "open_server",
     "permitted",
     "prepare",
     "prepare_demo",
-    "select",
     "train",
-    "tune",
     "verify_hit",
 ]
 
@@ -112,11 +100,11 @@ def verify_hit(
     QueryError      a prompt that cannot be asked, or none
     ModelError      the model has no recipe, and no command is given
     """
-    from stride_cli.evaluation.hit_record import verify_hit as verify
-    from stride_cli.evaluation.options import HitOptions, HitQuestion
+    from stride_cli.prove.hit_record import verify_hit as verify
+    from stride_cli.prove.options import HitOptions, HitQuestion
 
     question = HitQuestion(prompt, response, span, documents)
-    return verify(_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
+    return verify(as_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
 def open_server(
@@ -139,37 +127,6 @@ def open_server(
     from stride_cli.serve.running import Server
 
     return Server(places, options, defaults)
-
-
-def tune(
-    index_path: str | Path | RemotePath,
-    options: TuneOptions | None = None,
-    *,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    on_trial: Callable[[TrialRecord], None] = lambda record: None,
-) -> dict[str, Any]:
-    """Sweep settings of the operators; see `stride_cli.tuning.tune.tune` for the criterion. Writes no file.
-
-    Parameters
-    ----------
-    options : TuneOptions
-    on_trial : called with a ``stride.trial/1`` after each trial
-
-    Returns
-    -------
-    dict      a ``stride.tune/1``, and ``settings``: what `stride_cli.config.write_settings` takes
-
-    Raises
-    ------
-    UsageError, StageMissing, NumericalError
-    """
-    from stride_cli.tuning.options import TuneOptions
-    from stride_cli.tuning.tune import tune_index
-
-    where = WorkspacePath(locate(index_path), model_path, device, dtype)
-    return tune_index(where, options or TuneOptions(), on_trial)
 
 
 def audit(
@@ -200,78 +157,6 @@ def audit(
 
     against = None if controls is None else str(controls)
     return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
-
-
-def select(
-    where: str | Path | RemotePath | WorkspacePath,
-    task: str | Path,
-    options: SelectOptions | None = None,
-    *,
-    sharing: SharingOptions | None = None,
-) -> Selection:
-    """Documents to train on for a task, with equally many by BM25 and at random beside them.
-
-    Parameters
-    ----------
-    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
-    task : file of queries
-    options : SelectOptions
-    sharing : SharingOptions      who scores; default: this process
-
-    Returns
-    -------
-    Selection
-
-    Raises
-    ------
-    UsageError      more documents than the corpus has, an index without text, something at ``out``
-    StageMissing    the index has no operators, and the method needs them
-    """
-    from stride_cli.selection.select import run_selection
-
-    return run_selection(_place(where), Path(task), options or SelectOptions(), sharing)[2]
-
-
-def evaluate(
-    where: str | Path | RemotePath | WorkspacePath,
-    queries: str | Path,
-    *,
-    methods: Sequence[str] = ("stride",),
-    truth: TruthOptions | None = None,
-    draws: int = LdsOptions.draws,
-    sharing: SharingOptions | None = None,
-) -> list[LdsRecord]:
-    """Linear datamodeling score of methods, on models retrained on random subsets; trains what is missing.
-
-    Parameters
-    ----------
-    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
-    queries : file of queries
-    methods : names, with options as for `stride baseline`
-    truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
-    draws : bootstrap resamples
-    sharing : SharingOptions      who runs the methods; default: this process
-
-    Returns
-    -------
-    list of ``stride.lds/1``, one for each method
-
-    Raises
-    ------
-    UsageError, QueryError, ModelError
-    """
-    from stride_cli.evaluation.bench import Bench, build_truth_of, check_method
-    from stride_cli.evaluation.compare import lds_record
-    from stride_cli.evaluation.shared_scores import SharedRuns
-
-    for method in methods:
-        check_method(method)
-    truth = truth or TruthOptions(n_subsets=64, alpha=0.5)
-    place, path = _place(where), Path(queries)
-    build_truth_of(place, path, truth)
-    bench = Bench(place, queries=path, alpha=truth.alpha)
-    run = SharedRuns(bench, methods, sharing) if sharing is not None and sharing.shared else None
-    return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws, run=run)]
 
 
 def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
@@ -317,5 +202,6 @@ def prepare_demo(
     return session, prompts
 
 
-def _place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
+def as_place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
+    """The workspace that a path of an index, or a `WorkspacePath`, names."""
     return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))

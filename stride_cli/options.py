@@ -1,7 +1,7 @@
 """Options declared once: a dataclass field carries default, help, range and choices.
 
 From the field derive the flag of a command (`stride_cli.commands.options`), the key of ``stride.yaml``
-(`stride_cli.config`), the option of a method's spec (`stride_cli.methods.registry`) and the check of the
+(`stride_cli.config`), the option of a method's spec (`research.methods.registry`) and the check of the
 value, which is made wherever it comes from: every dataclass of options is an `Options` and checks itself.
 """
 

@@ -34,7 +34,7 @@ _LENGTH = 8
 _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
     *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
-    *("stride_cli.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
+    *("stride_cli.research.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
     *("stride_cli.training.engines", "stride_cli.training.jobs"),
 )
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from index_format.reader import Index
-from stride_cli.evaluation.metrics import descending_mid_ranks
+from stride_cli.research.evaluation.metrics import descending_mid_ranks
 
 METHODS = ("stride", "logra", "bm25")
 

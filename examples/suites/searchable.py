@@ -29,12 +29,12 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=0.5)
     chosen = parser.parse_args()
     from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.evaluation.bench import Bench
-    from stride_cli.evaluation.cause_measures import Places, measure_all
-    from stride_cli.evaluation.cause_queries import read_cause_queries
-    from stride_cli.evaluation.ranking import document_scores
-    from stride_cli.evaluation.scoring import score_blocks
-    from stride_cli.methods.registry import open_method
+    from stride_cli.research.evaluation.bench import Bench
+    from stride_cli.research.evaluation.cause_measures import Places, measure_all
+    from stride_cli.research.evaluation.cause_queries import read_cause_queries
+    from stride_cli.research.evaluation.ranking import document_scores
+    from stride_cli.research.evaluation.scoring import score_blocks
+    from stride_cli.research.methods.registry import open_method
 
     bench = Bench(WorkspacePath(chosen.index, None, "cpu", "fp32"), queries=chosen.queries)
     task = bench.workspace

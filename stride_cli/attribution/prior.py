@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.lexical import SharedPairs, TfIdf
-from stride_cli.attribution.states import AlikeStates
 from stride_cli.errors import UsageError
 from stride_cli.recovery.shrinkage import keep_top
+from stride_cli.research.methods.states import AlikeStates
+from stride_cli.research.methods.words import SharedPairs, TfIdf
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

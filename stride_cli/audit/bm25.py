@@ -4,7 +4,7 @@ The score of a chunk is the sum over the item's tokens, each as often as it occu
 
     idf · tf / (tf + k1 (1 − b + b length / mean length)),  idf = ln(1 + (n − df + ½) / (df + ½)):
 
-Lucene's form (Kamphuis et al. 2020), as `stride_cli.methods.lexical.BM25` has it over words. Postings are
+Lucene's form (Kamphuis et al. 2020), as `research.methods.lexical.BM25` has it over words. Postings are
 made for the items' tokens only and for one block of chunks at a time, so that memory does not grow with the
 corpus.
 """

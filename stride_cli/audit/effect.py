@@ -197,7 +197,7 @@ def measure_losses(model: AttributableModel, samples: Sequence[Sample]) -> Itera
     import torch
 
     from stride_cli.data.batches import pad_batch
-    from stride_cli.evaluation.tail_patch import row_losses
+    from stride_cli.data.losses import row_losses
 
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]

@@ -70,6 +70,9 @@ _COMMANDS: dict[str, tuple[str, str]] = {  # module: panel, and description wher
     "schema": (RESEARCH, "Print the JSON Schema of the records."),
 }
 
+# commands of `stride_cli.research`, found by name: the product does not import research
+_RESEARCH = {"evaluate", "tune", "select", "baseline"}
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -177,7 +180,8 @@ def _line(first: str) -> CommandLine:
     for name, (panel, short) in _COMMANDS.items():
         if first not in ("", _called(name)):
             continue
-        module = importlib.import_module(f"stride_cli.commands.{name}")
+        room = "research.commands" if name in _RESEARCH else "commands"
+        module = importlib.import_module(f"stride_cli.{room}.{name}")
         listed: Any = {"name": _called(name), "short_help": short, "rich_help_panel": panel}
         if hasattr(module, "app"):
             line.add_typer(module.app, **listed)

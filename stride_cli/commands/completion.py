@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 Completer = Callable[[str], list[str]]
@@ -68,9 +69,7 @@ def complete_index(incomplete: str) -> list[str]:
 
 
 def _methods() -> list[str]:
-    from stride_cli.methods.registry import METHODS
-
-    return list(METHODS)
+    return list(import_module("stride_cli.research.methods.registry").METHODS)
 
 
 def _records() -> list[str]:

@@ -21,7 +21,7 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.errors import StrideError, UsageError
-from stride_cli.evaluation.options import HitOptions
+from stride_cli.prove.options import HitOptions
 
 if TYPE_CHECKING:
     from stride_cli.schema.verify_records import VerifyHitRecord

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,6 @@ def fit_operators(
     """
     from index_format.design import build_rows
     from stride_cli.operators.closed import ClosedSettings, fit_closed
-    from stride_cli.operators.sgd import fit_sgd
 
     saving: dict[str, Any] = {"scratch": run.scratch, "save_seconds": run.save_seconds}
     if isinstance(settings, ClosedSettings):
@@ -71,12 +71,17 @@ def fit_operators(
         )
     else:
         offsets, members = rows if rows is not None else build_rows(np.asarray(columns), n_subsets)
-        operators = fit_sgd(model, chunks, offsets, members, settings, **saving)
+        operators = published_recipe().fit_sgd(model, chunks, offsets, members, settings, **saving)
     if not all(np.isfinite(gate).all() for gate in operators.gates if not isinstance(gate, PackedGates)):
         raise NumericalError(
             "the fitted gates are not finite", fix="raise --damping, or run with --dtype fp32"
         )
     return operators
+
+
+def published_recipe() -> Any:
+    """Import the paper's recipe, `stride_cli.research.paper.sgd`, by name."""
+    return import_module("stride_cli.research.paper.sgd")
 
 
 def set_step(steered: SteeredModel, chunks: ChunkReader, seed: int) -> float | None:

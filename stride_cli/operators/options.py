@@ -388,7 +388,7 @@ def _closed(
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:
-    from stride_cli.operators.sgd import SgdSettings
+    from stride_cli.operators.fitting import published_recipe
 
     given: dict[str, Any] = {
         "ranks": dict.fromkeys(common["spaces"], options.rank or 32),
@@ -400,7 +400,9 @@ def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:
         "stability": options.stability,
         "linearity": options.linearity,
     }
-    chosen = SgdSettings(**common, **{key: value for key, value in given.items() if value is not None})
+    chosen = published_recipe().SgdSettings(
+        **common, **{key: value for key, value in given.items() if value is not None}
+    )
     if options.lr is not None:
         chosen = replace(chosen, lr_end=options.lr / 10)
     return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))

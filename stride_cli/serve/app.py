@@ -156,8 +156,8 @@ class Service:
         return Response(written, media_type=f"{FORMATS[form]}; charset=utf-8", headers=name)
 
     async def verify(self, request: Request) -> Response:
-        from stride_cli.evaluation.options import HitOptions
         from stride_cli.options import entries
+        from stride_cli.prove.options import HitOptions
 
         index, prompt, options, rest = await self._about(request, "documents", *CHECKS)
         documents = rest.get("documents")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stride_cli import __version__
-from stride_cli.evaluation.options import HitOptions
 from stride_cli.options import Entry, entries
+from stride_cli.prove.options import HitOptions
 from stride_cli.schema import json_schema
 from stride_cli.serve.questions import OPTIONS, PASSAGES
 

@@ -163,9 +163,9 @@ def verify_as_told() -> int:
     from index_format.location import locate
     from stride_cli.attribution.options import QueryOptions
     from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.evaluation.hit_record import verify_hit
-    from stride_cli.evaluation.options import HitOptions, HitQuestion
     from stride_cli.output import progress_told_to, to_json
+    from stride_cli.prove.hit_record import verify_hit
+    from stride_cli.prove.options import HitOptions, HitQuestion
 
     wanted = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:

@@ -35,10 +35,6 @@ import numpy as np
 import torch
 
 from stride_cli.data.workspace import Workspace, WorkspacePath
-from stride_cli.evaluation.metrics import correlate, measured_response, predicted_response, row_pearson
-from stride_cli.evaluation.resampling import Resampler
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fitting import set_step
@@ -46,7 +42,16 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, note
+from stride_cli.prove.resampling import Resampler
 from stride_cli.randomness import stream
+from stride_cli.research.evaluation.metrics import (
+    correlate,
+    measured_response,
+    predicted_response,
+    row_pearson,
+)
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain, store_of
 from stride_cli.training.truth import Truth

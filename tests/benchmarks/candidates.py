@@ -29,9 +29,6 @@ from stride_cli.attribution.defaults import recovery_defaults
 from stride_cli.attribution.direct_readout import projected_influences, query_gradients
 from stride_cli.data.query_files import read_queries
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.evaluation.bench import split_methods
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
@@ -40,6 +37,9 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import note, progress
 from stride_cli.recovery.refinement import debiased
+from stride_cli.research.evaluation.bench import split_methods
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
 from stride_cli.training.truth import Truth
 from tests.benchmarks import frontier
 

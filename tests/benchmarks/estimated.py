@@ -24,11 +24,11 @@ import torch
 from stride_cli.attribution.direct_readout import chunk_influences, second_estimates
 from stride_cli.attribution.estimated import Estimates, Read, Responses, projected_part, with_estimates
 from stride_cli.attribution.session import Session
-from stride_cli.evaluation.metrics import lds
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit
 from stride_cli.recovery.refinement import Debiased, candidates
 from stride_cli.recovery.shrinkage import shrink
+from stride_cli.research.evaluation.metrics import lds
 from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 from tests.benchmarks.recall import look, recovered

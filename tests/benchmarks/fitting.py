@@ -37,12 +37,12 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.gradients import gradient_products, weighted_gradients
 from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
-from stride_cli.operators.sgd import fit_sgd
 from stride_cli.operators.shared_fit import Crew, ModelPlace
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.randomness import stream
+from stride_cli.research.paper.sgd import fit_sgd
 from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import interleave, machine, watched_memory
 

@@ -32,8 +32,6 @@ from stride_cli.attribution.additive import additive_measurement
 from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
 from stride_cli.attribution.direct_readout import projected_influences, query_gradients, second_estimates
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
-from stride_cli.evaluation.resampling import Resampler
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gradient_products
@@ -42,10 +40,12 @@ from stride_cli.operators.projection_pass import fit_projections
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
+from stride_cli.prove.resampling import Resampler
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
+from stride_cli.research.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 

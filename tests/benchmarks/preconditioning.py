@@ -30,13 +30,13 @@ from scipy.optimize import nnls
 
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.metrics import lds, measured_response, predicted_response
-from stride_cli.methods.gradients.passes import load_checkpoint
 from stride_cli.operators.beginnings import know_beginnings
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import chunk_gradients, gate_gradients, weighted_gradients
 from stride_cli.operators.options import ClosedOptions, like_own, resolve_settings
 from stride_cli.output import emit, note
+from stride_cli.research.evaluation.metrics import lds, measured_response, predicted_response
+from stride_cli.research.methods.gradients.passes import load_checkpoint
 from stride_cli.training.truth import Truth
 from tests.benchmarks._machine import machine
 

@@ -25,7 +25,6 @@ import torch
 from stride_cli.attribution.direct_readout import projected_influences, query_gradients, second_estimates
 from stride_cli.data.query_files import read_queries
 from stride_cli.data.workspace import Workspace
-from stride_cli.evaluation.metrics import correlate, predicted_response
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.options import ClosedOptions, resolve_settings
@@ -34,6 +33,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.randomness import stream
+from stride_cli.research.evaluation.metrics import correlate, predicted_response
 from tests.benchmarks._machine import interleave, machine
 
 SIZES = (128, 256, 512, 1024, 2048)  # bytes a chunk

@@ -26,12 +26,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.methods.gradients.unrolled import asked, differentiated, flat, losses, put
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.output import emit, progress
 from stride_cli.randomness import stream
+from stride_cli.research.methods.gradients.unrolled import asked, differentiated, flat, losses, put
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps

@@ -125,7 +125,7 @@ class Paths:
 
     def sgd(self) -> list[np.ndarray]:
         from index_format.design import build_rows
-        from stride_cli.operators.sgd import SgdSettings, fit_sgd
+        from stride_cli.research.paper.sgd import SgdSettings, fit_sgd
 
         offsets, members = build_rows(self.columns, K)
         chosen = SgdSettings(

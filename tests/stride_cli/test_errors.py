@@ -9,13 +9,13 @@ import pytest
 
 import index_format.errors
 from stride_cli import errors
-from stride_cli.methods.registry import open_method
+from stride_cli.research.methods.registry import open_method
 
 ROOT = Path(__file__).parents[2]
 # what is asked of Python functions by Python code alone, and what says that this program is wrong
 NOT_OF_COMMANDS = {"recovery", "lexical.py", "distribution.py", "retraining.py"}
 # constructors of methods: `open_method` adds the options that there are
-COMPLETED = {"stride_cli/methods"}
+COMPLETED = {"stride_cli/research/methods"}
 
 
 def test_every_error_has_a_remedy() -> None:

@@ -43,8 +43,8 @@ def test_an_unknown_prior_is_refused():
 
 
 def test_states_are_alike_as_their_cosines_say(open_task) -> None:
-    from stride_cli.methods.protocol import score_all
-    from stride_cli.methods.registry import open_method
+    from stride_cli.research.methods.protocol import score_all
+    from stride_cli.research.methods.registry import open_method
 
     task, queries = open_task()
     prior = Prior("states")

@@ -8,11 +8,11 @@ import pytest
 from stride_cli.attribution.estimated import Estimates, Read, with_estimates
 from stride_cli.attribution.shared_influence import Shared
 from stride_cli.errors import UsageError
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
 from stride_cli.operators.redundancy import Redundancy
 from stride_cli.recovery import recall
 from stride_cli.recovery.problem import Solution
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
 
 N, K, RIDGE = 300, 4, 10.0
 

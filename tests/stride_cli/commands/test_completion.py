@@ -145,10 +145,10 @@ def test_what_is_offered_is_what_is_accepted() -> None:
     from stride_cli.models.classifier.networks import NETWORKS
     from stride_cli.models.language.bpe import SMALLEST_VOCABULARY
     from stride_cli.operators.closed import CURVATURES
-    from stride_cli.operators.losses import STABILITY_VARIANTS
     from stride_cli.operators.options import FLAT
     from stride_cli.operators.spaces import SPACES
     from stride_cli.options import entries
+    from stride_cli.research.paper.losses import STABILITY_VARIANTS
     from stride_cli.training.options import ClassifierOptions, TrainOptions
 
     fit, train = entries(*FLAT), entries(TrainOptions)

@@ -16,8 +16,8 @@ from stride_cli.corpus.documents import Document
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.methods.protocol import score_all
-from stride_cli.methods.registry import open_method
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
 
 pytestmark = pytest.mark.slow
 TEXTS = [

@@ -16,16 +16,6 @@ from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
-from stride_cli.evaluation.options import (
-    CausesOptions,
-    HitOptions,
-    LdsOptions,
-    LooOptions,
-    RankingOptions,
-    RemovalOptions,
-    TailPatchOptions,
-)
-from stride_cli.methods.registry import open_method
 from stride_cli.operators.options import (
     FLAT,
     ClosedOptions,
@@ -35,7 +25,18 @@ from stride_cli.operators.options import (
     train_options,
 )
 from stride_cli.options import Entry, entries
-from stride_cli.selection.options import JudgingOptions, SelectOptions
+from stride_cli.research.evaluation.options import (
+    CausesOptions,
+    HitOptions,
+    LdsOptions,
+    LooOptions,
+    RankingOptions,
+    RemovalOptions,
+    TailPatchOptions,
+)
+from stride_cli.research.methods.registry import open_method
+from stride_cli.research.selection.options import JudgingOptions, SelectOptions
+from stride_cli.research.tuning.options import TuneOptions
 from stride_cli.training.options import (
     ClassifierOptions,
     FinetuneOptions,
@@ -43,7 +44,6 @@ from stride_cli.training.options import (
     TrainOptions,
     TruthOptions,
 )
-from stride_cli.tuning.options import TuneOptions
 
 FINETUNE = "model finetune gone.jsonl --model gone --out new"
 SELECTION = "evaluate selection gone --model gone --queries gone.jsonl"

@@ -159,7 +159,7 @@ def test_without_the_client_the_extra_is_named(hub: Hub, facts: str, monkeypatch
 
 
 def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str, monkeypatch) -> None:
-    from stride_cli.selection.stored import _from_sources
+    from stride_cli.research.selection.stored import _from_sources
 
     config = {"sources": ["hf://datasets/me/facts"], "reading": {}}
     theirs: Any = SimpleNamespace(attributes={"config": config}, path=Path("run.stride"))

@@ -14,7 +14,7 @@ from stride_cli.data.queries import form_of
 from stride_cli.data.query_files import as_query, read_queries
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.evaluation.bench import Bench
+from stride_cli.research.evaluation.bench import Bench
 
 PAIR = {"prompt": "The French Revolution began in", "response": "1789"}
 

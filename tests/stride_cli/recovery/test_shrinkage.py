@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from index_format.design import build_columns
-from stride_cli.evaluation.metrics import predicted_response
 from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.shrinkage import Shrinkage, shrink, shrink_solution
+from stride_cli.research.evaluation.metrics import predicted_response
 
 HOW = Shrinkage(exponent=1.3, opposing=0.15)
 WEIGHTS = arrays(np.float64, st.integers(1, 30), elements=st.floats(-1e6, 1e6, allow_subnormal=False))

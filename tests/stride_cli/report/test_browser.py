@@ -128,9 +128,9 @@ def test_pictures_of_a_classifier_are_shown(browser, shown, tmp_path: Path) -> N
 
 
 def test_a_comparison_fits_its_screen_and_its_plots_can_be_read_on_a_phone(browser, tmp_path: Path) -> None:
-    from stride_cli.evaluation.compare import Ground, compare_methods
-    from stride_cli.evaluation.scoring import Run
-    from stride_cli.report.comparison_page import write_page
+    from stride_cli.research.evaluation.compare import Ground, compare_methods
+    from stride_cli.research.evaluation.scoring import Run
+    from stride_cli.research.pages.comparison_page import write_page
 
     generator = np.random.default_rng(0)
     ground = Ground.of(generator.normal(size=(10, 2, 4)), None, alpha=0.5)

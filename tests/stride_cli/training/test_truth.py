@@ -303,7 +303,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
 
 
 def test_command_line(open_task, trained):
-    from stride_cli.commands.evaluate_truth import truth
+    from stride_cli.research.commands.evaluate_truth import truth
     from stride_cli.schema import json_schema
 
     task, queries = open_task()

@@ -1,0 +1,125 @@
+"""`stride baseline METHOD`: what another attribution method answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.commands.completion import complete_method
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.errors import UsageError
+from stride_cli.research.commands.evaluate_options import open_bench
+from stride_cli.research.evaluation.options import BenchOptions, RankingOptions
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
+
+EXAMPLE = """\b
+Examples:
+  stride baseline --list
+  stride baseline tfidf --index run.stride --queries queries.jsonl --top 10
+  stride baseline graddot --index run.stride --queries queries.jsonl --scores scores.npy
+"""
+
+
+@with_flags
+def baseline(
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method, with options as in tfidf:ngrams=1,top=100; any takes "
+            "top=K (its K strongest scores) and shrink=true.",
+            autocompletion=complete_method,
+        ),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Say which methods there are, and leave.")] = False,
+    index: IndexPath = None,
+    model: ModelPath = None,
+    *,
+    asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries", "chat"))],
+    given: Annotated[dict[str, Any], Flags(RankingOptions)],
+    scores: Annotated[
+        Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Rank documents for every query by any attribution method: the sum of their chunks' scores.
+
+    Above zero the document supports the query. Units differ by method. Documents whose score is exactly zero
+    are left out: among ties there is no evidence.
+    """
+    if listed:
+        _list_methods(json)
+        return
+    import numpy as np
+
+    from stride_cli.commands.tables import print_table
+    from stride_cli.output import emit, note, outlast_reader, progress, wants_json
+    from stride_cli.research.evaluation.ranking import document_scores, rank_documents
+    from stride_cli.research.evaluation.scoring import ScoreFile, score_blocks
+    from stride_cli.research.methods.registry import open_method
+
+    if method is None:
+        raise UsageError("no method is given", fix="see which there are: stride baseline --list")
+    shown = RankingOptions(**given)
+    opened = open_method(method)
+    bench = open_bench(index, model, BenchOptions(**asked), device, dtype)
+    chosen, task = bench.queries, bench.workspace
+    owner = np.asarray(task.index.array("corpus/chunk_document"))
+    opened.fit(task)
+    if scores is not None:
+        outlast_reader()
+    row = 0
+    with (
+        ScoreFile(scores, (len(chosen), task.n_chunks)) as file,
+        progress("scoring", len(chosen), unit="queries") as bar,
+    ):
+        for block in score_blocks(opened, chosen, task.n_chunks):
+            file.write(row, block)
+            for values in document_scores(block, owner, task.index.n_documents):
+                hits: list[RankedDocument] = [
+                    {"rank": rank, "document": task.index.document_id(document), "score": score}
+                    for rank, document, score in rank_documents(values, shown.top)
+                ]
+                if wants_json(json):
+                    record: RankingRecord = {
+                        "schema": "stride.ranking/1",
+                        "query": chosen.names[row],
+                        "method": method,
+                        "hits": hits,
+                    }
+                    emit(record)
+                else:
+                    cells = [
+                        [str(hit["document"]), f"{hit['rank']:g}", f"{hit['score']:.6g}"] for hit in hits
+                    ]
+                    print_table(f"{chosen.names[row]}", ["document", "rank", "score"], cells)
+                row += 1
+                bar.advance()
+    if scores is not None:
+        note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")
+
+
+def _list_methods(json: bool) -> None:
+    """Every method with what it looks at."""
+    from stride_cli.commands.tables import print_table
+    from stride_cli.output import emit, wants_json
+    from stride_cli.research.methods.registry import METHODS
+
+    if wants_json(json):
+        for name, entry in METHODS.items():
+            record: MethodRecord = {
+                "schema": "stride.method/1",
+                "method": name,
+                "needs": entry.needs,
+                "description": entry.description,
+            }
+            emit(record)
+        return
+    rows = [[name, entry.needs, entry.description] for name, entry in METHODS.items()]
+    print_table("attribution methods", ["method", "needs", "what it does"], rows)

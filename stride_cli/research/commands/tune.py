@@ -1,0 +1,174 @@
+"""`stride tune`: which settings of the operators predict best on this corpus and model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stride_cli.commands.options import (
+    Device,
+    Dtype,
+    Flags,
+    IndexPath,
+    Json,
+    ModelPath,
+    find_index,
+    with_flags,
+)
+from stride_cli.research.tuning.options import TuneOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stride_cli.schema.tuning_records import TrialRecord
+
+EXAMPLE = """\b
+Examples:
+  stride tune --index run.stride --dry-run
+  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16 --html tuning.html
+  stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
+  stride tune --index classifier.stride --criterion retrained --damping 0.1,1,10,30,100
+  stride tune --index run.stride --criterion truth --search grid --space logit --rank 32,96
+"""
+
+
+@with_flags
+def tune(
+    index: IndexPath = None,
+    model: ModelPath = None,
+    space: Annotated[
+        str | None, typer.Option("--space", help="Operator spaces to try, separated by commas.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option("--layer", help="Layers to try: 4,8.")] = None,
+    damping: Annotated[str | None, typer.Option("--damping", help="Dampings to try: 0.03,0.1,0.3.")] = None,
+    rank: Annotated[str | None, typer.Option("--rank", help="Ranks to try: 32,96.")] = None,
+    subsets: Annotated[
+        str | None, typer.Option("--subsets", help="K to try; another than the index's needs it built anew.")
+    ] = None,
+    degree: Annotated[str | None, typer.Option("--degree", help="d to try; likewise.")] = None,
+    lambda_ratio: Annotated[
+        str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
+    ] = "0.003,0.01,0.03,0.1,0.3",
+    *,
+    given: Annotated[dict[str, Any], Flags(TuneOptions)],
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Try settings of the operators on this index, and write the best to stride.yaml.
+
+    The criterion: the model is trained a little further, from its own weights, on random halves of the
+    corpus, and the losses of queries that are in none of them are measured. A trial fits operators, recovers
+    the influence of every chunk, and is scored by how well the sums over each half predict those losses
+    (Spearman's ρ over halves, mean over queries). That needs the index and the model only, no recipe.
+
+    It is not retraining: what was learnt before is partly kept, the optimizer is AdamW whatever the model's
+    was, and queries from the corpus have been trained on. It ranks settings; its values are no LDS, and small
+    differences are not to be trusted. Where the model can be retrained, give --criterion retrained: it is
+    trained anew, by its recipe, on as many random halves. Neither they nor the held-out chunks are those of
+    stride evaluate truth, so that what is chosen can be reported there; rows held out of a classifier may be
+    the same, and --queries FILE gives others.
+
+    A setting changes only where the score gains more than two standard errors of the difference (over
+    queries) on what you start with, stride.yaml or the defaults. Responses and trials are kept beside the
+    index: interrupted, the same command goes on, and with more values it adds to what is there. Trials go to
+    stdout as JSON Lines, then the choice; the table goes to stderr.
+    """
+    from stride_cli.config import resolve, write_settings
+    from stride_cli.output import emit, note, outlast_reader
+    from stride_cli.report.drawing import check_place, write_whole
+    from stride_cli.research import api
+
+    if html is not None:
+        check_place(html)
+    if html is not None or not dry_run:
+        outlast_reader()
+    general = resolve("general", {"model": model})
+    chosen = resolve("train", {"device": device, "dtype": dtype})
+    swept = {
+        "space": _values("--space", space, str),
+        "layer": _values("--layer", layer, int),
+        "damping": _values("--damping", damping, float),
+        "rank": _values("--rank", rank, int),
+        "subsets": _values("--subsets", subsets, int),
+        "degree": _values("--degree", degree, int),
+    }
+    options = TuneOptions(
+        grid={name: values for name, values in swept.items() if values is not None} or None,
+        start={name: getattr(chosen, name) for name in ("space", "layer", "rank", "damping")},
+        lambdas=_values("--lambda-ratio", lambda_ratio, float) or (),
+        **given,
+    )
+    records: list[TrialRecord] = []
+
+    def show(record: TrialRecord) -> None:
+        records.append(record)
+        emit(record)
+
+    result = api.tune(
+        find_index(index),
+        options,
+        model_path=general.model,
+        device=chosen.device,
+        dtype=chosen.dtype,
+        on_trial=show,
+    )
+    settings = result.pop("settings")
+    if settings and not dry_run:
+        result["path"] = str(write_settings(settings))
+    emit(result)
+    if html is not None:
+        from stride_cli.research.pages.tuning_page import tuning_page
+
+        write_whole(html, tuning_page(records, result))
+        note(f"the page: {html}")
+    _table(records)
+    gain = result["gain"]
+    note(
+        f"chosen: score {result['score']['mean']:.3f} ± {result['score']['se']:.3f}, "
+        f"{gain['mean']:+.3f} ± {gain['se']:.3f} on the settings before"
+    )
+    written = ", ".join(result["written"].splitlines())
+    if settings:
+        note(f"{'would write' if dry_run else 'wrote'} to stride.yaml: {written}")
+    else:
+        note("nothing is gained by other settings: stride.yaml stays as it is")
+    if result["next"]:
+        note(f"next: {result['next']}")
+
+
+def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    """Values separated by commas, each once, in order; None where none are given."""
+    from stride_cli.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        found = list(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
+    except ValueError:
+        found = []
+    if not found:
+        raise UsageError(
+            f"{name} is '{text}' (expected values separated by commas)", fix=f"see stride tune --help, {name}"
+        )
+    return found
+
+
+def _table(records: list[TrialRecord]) -> None:
+    """Trials on stderr, the best of each moment marked."""
+    from stride_cli.commands.tables import number, print_table, seconds
+
+    rows = []
+    for record in records:
+        score = "–" if record["score"] is None else f"{record['score']:+.3f} ± {record['se']:.3f}"
+        rank = "default" if record["rank"] is None else str(record["rank"])
+        damping = "default" if record["damping"] is None else f"{record['damping']:g}"
+        cells = [record["space"], str(record["layer"]), rank, damping]
+        cells += [str(record["subsets"]), str(record["degree"]), number(record["lambda_ratio"], "g"), score]
+        rows.append([*cells, seconds(record["seconds"]), "*" if record["best"] else record.get("error", "")])
+    columns = ["space", "layer", "rank", "damping", "K", "d", "λ / λ_max", "score", "took", "best"]
+    print_table("Trials", columns, rows, stderr=True)

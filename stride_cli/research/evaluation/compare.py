@@ -1,0 +1,392 @@
+"""Methods on the same ground: the same truth, the same resamples, each against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from index_format.errors import IndexFormatError
+from stride_cli.attribution.scale import fit_scale
+from stride_cli.errors import StrideError, first_line
+from stride_cli.prove.resampling import DRAWS, Draws, Estimate, Interval, Resampler
+from stride_cli.research.evaluation import metrics
+from stride_cli.research.evaluation.breakdown import (
+    mean_over_queries,
+    partial_spearman,
+    query_groups,
+    reliability_tracking,
+)
+from stride_cli.research.evaluation.distribution import FIELDS, Distribution
+from stride_cli.research.evaluation.options import RESPONSES
+from stride_cli.research.evaluation.scoring import Run
+from stride_cli.training.truth import seeds_in_words
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import (
+        ComparisonRecord,
+        DistributionRecord,
+        EstimateRecord,
+        GroupRecord,
+        LdsRecord,
+        PartialRecord,
+        ScoredRecord,
+        SlopeRecord,
+        SpreadRecord,
+    )
+
+KINDS = ("spearman", "pearson", "kendall")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What methods are compared on: R subsets of one size, retrained from S seeds, and Q queries.
+
+    Attributes
+    ----------
+    measured : (Q, R) float64        −loss or margin, mean over seeds
+    response : "loss" or "margin"
+    alpha : float                    share of the chunks in a subset
+    n_seeds : int
+    ceiling : metrics.Ceiling, optional
+    own_seed : bool                  the seed is the model's own
+    """
+
+    measured: np.ndarray
+    response: str
+    alpha: float
+    n_seeds: int
+    ceiling: metrics.Ceiling | None
+    own_seed: bool = False
+
+    @property
+    def seeds(self) -> str:
+        """In words."""
+        return seeds_in_words(self.n_seeds, self.own_seed)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of any number found on this ground should know, a clause each."""
+        enough = metrics.ENOUGH_SUBSETS
+        if self.n_subsets >= enough:
+            return []
+        return [
+            f"{self.n_subsets} retrained subsets are few (expected {enough} or more): the correlations are "
+            "rough, and so are their intervals"
+        ]
+
+    @property
+    def n_queries(self) -> int:
+        return self.measured.shape[0]
+
+    @property
+    def n_subsets(self) -> int:
+        return self.measured.shape[1]
+
+    @classmethod
+    def of(
+        cls,
+        losses: np.ndarray,
+        margins: np.ndarray | None,
+        *,
+        alpha: float,
+        response: str = "loss",
+        seed: int = 0,
+        own_seed: bool = False,
+    ) -> Ground:
+        """From losses and margins (R, S, Q) of one α.
+
+        Raises
+        ------
+        UsageError      fewer than three subsets, or margins are asked for and there are none
+        """
+        from stride_cli.errors import UsageError
+
+        if response not in RESPONSES:
+            raise UsageError(f"unknown response '{response}'", fix="use loss or margin")
+        if response == "margin" and margins is None:
+            raise UsageError(
+                "these retrained models were measured by their losses only", fix="use --response loss"
+            )
+        if len(losses) < metrics.FEWEST_SUBSETS:
+            raise UsageError(
+                f"there are {len(losses)} retrained subsets with α = {alpha:g} "
+                f"(expected {metrics.FEWEST_SUBSETS} or more)",
+                fix="retrain more: stride evaluate truth --subsets 50",
+            )
+        used = margins if response == "margin" else None
+        values = losses if used is None else used
+        return cls(
+            metrics.measured_response(losses, used),
+            response,
+            float(alpha),
+            int(losses.shape[1]),
+            metrics.noise_ceiling(np.asarray(values, np.float64), seed=seed),
+            own_seed,
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method's result, or its failure.
+
+    Attributes
+    ----------
+    method : str                     its spec
+    error, fix : str, optional       why it failed; everything else is None then
+    run : Run
+    correlations : metrics.Correlations
+    estimates : dict                 "spearman", "pearson", "kendall" → Estimate
+    difference : Estimate, optional  Spearman minus the reference's; None for the reference itself
+    n_subsets : int                  subsets it was judged on: not those that it was fitted on
+    """
+
+    method: str
+    error: str | None = None
+    fix: str | None = None
+    run: Run | None = None
+    correlations: metrics.Correlations | None = None
+    estimates: dict[str, Estimate] | None = None
+    difference: Estimate | None = None
+    n_subsets: int | None = None
+
+    @property
+    def distribution(self) -> Distribution | None:
+        return self.run.distribution if self.run else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Fit and all queries."""
+        return self.run.fit_seconds + self.run.score_seconds if self.run else None
+
+
+def compare_methods(
+    specs: Sequence[str],
+    ground: Ground,
+    run: Callable[[str], Run],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Iterator[Entry]:
+    """The methods one after the other, each as soon as it is done; a failure does not stop the rest.
+
+    Parameters
+    ----------
+    specs : methods; the first one is the reference of all differences
+    run : spec → Run, whose `predicted` is (Q, R)
+    draws : int      bootstrap resamples, the same for every method
+
+    Yields
+    ------
+    Entry
+    """
+    judge = _Judge(ground, draws=draws, seed=seed)
+    reference: Run | None = None
+    for position, spec in enumerate(specs):
+        try:
+            found = run(spec)
+            fair = _fair(found, ground)
+            correlations = metrics.correlate(found.predicted[:, fair], ground.measured[:, fair])
+        except (StrideError, IndexFormatError) as error:
+            yield Entry(spec, error=error.message, fix=error.fix)
+            continue
+        except Exception as error:  # a method's library may raise anything
+            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+            continue
+        if position == 0:
+            reference = found
+        yield Entry(
+            spec,
+            run=found,
+            correlations=correlations,
+            estimates={kind: judge.draw(kind, found, fair).estimate() for kind in KINDS},
+            difference=judge.difference(found, reference) if position and reference else None,
+            n_subsets=int(fair.sum()),
+        )
+
+
+class _Judge:
+    """Resampled correlations of runs, on the subsets that may judge them."""
+
+    def __init__(self, ground: Ground, *, draws: int, seed: int) -> None:
+        self._ground, self._draws, self._seed = ground, draws, seed
+        self._resamplers: dict[bytes, Resampler] = {}
+        self._drawn: dict[tuple[int, str, bytes], tuple[Run, Draws]] = {}
+
+    def draw(self, kind: str, run: Run, fair: np.ndarray) -> Draws:
+        """On the subsets `fair`, (R,) bool; the same draws for every run on the same subsets."""
+        predicted, measured = run.predicted[:, fair], self._ground.measured[:, fair]
+        subsets = fair.tobytes()
+        key = (id(run), kind, subsets)
+        if key not in self._drawn:
+            if subsets not in self._resamplers:
+                self._resamplers[subsets] = Resampler(measured, draws=self._draws, seed=self._seed)
+            observed = getattr(metrics.correlate(predicted, measured), kind)
+            drawn = self._resamplers[subsets].draw(kind, predicted, observed)
+            self._drawn[key] = (run, drawn)  # the run with it, so that its id stays its own
+        return self._drawn[key][1]
+
+    def difference(self, run: Run, reference: Run) -> Estimate | None:
+        """Spearman of a run minus the reference's, on the subsets that neither was fitted on.
+
+        None where these are fewer than three.
+        """
+        fair = _fair(run, self._ground) & _fair(reference, self._ground)
+        if fair.sum() < metrics.FEWEST_SUBSETS:
+            return None
+        drawn = [self.draw("spearman", each, fair) for each in (run, reference)]
+        return drawn[0].minus(drawn[1]).estimate()
+
+
+def _fair(run: Run, ground: Ground) -> np.ndarray:
+    """The subsets that a run was not fitted on, (R,) bool."""
+    return np.ones(ground.n_subsets, bool) if run.held_out is None else run.held_out
+
+
+def describe_methods(specs: Sequence[str], run: Callable[[str], Run]) -> Iterator[Entry]:
+    """The distribution of each method's scores, as soon as it is there; a failure does not stop the rest."""
+    for spec in specs:
+        try:
+            yield Entry(spec, run=run(spec))
+        except (StrideError, IndexFormatError) as error:
+            yield Entry(spec, error=error.message, fix=error.fix)
+        except Exception as error:
+            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+
+
+def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> DistributionRecord:
+    """An entry as the record ``stride.distribution/1``; every number is null where the method failed."""
+    found = entry.distribution
+    numbers = found.to_record() if found else dict.fromkeys(FIELDS)
+    record: DistributionRecord = {
+        "schema": "stride.distribution/1",
+        "method": entry.method,
+        "chunks": n_chunks,
+        "queries": n_queries,
+        "sparsity": numbers["sparsity"],
+        "gini": numbers["gini"],
+        "top10_coverage": numbers["top10_coverage"],
+        "active_mean": numbers["active_mean"],
+        "active_p50": numbers["active_p50"],
+        "active_p90": numbers["active_p90"],
+        "empty_queries": numbers["empty_queries"],
+        "curve": found.curve() if found else [],
+    }
+    if entry.error is not None:
+        record["error"] = entry.error
+    return record
+
+
+def lds_record(entry: Entry, ground: Ground) -> LdsRecord:
+    """An entry as the record ``stride.lds/1``; every number is null where the method failed."""
+    record: LdsRecord = {"schema": "stride.lds/1", **_scored(entry, ground)}
+    return record
+
+
+def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
+    """What the records of `lds` and `compare` have in common."""
+    estimates, run, correlations = entry.estimates, entry.run, entry.correlations
+    spearman = estimates["spearman"] if estimates else None
+    reliability = run.reliability if run else None
+    record: ScoredRecord = {
+        "method": entry.method,
+        "response": ground.response,
+        "alpha": ground.alpha,
+        "subsets": ground.n_subsets if entry.n_subsets is None else entry.n_subsets,
+        "seeds": ground.n_seeds,
+        "own_seed": ground.own_seed,
+        "queries": ground.n_queries,
+        "spearman": _interval(spearman.joint if spearman else None),
+        "pearson": _interval(estimates["pearson"].joint if estimates else None),
+        "kendall": _interval(estimates["kendall"].joint if estimates else None),
+        "over_queries": _spread(spearman.queries if spearman else None),
+        "over_subsets": _spread(spearman.subsets if spearman else None),
+        "constant_queries": int(correlations.constant.sum()) if correlations is not None else None,
+        "ceiling": ground.ceiling.value if ground.ceiling else None,
+        "seconds": {
+            "fit": run.fit_seconds if run else None,
+            "query": run.score_seconds / ground.n_queries if run else None,
+        },
+        "bytes_per_chunk": run.bytes_per_chunk if run else None,
+        "tracking": reliability_tracking(reliability, correlations.spearman if correlations else None),
+    }
+    if entry.error is not None:
+        record["error"] = entry.error
+    return record
+
+
+def comparison_record(
+    entry: Entry,
+    ground: Ground,
+    reference: str,
+    *,
+    names: Sequence[str] = (),
+    given: Entry | None = None,
+) -> ComparisonRecord:
+    """An entry as the record ``stride.comparison/1``.
+
+    Parameters
+    ----------
+    names : of the queries; groups of them (`breakdown.query_groups`) are reported apart
+    given : the entry of a method whose part in the correlation is taken out
+    """
+    run = entry.run
+    groups: list[GroupRecord] = []
+    partial: PartialRecord = {"given": None, **mean_over_queries(np.zeros(0)), "groups": []}
+    if run is not None and entry.correlations is not None:
+        found = query_groups(names)
+        groups = [
+            {"group": group, **mean_over_queries(entry.correlations.spearman[rows])}
+            for group, rows in found.items()
+        ]
+        if given is not None and given.run is not None and given is not entry:
+            fair = _fair(run, ground) & _fair(given.run, ground)
+            left = partial_spearman(
+                run.predicted[:, fair], ground.measured[:, fair], given.run.predicted[:, fair]
+            )
+            apart: list[GroupRecord] = [
+                {"group": group, **mean_over_queries(left[rows])} for group, rows in found.items()
+            ]
+            partial = {"given": given.method, **mean_over_queries(left), "groups": apart}
+    return {
+        "schema": "stride.comparison/1",
+        **_scored(entry, ground),
+        "reference": reference,
+        "difference": _interval(entry.difference.joint if entry.difference else None),
+        "slope": _slope(entry, ground),
+        "groups": groups,
+        "partial": partial,
+        "peak_memory": run.memory_bytes if run else None,
+        "peak_device_memory": run.device_bytes if run else None,
+    }
+
+
+def _slope(entry: Entry, ground: Ground) -> SlopeRecord:
+    nothing: SlopeRecord = {"value": None, "se": None, "correlation": None}
+    if entry.run is None:
+        return nothing
+    fair = _fair(entry.run, ground)
+    predicted, measured = (
+        (each - each.mean(axis=1, keepdims=True)).T
+        for each in (entry.run.predicted[:, fair], ground.measured[:, fair])
+    )
+    if not predicted.any():
+        return nothing
+    found = fit_scale(predicted, measured)
+    error = found.error if ground.n_queries > 1 else None
+    return {"value": found.slope, "se": error, "correlation": found.correlation}
+
+
+def _interval(found: Interval | None) -> EstimateRecord:
+    record: EstimateRecord = {"mean": found.mean if found else None, **_spread(found)}
+    return record
+
+
+def _spread(found: Interval | None) -> SpreadRecord:
+    return {
+        "se": found.se if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+    }

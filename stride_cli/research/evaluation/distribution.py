@@ -1,0 +1,158 @@
+"""How influence is spread over the chunks: sparsity, Gini, coverage, active sets, concentration curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.errors import NumericalError
+from stride_cli.research.evaluation.metrics import active_set, gini, top_coverage, zero_share
+
+if TYPE_CHECKING:
+    from stride_cli.schema.evaluation_records import CurvePoint
+
+CURVE_POINTS = 33
+FIELDS = (
+    "sparsity",
+    "gini",
+    "top10_coverage",
+    "active_mean",
+    "active_p50",
+    "active_p90",
+    "empty_queries",
+)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The shape of the scores of Q queries over n chunks (app:metrics, Score Distribution and Fit Quality).
+
+    Attributes
+    ----------
+    zeros, gini, coverage : (Q,) float64      gini and coverage are NaN where every score is zero
+    active : (Q,) int64                       |A|
+    curve_share, curve_mass : (P,) float64    mean part of Σ|w| that the top share of the chunks holds
+                                              (eq:normalized-influence-mass)
+    n_chunks : int
+    """
+
+    zeros: np.ndarray
+    gini: np.ndarray
+    coverage: np.ndarray
+    active: np.ndarray
+    curve_share: np.ndarray
+    curve_mass: np.ndarray
+    n_chunks: int
+
+    def to_record(self) -> dict[str, Any]:
+        """Means over queries, and |A| by mean, p50, p90."""
+        values = (
+            float(self.zeros.mean()),
+            _mean(self.gini),
+            _mean(self.coverage),
+            float(self.active.mean()),
+            float(np.quantile(self.active, 0.5)),
+            float(np.quantile(self.active, 0.9)),
+            int(np.isnan(self.gini).sum()),
+        )
+        return dict(zip(FIELDS, values, strict=True))
+
+    def curve(self) -> list[CurvePoint]:
+        """The concentration curve as records of share and mass."""
+        pairs = zip(self.curve_share.tolist(), self.curve_mass.tolist(), strict=True)
+        return [{"share": share, "mass": mass} for share, mass in pairs]
+
+
+class DistributionCounter:
+    """Takes blocks of scores as they come and keeps a few numbers a query.
+
+    Parameters
+    ----------
+    active_bound : int, optional
+        The largest active set that the method can give (a Lasso on K subsets: K); checked.
+    """
+
+    def __init__(self, *, active_bound: int | None = None) -> None:
+        self._bound = active_bound
+        self._parts: list[tuple[np.ndarray, ...]] = []
+        self._counts = np.zeros(0, np.int64)
+        self._n_chunks = 0
+
+    def add(self, block: np.ndarray) -> None:
+        """Count a block of scores, (q, n).
+
+        Raises
+        ------
+        NumericalError      a score is not finite, or an invariant is broken: the method is at fault
+        """
+        if not np.isfinite(block).all():
+            raise NumericalError("a score is not finite", fix="run the method with --dtype fp32")
+        if not self._n_chunks:
+            self._n_chunks = block.shape[1]
+            grid = np.geomspace(1, self._n_chunks, CURVE_POINTS)
+            self._counts = np.unique(np.round(grid).astype(np.int64))
+        part = (zero_share(block), gini(block), top_coverage(block), active_set(block))
+        check_invariants(*part, active_bound=self._bound)
+        self._parts.append((*part, self._curve(block)))
+
+    def result(self) -> Distribution:
+        zeros, ginis, coverage, active, curves = (
+            np.concatenate(part) for part in zip(*self._parts, strict=True)
+        )
+        told = ~np.isnan(ginis)
+        mass = curves[told].mean(axis=0) if told.any() else np.zeros(len(self._counts))
+        share = self._counts / self._n_chunks
+        return Distribution(zeros, ginis, coverage, active, share, mass, self._n_chunks)
+
+    def _curve(self, block: np.ndarray) -> np.ndarray:
+        size = -np.sort(-np.abs(block).astype(np.float64), axis=1)
+        held = np.cumsum(size, axis=1)
+        total = held[:, -1:]
+        none = np.zeros((len(block), len(self._counts)))
+        return np.divide(held[:, self._counts - 1], total, out=none, where=total > 0)
+
+
+def describe(blocks: Iterable[np.ndarray], *, active_bound: int | None = None) -> Distribution:
+    """`Distribution` of scores that come in blocks of queries."""
+    counter = DistributionCounter(active_bound=active_bound)
+    for block in blocks:
+        counter.add(block)
+    return counter.result()
+
+
+def check_invariants(
+    zeros: np.ndarray,
+    ginis: np.ndarray,
+    coverage: np.ndarray,
+    active: np.ndarray,
+    *,
+    active_bound: int | None = None,
+) -> None:
+    """Relations that hold for any scores whatever.
+
+    Raises
+    ------
+    NumericalError      Gini below the share of zeros or not in [0, 1), coverage not in [0, 1], or an active
+                        set larger than the method's bound
+    """
+    told = ~np.isnan(ginis)
+    slack = 1e-9
+    if (ginis[told] < zeros[told] - slack).any():
+        raise NumericalError("a Gini coefficient is below the share of zero scores")
+    if (ginis[told] < -slack).any() or (ginis[told] >= 1 + slack).any():
+        raise NumericalError("a Gini coefficient is not between 0 and 1")
+    if (coverage[told] < 0).any() or (coverage[told] > 1 + slack).any():
+        raise NumericalError("the coverage of the top 10 % is not between 0 and 1")
+    if active_bound is not None and (active > active_bound).any():
+        raise NumericalError(
+            f"an active set has {int(active.max()):,} chunks (expected at most {active_bound:,})",
+            fix="lower the recovery's tolerance",
+        )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    told = values[~np.isnan(values)]
+    return float(told.mean()) if len(told) else None

@@ -1,0 +1,213 @@
+"""One method, run: blocks of scores pass through, sums over subsets and a few numbers remain."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.errors import NumericalError, QueryError, UsageError
+from stride_cli.research.evaluation.distribution import Distribution, DistributionCounter
+from stride_cli.research.evaluation.metrics import predicted_response
+from stride_cli.research.evaluation.ranking import document_scores
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.research.methods.protocol import Method
+
+
+@dataclass(frozen=True)
+class Run:
+    """What remains of a method's scores.
+
+    Attributes
+    ----------
+    predicted : (Q, R) float64             sums over the subsets; R = 0 without subsets
+    distribution : Distribution, optional
+    fit_seconds, score_seconds : float     of `Method.fit`, and of all queries together
+    bytes_per_chunk : float                what the method keeps for later queries
+    memory_bytes : float, optional         growth of the resident memory over fit and score, at its peak; only
+                                           measured in a process of its own
+    device_bytes : float, optional         peak of CUDA memory above what the model takes
+    held_out : (R,) bool, optional         where the method was fitted on some of the subsets: the others,
+                                           which alone may judge it
+    reliability : (Q,) float64, optional   how far the method itself trusts each query's scores, 0 … 1
+    """
+
+    predicted: np.ndarray
+    distribution: Distribution | None
+    fit_seconds: float
+    score_seconds: float
+    bytes_per_chunk: float
+    memory_bytes: float | None = None
+    device_bytes: float | None = None
+    held_out: np.ndarray | None = None
+    reliability: np.ndarray | None = None
+
+
+def run_method(
+    workspace: Workspace,
+    spec: str,
+    queries: QuerySet,
+    *,
+    masks: np.ndarray | None = None,
+    truth_rows: np.ndarray | None = None,
+    describe: bool = False,
+) -> Run:
+    """Fit a method and score the queries, block after block.
+
+    Parameters
+    ----------
+    spec : str                            as `stride_cli.research.methods.registry.open_method` takes it
+    masks : (R, n) bool, optional         subsets to predict the responses of
+    truth_rows : (R,) int64, optional     where these subsets stand in the index's truth, every α included
+    describe : bool                       also look at how the scores are spread
+
+    Raises
+    ------
+    UsageError, MissingExtraError         the method does not exist, or not here, or not for this workspace
+    NumericalError                        a score is not finite
+    """
+    from stride_cli.research.methods.registry import open_method
+
+    predicted, aside = [], 0.0
+    with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
+        started = time.perf_counter()
+        method = open_method(spec)
+        method.fit(workspace)
+        fitted = time.perf_counter()
+        bound = getattr(method, "active_bound", None)
+        counter = DistributionCounter(active_bound=bound) if describe else None
+        for block in score_blocks(method, queries, workspace.n_chunks):
+            paused = time.perf_counter()
+            if masks is not None:
+                predicted.append(predicted_response(block, masks))
+            if counter is not None:
+                counter.add(block)
+            aside += time.perf_counter() - paused
+        ended = time.perf_counter()
+    used = getattr(method, "used_truth_rows", None)
+    reliability = getattr(method, "reliability", None)
+    return Run(
+        predicted=np.concatenate(predicted) if predicted else np.zeros((len(queries), 0)),
+        distribution=counter.result() if counter is not None else None,
+        fit_seconds=fitted - started,
+        score_seconds=ended - fitted - aside,
+        bytes_per_chunk=float(method.bytes_per_chunk),
+        held_out=None if used is None or truth_rows is None else ~np.asarray(used, bool)[truth_rows],
+        reliability=None if reliability is None else np.asarray(reliability, np.float64),
+    )
+
+
+def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[np.ndarray]:
+    """The blocks of `Method.score`, with their shapes checked: (q, n), Q rows in all.
+
+    Raises
+    ------
+    NumericalError      a score is not finite
+    """
+    rows = 0
+    for block in method.score(queries):
+        rows += len(block)
+        yield checked_block(method, block, n_chunks)
+    if rows != len(queries):
+        raise ValueError(f"{method.name} scored {rows} queries, expected {len(queries)}")
+
+
+def document_blocks(method: Method, queries: QuerySet, index: Index) -> Iterator[np.ndarray]:
+    """`score_blocks` as scores of documents, the sums over their chunks: (q, D) float64, Q rows in all."""
+    owner = np.asarray(index.array("corpus/chunk_document"))
+    for block in score_blocks(method, queries, index.n_chunks):
+        yield document_scores(block, owner, index.n_documents)
+
+
+def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarray:
+    """A block of scores, (q, n).
+
+    Raises
+    ------
+    NumericalError      a score is not finite
+    """
+    if block.ndim != 2 or block.shape[1] != n_chunks:
+        raise ValueError(f"{method.name} gave scores of shape {block.shape}, expected (q, {n_chunks})")
+    if not np.isfinite(block).all():
+        raise NumericalError(f"{method.name}: a score is not finite", fix="run it with --dtype fp32")
+    return block
+
+
+def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:
+    """Where each query stands in a set that was measured, by its tokens and scored positions.
+
+    Returns
+    -------
+    (len(queries),) int64
+
+    Raises
+    ------
+    QueryError      a query is not among the measured ones; names it
+    """
+    positions = {_content(known, row): row for row in reversed(range(len(known)))}
+    found = []
+    for row, name in enumerate(queries.names):
+        position = positions.get(_content(queries, row))
+        if position is None:
+            raise QueryError(
+                f"query '{name}' is not among the {len(known)} that the retrained models were measured on",
+                fix="leave --queries out, or measure these: stride evaluate truth --queries FILE",
+            )
+        found.append(position)
+    return np.array(found, np.int64)
+
+
+def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
+    return queries.ids[row].tobytes(), (queries.weights[row] > 0).tobytes()
+
+
+class ScoreFile:
+    """All scores of a run as a .npy file, written block after block; it appears when it is whole.
+
+    Parameters
+    ----------
+    path : Path, optional      None: nothing is written
+    shape : (Q, n)
+    """
+
+    def __init__(self, path: Path | None, shape: tuple[int, int]) -> None:
+        self._path = path
+        self._array: np.memmap | None = None
+        if path is None:
+            return
+        if path.suffix != ".npy":
+            raise UsageError(
+                f"--scores is '{path}' (expected a .npy file)", fix="for example --scores scores.npy"
+            )
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"there is no directory '{path.parent}'", fix="make it, or give another path")
+        self._partial = path.with_name(path.name + ".partial")
+        self._array = np.lib.format.open_memmap(self._partial, mode="w+", dtype=np.float32, shape=shape)
+
+    def write(self, row: int, block: np.ndarray) -> None:
+        """Put a block (q, n) at rows from `row` on."""
+        if self._array is not None:
+            self._array[row : row + len(block)] = block
+
+    def __enter__(self) -> ScoreFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self._array is None or self._path is None:
+            return
+        self._array.flush()
+        self._array = None
+        if kind is None:
+            self._partial.replace(self._path)
+        else:
+            self._partial.unlink()

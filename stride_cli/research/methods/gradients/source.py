@@ -1,0 +1,162 @@
+"""SOURCE: influence by unrolling the training in segments (Bae et al. 2024, arXiv:2405.12186).
+
+Written here: kronfluence has no training paths, and bergson's reads checkpoints of language models only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.errors import UsageError
+from stride_cli.models.kinds import kind_of_index
+from stride_cli.research.methods.gradients.graddot import QueryBank, shared_passes
+from stride_cli.research.methods.gradients.kronecker import corrected_curvature
+from stride_cli.research.methods.gradients.passes import (
+    LABELS,
+    Passes,
+    check_choice,
+    check_positive,
+    load_checkpoint,
+    open_capture,
+)
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+
+
+class Source:
+    """g_qᵀ Σ_l (Π_{k>l} exp(−t_k H_k)) (1 − exp(−t_l H_l)) H_l⁻¹ ḡ_il over segments l of the training.
+
+    What a step on a chunk left of itself at the end: within a segment, curvature H and gradients ḡ are taken
+    to be as they are on average over its checkpoints. t is the sum of the segment's learning rates (of
+    momentum's total effect), g_q the gradient at the end. H is the Gauss–Newton matrix in EK-FAC's
+    eigenbasis, plus the weight decay. There is no damping: what training had no time for is left out.
+
+    Parameters
+    ----------
+    segments : int
+        Of the training, of as many checkpoints each: those kept along it, and the model at its end.
+    labels : "sampled" | "true"
+        Drawn from the model, ``draws`` times, or those of the corpus (the empirical Fisher matrix).
+    layers : str, optional   as for `Capture`; default: all
+    batch_tokens : int       padded tokens of one pass
+    query_bytes : int, optional      most memory for the gradients of queries; default: 1/8 of what is free
+
+    Raises
+    ------
+    UsageError
+        An option out of range; a language model, or a classifier not trained by SGD from its initial weights;
+        fewer checkpoints than segments; a layer whose covariance is too large.
+    ModelError
+        A checkpoint's step is not one of the recipe's.
+    """
+
+    name = "source"
+    bytes_per_chunk = 0.0
+    shares_a_pass = True
+
+    def __init__(
+        self,
+        *,
+        segments: int = 3,
+        labels: str = "sampled",
+        draws: int = 1,
+        layers: str | None = None,
+        batch_tokens: int = 2048,
+        query_bytes: int | None = None,
+    ) -> None:
+        check_positive(
+            self.name, segments=segments, draws=draws, batch_tokens=batch_tokens, query_bytes=query_bytes
+        )
+        self.labels = check_choice(self.name, "labels", labels, LABELS)
+        self.segments, self.draws, self.layers = segments, draws, layers
+        self.batch_tokens, self.query_bytes = batch_tokens, query_bytes
+
+    def fit(self, workspace: Workspace) -> None:
+        self._task = workspace
+        models, times, self._decay = _training(workspace)
+        if len(models) < self.segments:
+            raise UsageError(
+                f"{self.name}: the training kept {len(models) - 1} checkpoints, {self.segments} segments "
+                f"need {self.segments - 1}",
+                fix="train with more --checkpoints, or write segments=1",
+            )
+        self._segments = [
+            [partial(self._open, models[place]) for place in places]
+            for places in np.array_split(np.arange(len(models)), self.segments)
+        ]
+        self._times = [float(np.sum(part)) for part in np.array_split(np.array(times), self.segments)]
+        self._curvatures = [
+            corrected_curvature(
+                members,
+                workspace,
+                f"SOURCE {number}/{self.segments}",
+                labels=self.labels,
+                draws=self.draws,
+            )
+            for number, members in enumerate(self._segments, 1)
+        ]
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        final = self._segments[-1][-1]()
+        for start, stop in shared_passes(final, queries, self.query_bytes):
+            bank = QueryBank(final, queries, start, stop)
+            remaining = dict(bank.matrices)  # g_q, and what the segments behind let through of it
+            scores = np.zeros((stop - start, self._task.n_chunks), np.float32)
+            for number in reversed(range(self.segments)):
+                members, curvature, time = (
+                    self._segments[number],
+                    self._curvatures[number],
+                    self._times[number],
+                )
+                for layer, matrices in remaining.items():
+                    values = curvature[layer].values + self._decay
+                    bank.matrices[layer] = curvature[layer].scaled(matrices, _learned(values, time))
+                    remaining[layer] = curvature[layer].scaled(matrices, torch.exp(-time * values))
+                for open_model in members:
+                    products = bank.dot_corpus(open_model(), self._task, f"SOURCE: products {number + 1}")
+                    scores += products / len(members)
+            for first in range(0, len(scores), QUERY_BLOCK):
+                yield scores[first : first + QUERY_BLOCK]
+
+    def _open(self, path: Path | None) -> Passes:
+        workspace = self._task
+        model = workspace.model if path is None else load_checkpoint(workspace, path)
+        return Passes(open_capture(workspace, self.layers, model), self.batch_tokens, "sum", workspace.seed)
+
+
+def _learned(values: Tensor, time: float) -> Tensor:
+    """(1 − exp(−t σ)) / σ; t where σ is 0."""
+    return torch.where(values > 0, -torch.expm1(-time * values) / values.clamp_min(1e-30), time)
+
+
+def _training(workspace: Workspace) -> tuple[list[Path | None], list[float], float]:
+    """Models along a classifier's training, the last of them its own (None); the time since the one before,
+    of each; and the weight decay."""
+    from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
+    from stride_cli.models.classifier.training_path import training_path
+
+    if kind_of_index(workspace.index) != "classifier":
+        raise UsageError(
+            "source unrolls the training of a classifier, and the index is of a language model",
+            fix="choose another method: ekfac:checkpoints=…, tracin",
+        )
+    model: Any = workspace.model
+    path = training_path(model)
+    if path is None:
+        raise UsageError(
+            "source unrolls plain gradient descent from initial weights, and the model was trained otherwise",
+            fix="train it with --optimizer sgd, or choose another method: ekfac, tracin",
+        )
+    times = [share * path.time for _, share in path.checkpoints]
+    models: list[Path | None] = [*(Path(directory) for directory, _ in path.checkpoints), None]
+    return models, [*times, path.time - sum(times)], read_classifier_recipe(model.path).weight_decay

@@ -1,0 +1,197 @@
+"""TrackStar: cosines of projected gradients, normalised by second moments (Chang et al. 2024,
+arXiv:2410.17413).
+
+Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands;
+a test compares the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stride_cli.errors import UsageError
+from stride_cli.randomness import stream
+from stride_cli.research.methods.gradients.capture import Capture, Factors
+from stride_cli.research.methods.gradients.features import (
+    corpus_features,
+    damped_power,
+    products,
+    query_features,
+    second_moments,
+)
+from stride_cli.research.methods.gradients.passes import (
+    REDUCTIONS,
+    Passes,
+    check_choice,
+    check_positive,
+)
+from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+
+MOMENTS = ("adafactor", "none")
+_MOMENT_CHUNKS = 1024
+_WEIGHED_DOWN = 1000 / 65_536  # of the directions: the publication's
+
+
+class TrackStar:
+    """⟨u_q, u_i⟩ with u = R^{-½} P (∇ loss / √V), scaled to unit length.
+
+    V is Adafactor's second moment, a product of row and column means. Optimizer states are not kept with a
+    model, so it is estimated at the model, from the squared gradients of at most 1,024 chunks. P is a
+    two-sided random projection of each layer, R the second moment of the projected gradients of the corpus,
+    layer by layer; with ``mix`` it is λ R_queries + (1 − λ) R_corpus, which weighs down what all queries have
+    in common, and a query's scores then depend on which others are asked with it.
+
+    Parameters
+    ----------
+    rank : int               of both sides of a projection; rank² numbers a layer
+    moments : "adafactor" | "none"      whether to divide by √V
+    mix : float or "auto"
+        λ, 0 to 1. "auto" is the publication's rule (app. A.1.3): the k-th largest eigenvalues of λ R_queries
+        and (1 − λ) R_corpus are the same, over all layers, k being 1,000 of 65,536 numbers.
+    damping : float          added to R, as a multiple of its mean eigenvalue
+    normalize : bool         unit length; without, the score is influence with the empirical Fisher matrix
+    layers : str, optional   as for `Capture`; default "body" for language, "all" for classifiers
+    reduction : str          as for `Passes`; matters only without unit length
+    batch_tokens : int       padded tokens of one pass
+
+    Raises
+    ------
+    UsageError      an option out of range
+    """
+
+    name = "trackstar"
+
+    def __init__(
+        self,
+        *,
+        rank: int = 16,
+        moments: str = "adafactor",
+        mix: float | str = 0.0,
+        damping: float = 0.1,
+        normalize: bool = True,
+        layers: str | None = None,
+        reduction: str = "sum",
+        batch_tokens: int = 2048,
+    ) -> None:
+        check_positive(self.name, rank=rank, batch_tokens=batch_tokens)
+        self.moments = check_choice(self.name, "moments", moments, MOMENTS)
+        self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
+        self.rank, self.damping, self.normalize = rank, damping, normalize
+        self.layers, self.batch_tokens = layers, batch_tokens
+        self.mix = mix if mix == "auto" else _share(self.name, mix)
+        self.bytes_per_chunk = 0.0
+
+    def fit(self, workspace: Workspace) -> None:
+        layers = self.layers or workspace.model.all_layers
+        capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers=layers)
+        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
+        sides = random_sides(
+            capture.layers, self.rank, workspace.seed, "trackstar projection", 0, workspace.model.device
+        )
+        scales = adafactor_scales(passes, workspace) if self.moments == "adafactor" else None
+        self._projector = TwoSided(sides, scales=scales)
+        features, _ = corpus_features(passes, workspace, self._projector, "TrackStar: gradients")
+        self._moments = second_moments(features, self._projector.spans)
+        self._features = features
+        if not self.mix:
+            self._roots = self._inverse_roots(self._moments)
+            # in place, block by block: the corpus is held once
+            for start in range(0, len(features), 4096):
+                features[start : start + 4096] = self._whitened(features[start : start + 4096], self._roots)
+        self.bytes_per_chunk = float(self._projector.width * features.itemsize)
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        blocks = query_features(self._passes, queries, self._projector)
+        if not self.mix:
+            for block in blocks:
+                yield products(self._whitened(block, self._roots), self._features)
+            return
+        if not (asked := list(blocks)):
+            return
+        own = second_moments(np.concatenate(asked), self._projector.spans)
+        share = self._found_share(own)
+        mixed = [share * a + (1 - share) * b for a, b in zip(own, self._moments, strict=True)]
+        roots = self._inverse_roots(mixed)
+        units = [self._whitened(block, roots) for block in asked]
+        scores = [np.empty((len(block), len(self._features)), np.float32) for block in units]
+        for start in range(0, len(self._features), 4096):  # the whitened corpus is never whole
+            part = self._whitened(self._features[start : start + 4096], roots)
+            for block, found in zip(units, scores, strict=True):
+                found[:, start : start + 4096] = products(block, part)
+        yield from scores
+
+    def _found_share(self, own: list[np.ndarray]) -> float:
+        """λ, from the second moments of the queries."""
+        if self.mix != "auto":
+            return float(self.mix)
+        place = max(0, round(self._projector.width * _WEIGHED_DOWN) - 1)
+        at_queries, at_corpus = (
+            float(np.sort(np.concatenate([np.linalg.eigvalsh(each) for each in moments]))[::-1][place])
+            for moments in (own, self._moments)
+        )
+        both = max(at_queries, 0.0) + max(at_corpus, 0.0)
+        return max(at_corpus, 0.0) / both if both > 0 else 0.0
+
+    def _inverse_roots(self, moments: list[np.ndarray]) -> list[np.ndarray]:
+        return [damped_power(moment, self.damping, -0.5) for moment in moments]
+
+    def _whitened(self, features: np.ndarray, roots: list[np.ndarray]) -> np.ndarray:
+        result = np.empty_like(features)
+        for span, root in zip(self._projector.spans, roots, strict=True):
+            result[:, span] = features[:, span].astype(np.float64) @ root
+        if self.normalize:
+            norms = np.linalg.norm(result, axis=1, keepdims=True)
+            result /= np.where(norms > 0, norms, 1.0)
+        return result
+
+
+def _share(method: str, mix: float | str) -> float:
+    if isinstance(mix, str) or not 0 <= mix <= 1:
+        raise UsageError(f"{method}: mix={mix} is no share", fix="write mix=auto, or a number from 0 to 1")
+    return float(mix)
+
+
+def adafactor_scales(passes: Passes, workspace: Workspace) -> list[tuple[Tensor, Tensor]]:
+    """1/√V of every layer as a product of input and output scales, V_oi = r_o c_i / mean(r).
+
+    r and c are the means of squared gradients over columns and rows (Shazeer and Stern 2018,
+    arXiv:1804.04235).
+
+    Returns
+    -------
+    list of (s_in (n_in,), s_out (n_out,)) float32
+    """
+    size = min(_MOMENT_CHUNKS, workspace.n_chunks)
+    random = stream(workspace.seed, "adafactor sample")
+    rows = np.sort(random.choice(workspace.n_chunks, size, replace=False))
+    device = workspace.model.device
+    sums = [
+        (torch.zeros(layer.n_in, device=device), torch.zeros(layer.n_out, device=device))
+        for layer in passes.capture.layers
+    ]
+
+    def visit(found: Factors) -> None:
+        columns, lines = sums[found.layer]
+        for block in found.blocks():
+            squares = block.gradients().square_().sum(dim=0)
+            columns += squares.mean(dim=0)
+            lines += squares.mean(dim=1)
+
+    for _ in passes.corpus(workspace.chunks, visit, "TrackStar: second moments", rows=rows):
+        pass
+    scales = []
+    for columns, lines in sums:
+        # what never has a gradient is left out instead of divided by zero
+        columns, lines = columns / size, lines / size
+        s_out = torch.where(lines > 0, (lines / lines.mean().clamp_min(1e-38)).rsqrt(), 0.0)
+        scales.append((torch.where(columns > 0, columns.rsqrt(), 0.0), s_out))
+    return scales

@@ -1,0 +1,373 @@
+"""STRIDE itself under the protocol of all methods, and what its recovery approaches: the direct readout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.attribution.attributor import Attributor, dense
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.prior import Prior
+from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
+from stride_cli.data.workspace import Workspace
+from stride_cli.errors import UsageError
+from stride_cli.operators.options import FLAT, ClosedOptions, train_options
+from stride_cli.options import own, takes
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.designs import Designs
+    from stride_cli.operators.steered_model import SteeredModel
+    from stride_cli.operators.store import Operators
+
+_DIRECT_BYTES = 4 << 30
+
+
+class StrideMethod:
+    """Operators of K random subsets, a measurement per subset, sparse recovery (paper, alg:stride).
+
+    Parameters
+    ----------
+    given : options of `FitChoice`, `ClosedOptions`, `SgdOptions` (as `stride train` takes them) and
+        `RecoveryOptions` (as `stride query`)
+    subsets, degree : int, optional     a design of its own; default: the index's
+    checkpoints : str, optional         paths of checkpoints joined by ``|``, each with subsets of its own, as
+                                        `stride train` fits them; measured one after the other
+    stored : bool                       use the operators in the index, of all its checkpoints, instead of
+                                        fitting
+    prior : str, optional               "tfidf", "pairs" or "states": likeness to the query is added, see
+                                        `stride_cli.attribution.prior`
+    halves : int                        also recover from so many random halves of the subsets, for the
+                                        queries' reliability, (Q,) in `reliability` once they are scored
+    """
+
+    @takes(*FLAT, RecoveryOptions, leave_out=("checkpoints", "seed", "base"))
+    def __init__(
+        self,
+        *,
+        subsets: int | None = None,
+        degree: int | None = None,
+        checkpoints: str | None = None,
+        stored: bool = False,
+        prior: str | None = None,
+        halves: int = 0,
+        **given: Any,
+    ) -> None:
+        self.name = "stride"
+        self.bytes_per_chunk = 0.0
+        self.active_bound: int | None = None  # a Lasso solution has at most K non-zeros
+        recovery = own(RecoveryOptions, given)
+        fit = {name: value for name, value in given.items() if name not in recovery}
+        self._options = train_options(
+            **fit, choice="fit={}", called=lambda option, flag: f"{self.name}: {option}"
+        )
+        self._subsets, self._degree = subsets, degree
+        self._recovery = RecoveryOptions(**recovery)
+        self._checkpoints = checkpoints
+        self._stored = stored
+        self._prior = None if prior is None else Prior(prior)
+        self._halves = halves
+        self.reliability: list[float] | None = None
+        # which model (see `_open`), and its operators
+        self._fitted: list[tuple[str | int | None, Operators]] = []
+        self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
+
+    def fit(self, workspace: Workspace) -> None:
+        """Fit the operators of every checkpoint.
+
+        Raises
+        ------
+        UsageError      settings that do not fit the model, or ``stored`` together with a fit's options
+        StageMissing    ``stored``, and the index has no operators
+        """
+        from stride_cli.attribution.defaults import recovery_defaults
+        from stride_cli.operators.checkpoints import stored_checkpoints, stored_designs
+        from stride_cli.operators.designs import Designs
+        from stride_cli.operators.gauss_newton import Corrections
+        from stride_cli.operators.store import Operators
+
+        self._task = workspace
+        self._measured.clear()
+        self._corrections = Corrections(workspace.chunks, workspace.index.seed)
+        if self._stored:
+            if self._subsets or self._degree or self._checkpoints:
+                raise UsageError(
+                    "stored operators have the index's design and models: no other options",
+                    fix="leave out stored, or subsets, degree and checkpoints",
+                )
+            places = range(1 + len(stored_checkpoints(workspace.index)))
+            self._fitted = [(place or None, Operators.from_index(workspace.index, place)) for place in places]
+            self._designs = stored_designs(workspace.index)
+            recipe = workspace.index.group_attributes("operators").get("recipe")
+        else:
+            paths = [None] if self._checkpoints is None else self._checkpoints.split("|")
+            designs = [self._design_of(workspace, number) for number in range(len(paths))]
+            self._fitted = self._fit_all(workspace, paths, designs)
+            self._designs = Designs.stacked(designs)
+            recipe = self._options.recipe
+        operators = self._fitted[0][1]
+        self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
+        alone = self._prior is None and not self._attributor().looks_at_chunks
+        self.active_bound = self._designs.n_subsets if alone else None
+        if self._prior is not None:
+            self._prior.fit(workspace)
+        kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
+        kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
+        self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
+
+    def _design_of(self, workspace: Workspace, number: int) -> Designs:
+        """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
+        from stride_cli.operators.designs import Designs, design_seed
+
+        seed = design_seed(workspace.index.seed, number) if number else None
+        if self._subsets is None and self._degree is None:
+            return Designs.of(workspace.index, seed)
+        subsets = self._subsets or workspace.index.n_subsets
+        degree = self._degree or min(workspace.index.degree, subsets)
+        if not 1 <= degree <= subsets:
+            raise UsageError(
+                f"degree {degree} with {subsets} subsets (expected 1 ≤ degree ≤ subsets)",
+                fix="give a smaller degree, or more subsets",
+            )
+        return Designs.drawn(
+            workspace.n_chunks, subsets, degree, workspace.index.seed if seed is None else seed
+        )
+
+    def _fit_all(
+        self, workspace: Workspace, paths: Sequence[str | None], designs: Sequence[Designs]
+    ) -> list[tuple[str | int | None, Operators]]:
+        """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
+        from stride_cli.operators.fitting import fit_operators
+        from stride_cli.operators.options import like_own, resolve_settings
+
+        fitted: list[tuple[str | int | None, Operators]] = []
+        options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
+        for path, design in zip(paths, designs, strict=True):
+            model = self._open(path)
+            settings = resolve_settings(options, model, workspace.index)
+            columns = np.asarray(design.columns)
+            _know_beginnings(workspace, settings)
+            operators = fit_operators(
+                model, workspace.chunks, columns, design.n_subsets, settings, rows=design.rows
+            )
+            fitted.append((path, operators.packed()))
+            del model, operators
+        return fitted
+
+    def _open(self, which: str | int | None) -> AttributableModel:
+        """The task's model (None), a checkpoint in the index (its place), or one at a path."""
+        if which is None:
+            return self._task.model
+        if isinstance(which, int):
+            from stride_cli.operators.checkpoints import open_stored
+
+            return open_stored(self._task.index, self._task.model, which)
+        from stride_cli.research.methods.gradients.passes import load_checkpoint
+
+        return load_checkpoint(self._task, Path(which))
+
+    def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
+        """`score` for several λ / λ_max at once: of every block of queries one (q, n) float32 for each λ.
+
+        Raises
+        ------
+        UsageError      with read
+        """
+        attributor, responses = self._attributor(), self._responses(queries)
+        for start in range(0, len(responses), QUERY_BLOCK):
+            part = responses[start : start + QUERY_BLOCK]
+            yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`: relative influences; zero outside of the solution and of what was read."""
+        attributor = self._attributor()
+        responses = self._responses(queries)
+        # chunks that are read are read for a block of queries in one pass
+        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.looks_at_chunks else 1
+        block = blocks * QUERY_BLOCK
+        for start in range(0, len(responses), block):
+            rows = np.arange(start, min(start + block, len(responses)))
+            reading = queries.groups(QUERY_TOKENS, rows) if attributor.looks_at_chunks else []
+            batches = [queries.batch(group) for group in reading]
+            found = attributor.influences(queries.take(rows), batches, responses[rows])
+            for first in range(0, len(found), QUERY_BLOCK):
+                part = found[first : first + QUERY_BLOCK]
+                if self._prior is None:
+                    scores = dense(part, np.float32)
+                else:
+                    similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
+                    weights, added = attributor.with_prior(part, similarity, self._prior.name)
+                    scores = (weights + added).astype(np.float32)
+                yield scores
+        self.reliability = None
+        if self._halves:
+            self.reliability = [attributor.halves(y[None, :], self._halves)[0].reliability for y in responses]
+
+    def _attributor(self) -> Attributor:
+        """The pipeline, with one model at a time loaded."""
+        return Attributor(
+            operators=[operators for _, operators in self._fitted],
+            load=lambda number: self._open(self._fitted[number][0]),
+            designs=self._designs,
+            workspace=self._task,
+            defaults=self._defaults,
+            options=self._recovery,
+            corrections=self._corrections,
+        )
+
+    def _responses(self, queries: QuerySet) -> np.ndarray:
+        """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
+        key = queries.fingerprint()
+        if key not in self._measured:
+            batches = [queries.batch(rows) for rows in queries.groups(QUERY_TOKENS)]
+            self._measured.clear()
+            self._measured[key] = self._attributor().measure(batches).responses
+        return self._measured[key]
+
+
+class DirectReadout:
+    """Influence in gate space, ``g_i · F⁻¹ · g_x``: what recovery approaches as K grows.
+
+    The gradient of every chunk is made anew in one pass over the corpus for each call of `score`.
+
+    Parameters
+    ----------
+    space, layer, rank, damping, curvature, buckets : as `stride train --fit closed` takes them
+    checkpoints : str, optional      as for `StrideMethod`; scores are added, each at unit spread
+    shrink : bool                    as for `StrideMethod`
+    gauss_newton : int               correct queries' gradients by the matrix of so many random chunks, as
+                                     `stride query` takes it
+    """
+
+    shares_a_pass = True
+
+    @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project", "base"))
+    def __init__(
+        self, *, checkpoints: str | None = None, shrink: bool = True, gauss_newton: int = 0, **given: Any
+    ) -> None:
+        if gauss_newton < 0:
+            raise UsageError(
+                f"direct: gauss_newton should be 0 or more, found {gauss_newton}",
+                fix="write gauss_newton=200",
+            )
+        self.name = "direct"
+        self._gauss_newton = gauss_newton
+        self.bytes_per_chunk = 0.0
+        self._options = ClosedOptions(**given)
+        self._checkpoints = checkpoints
+        self._shrink = shrink
+
+    def fit(self, workspace: Workspace) -> None:
+        """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
+
+        Raises
+        ------
+        UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
+        """
+        from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
+        from stride_cli.operators.gauss_newton import GaussNewton
+        from stride_cli.operators.options import like_own, resolve_settings
+        from stride_cli.operators.steered_model import SteeredModel
+
+        self._task = workspace
+        self._parts: list[tuple[Any, SteeredModel]] = []  # settings, and the model, fitted or with bases only
+        options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
+        for model in _models(workspace, self._checkpoints):
+            settings = resolve_settings(options, model, workspace.index)
+            if self._gauss_newton and (model.classes or not is_whitened(settings)):
+                raise UsageError(
+                    "direct: gauss_newton is of language models whose gates are whitened",
+                    fix="leave out gauss_newton, or curvature and damping",
+                )
+            _know_beginnings(workspace, settings)
+            steered = fit_spaces(model, workspace.chunks, settings)
+            if is_whitened(settings):
+                if self._gauss_newton:
+                    corrects = GaussNewton.drawn(workspace.chunks, self._gauss_newton, workspace.index.seed)
+                    steered = replace(steered, curvature=corrects)
+                self._parts.append((settings, steered))
+                continue
+            gate_size = sum(space.gate_size for space in steered.spaces)
+            if gate_size * workspace.n_chunks * 4 > _DIRECT_BYTES:
+                raise UsageError(
+                    f"gradients of {workspace.n_chunks} chunks in {gate_size} gates do not fit in memory",
+                    fix="use curvature=kronecker, or a smaller rank",
+                )
+            alone = np.arange(workspace.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
+            operators = fit_closed(model, workspace.chunks, alone, workspace.n_chunks, settings)
+            self._parts.append((settings, SteeredModel.of(model, operators)))
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        """See `Method.score`; all queries share one pass over the corpus."""
+        from stride_cli.attribution.defaults import recovery_defaults
+        from stride_cli.recovery.shrinkage import shrink
+
+        total = np.zeros((len(queries), self._task.n_chunks))
+        for settings, steered in self._parts:
+            if steered.fitted is not None:
+                from stride_cli.operators.linear_response import measure_linear
+
+                groups = queries.groups(QUERY_TOKENS)
+                scores = np.concatenate([measure_linear(steered, queries.batch(g)) for g in groups])
+            else:
+                scores = self._pass(settings, steered, queries)
+            if len(self._parts) > 1:
+                scores = scores / np.maximum(scores.std(axis=1, keepdims=True), np.finfo(float).tiny)
+            total += scores
+        shrinkage = recovery_defaults(self._task.index, self._task.model, "closed", None)["shrinkage"]
+        if self._shrink and shrinkage is not None:
+            total = shrink(total - total.mean(axis=1, keepdims=True), shrinkage)
+        for start in range(0, len(total), QUERY_BLOCK):
+            yield total[start : start + QUERY_BLOCK].astype(np.float32)
+
+    def _pass(self, settings: Any, steered: SteeredModel, queries: QuerySet) -> np.ndarray:
+        """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
+        from stride_cli.attribution.direct_readout import query_gradients
+        from stride_cli.operators.closed import on_one_scale
+        from stride_cli.operators.gradients import gradient_products
+
+        batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
+        asked = query_gradients(steered, batches)
+        with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
+            scores = gradient_products(
+                steered,
+                asked,
+                self._task.chunks,
+                batch_tokens=settings.batch_tokens,
+                advance=bar.advance,
+            )
+        # as `closed._equalise` does with responses
+        if len(steered.spaces) > 1 and not on_one_scale(settings):
+            middle = np.median(scores, axis=2, keepdims=True)
+            deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
+            spread = np.median(deviation, axis=1)[:, None, None]
+            scores = scores / np.maximum(spread, np.finfo(float).tiny)
+        return scores.sum(axis=0)
+
+
+def _options_for(options: Any, checkpoints: str | None) -> Any:
+    """Options that know of the checkpoints which these methods are given apart: defaults depend on them."""
+    return options if checkpoints is None else replace(options, checkpoints=tuple(checkpoints.split("|")))
+
+
+def _know_beginnings(workspace: Workspace, settings: Any) -> None:
+    """Once for all methods of a comparison, and not at all where the index knows them."""
+    from stride_cli.operators.beginnings import know_beginnings
+
+    if workspace.chunks.before is None:
+        know_beginnings(workspace.model, workspace.chunks, settings)
+
+
+def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:
+    """The task's model, or those of the checkpoints."""
+    if checkpoints is None:
+        return [workspace.model]
+    from stride_cli.research.methods.gradients.passes import load_checkpoint
+
+    return [load_checkpoint(workspace, Path(path)) for path in checkpoints.split("|")]

@@ -1,0 +1,141 @@
+"""Methods judged by known causes as one HTML file: tables and plots, no script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from stride_cli.characters import html_text
+from stride_cli.report.drawing import COLOURS, STYLE, interval_plot, scrolled, write_whole
+from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
+from stride_cli.schema.evaluation_records import CausesRecord
+
+_PAGE_STYLE = (
+    STYLE
+    + """
+body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
+td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 22rem; }
+.plot svg { min-width: 46rem; }
+"""
+)
+
+
+def write_page(
+    path: Path, bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]
+) -> None:
+    """Write the page at `path`, whole.
+
+    Parameters
+    ----------
+    bench : the queries and their index
+    entries, records : of the same methods, in the same order
+    """
+    write_whole(path, render_page(bench, entries, records))
+
+
+def render_page(bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]) -> str:
+    """The page as text."""
+    good = [record for record in records if "error" not in record]
+    colours = {record["method"]: f"var(--c{number % COLOURS})" for number, record in enumerate(good)}
+    title = f"Known causes in {html_text(Path(str(bench.workspace.index.path)).name)}"
+    first = records[0]
+    asked = "" if first["counted"] == first["queries"] else f" ({first['queries']:,} asked)"
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body><h1>{title}</h1>",
+        f'<p class="faint">{first["counted"]:,} queries{asked}, {first["documents"]:,} documents.</p>',
+        "<p>Of every query it is known which documents taught its answer. Each method ranks all documents; "
+        "the measures say how high it puts the causes. Tied documents count as in random order. Intervals "
+        "are 95 % bootstraps over queries.</p>",
+        _table(records),
+    ]
+    if len(good) > 1:
+        parts += [
+            "<h2>Minus the best other method</h2>",
+            '<p class="faint">Query by query, on the same resamples: above zero throughout, the method is '
+            "ahead of every other.</p>",
+            _table(records, ahead=True),
+        ]
+    for name, measures in _measures(good).items():
+        plot = interval_plot(
+            [(method, found["mean"], found["low"], found["high"]) for method, found in measures.items()],
+            colours,
+            f"{name} of each method with its 95 % interval",
+        )
+        parts += [f"<h2>{name}</h2>", scrolled(name, plot)]
+    if good:
+        parts += [
+            "<h2>Query by query</h2>",
+            '<p class="faint">Rank of the first cause; ties share their mid-rank.</p>',
+            _queries(bench, entries),
+        ]
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _measures(records: Sequence[CausesRecord]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Measure → method → its record."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for record in records:
+        for recall in record["recall"]:
+            found.setdefault(f"Recall@{recall['k']}", {})[record["method"]] = recall
+        found.setdefault("MRR", {})[record["method"]] = record["mrr"]
+        found.setdefault("AUPRC", {})[record["method"]] = record["auprc"]
+    return found
+
+
+def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
+    """Every measure of every method, or what it is ahead of the best other method."""
+    heads = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
+    pooled = not ahead and any("pooled" in record for record in records)
+    heads += ["AUPRC, queries added up"] if pooled else []
+    heads += ["best other"] if ahead else ["fit, s", "a query, s"]
+    rows = ["".join(f"<th>{head}</th>" for head in ["method", *heads])]
+    sign = "+" if ahead else ""
+    for record in records:
+        name = f"<td>{html_text(record['method'])}</td>"
+        if "error" in record:
+            if not ahead:
+                rows.append(
+                    f'{name}<td class="error" colspan="{len(heads)}">{html_text(record["error"])}</td>'
+                )
+            continue
+        cells = []
+        for measure in [*record["recall"], record["mrr"], record["auprc"]]:
+            found: Mapping[str, Any] = measure["difference"] if ahead else measure
+            if found["mean"] is None:
+                cells.append("–")
+                continue
+            known = isfinite(found["low"]) and isfinite(found["high"])  # of one query no interval is
+            span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}" if known else "–"
+            cells.append(f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>')
+        if pooled:
+            cells.append(f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–")
+        if ahead:
+            cells.append(html_text(record["auprc"]["best_other"] or "–") + " (AUPRC)")
+        else:
+            seconds = record["seconds"]
+            cells += [
+                "–" if value is None else f"{value:.3g}" for value in (seconds["fit"], seconds["query"])
+            ]
+        rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
+    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    return scrolled("Minus the best other method" if ahead else "Methods", table)
+
+
+def _queries(bench: CauseBench, entries: Sequence[CauseEntry]) -> str:
+    """Rank of the first cause of every query, by every method."""
+    good = [entry for entry in entries if entry.error is None]
+    heads = ["query", "causes", *(html_text(entry.method) for entry in good)]
+    rows = ["".join(f"<th>{head}</th>" for head in heads)]
+    for row, query in enumerate(bench.asked):
+        cells = [f"{len(query.causes):,}"]
+        cells += [f"{entry.ranked[row].places.ranks.min():,g}" for entry in good]
+        tip = html_text(f"{query.prompt} … {query.response}")
+        rows.append(
+            f'<td title="{tip}">{html_text(query.id)}</td>' + "".join(f"<td>{cell}</td>" for cell in cells)
+        )
+    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    return scrolled("Query by query", table)

@@ -1,0 +1,216 @@
+"""A comparison as one HTML file: table and plots, no script, no network, light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stride_cli.characters import html_text, shortened
+from stride_cli.report.drawing import (
+    COLOURS,
+    STYLE,
+    WIDTH,
+    Scale,
+    apart,
+    interval_plot,
+    label,
+    log_line,
+    scrolled,
+    svg,
+    ticks_for,
+    write_whole,
+)
+from stride_cli.research.evaluation.compare import Entry, Ground
+
+# eleven columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
+_PAGE_STYLE = (
+    STYLE
+    + """
+body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
+td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 18rem; }
+.warning { color: var(--c1); } .plot svg { min-width: 46rem; }
+"""
+)
+
+
+def write_page(path: Path, entries: Sequence[Entry], ground: Ground, *, index_name: str) -> None:
+    """Write the page at `path`, whole.
+
+    Parameters
+    ----------
+    entries : as from `compare.compare_methods`; failed ones stand in the table with their error
+    index_name : str      for the title
+    """
+    write_whole(path, render_page(entries, ground, index_name=index_name))
+
+
+def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) -> str:
+    """The page as text."""
+    good = [entry for entry in entries if entry.estimates]
+    colours = {entry.method: f"var(--c{number % COLOURS})" for number, entry in enumerate(good)}
+    ceiling = (
+        f"The noise between {ground.n_seeds} seeds leaves an LDS of at most {ground.ceiling.value:.3f}."
+        if ground.ceiling
+        else "Trained from one seed a subset: how high an LDS the noise allows is not known."
+    )
+    title = f"Attribution methods on {html_text(index_name)}"
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body><h1>{title}</h1>",
+        f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
+        f"{ground.seeds}, {ground.n_queries} queries, "
+        f"by {ground.response}.</p>",
+        "<p>LDS: how well the scores of a subset’s chunks, summed, predict what a model really retrained on "
+        "that subset makes of a query. Spearman correlation over the subsets, mean over queries; intervals "
+        f"are 95 % bootstraps over queries and subsets together. {ceiling}</p>",
+        *(
+            f'<p class="warning">{html_text(warning[0].upper() + warning[1:])}.</p>'
+            for warning in ground.warnings
+        ),
+        _table(entries),
+    ]
+    if good:
+        parts += [
+            "<h2>LDS by method</h2>",
+            scrolled("LDS by method", _lds_plot(good, ground, colours)),
+            "<h2>LDS against cost</h2>",
+            '<p class="faint">Seconds to fit the method and to score all queries.</p>',
+            scrolled("LDS against cost", _cost_plot(good, colours)),
+        ]
+    if any(entry.distribution for entry in good):
+        parts += [
+            "<h2>Concentration of influence</h2>",
+            '<p class="faint">Part of the total absolute influence that the highest chunks hold, mean over '
+            "queries. Dashed: the same for every chunk.</p>",
+            scrolled(
+                "Concentration of influence",
+                _concentration_plot([entry for entry in good if entry.distribution], colours),
+            ),
+        ]
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    reference = html_text(entries[0].method) if entries else ""
+    heads = (
+        "method",
+        "LDS (Spearman)",
+        "95 % interval",
+        f"minus {reference}",
+        "95 % interval",
+        "Pearson",
+        "Kendall",
+        "fit, s",
+        "a query, s",
+        "memory, MiB",
+        "disk, B a chunk",
+    )
+    rows = ["".join(f"<th>{head}</th>" for head in heads)]
+    for entry in entries:
+        name = f"<td>{html_text(entry.method)}</td>"
+        if entry.estimates is None or entry.run is None:
+            rows.append(
+                f'{name}<td class="error" colspan="{len(heads) - 1}">{html_text(entry.error or "")}</td>'
+            )
+            continue
+        lds, run = entry.estimates["spearman"].joint, entry.run
+        cells = [f"{lds.mean:.3f} ± {lds.se:.3f}", f"{lds.low:.3f} … {lds.high:.3f}"]
+        if entry.difference:
+            found = entry.difference.joint
+            cells += [f"{found.mean:+.3f}", f"{found.low:+.3f} … {found.high:+.3f}"]
+        else:
+            cells += ["–", "–"]
+        cells += [f"{entry.estimates[kind].mean:.3f}" for kind in ("pearson", "kendall")]
+        cells += [f"{run.fit_seconds:.3g}", f"{run.score_seconds / max(1, len(run.predicted)):.3g}"]
+        cells.append("–" if run.memory_bytes is None else f"{run.memory_bytes / 2**20:,.0f}")
+        cells.append(f"{run.bytes_per_chunk:,.0f}")
+        rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
+    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    return scrolled("Methods", table)
+
+
+def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str]) -> str:
+    """A dot and its interval for each method, best first."""
+    found = [(entry.method, entry.estimates["spearman"].joint) for entry in entries if entry.estimates]
+    return interval_plot(
+        [(method, joint.mean, joint.low, joint.high) for method, joint in found],
+        colours,
+        "LDS of each method with its 95 % interval",
+        ceiling=None if ground.ceiling is None else (ground.ceiling.value, "noise ceiling"),
+    )
+
+
+def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
+    """LDS over seconds, on a logarithmic axis."""
+    points = [
+        (entry.method, max(entry.seconds or 0.0, 1e-3), entry.estimates["spearman"].mean)
+        for entry in entries
+        if entry.estimates
+    ]
+    first = math.floor(min(math.log10(seconds) for _, seconds, _ in points))
+    last = math.ceil(max(math.log10(seconds) for _, seconds, _ in points) + 1e-9)
+    last = max(last, first + 1)
+    ticks = ticks_for(min(0.0, *(lds for *_, lds in points)), max(0.0, *(lds for *_, lds in points)))
+    height = 320
+    across = Scale(first, last, 60, WIDTH - 110)
+    down = Scale(ticks[0], ticks[-1], height - 45, 15)
+    marks = [
+        f'<line class="{"zero" if abs(tick) < 1e-9 else "rule"}" x1="60" x2="{WIDTH - 110}" '
+        f'y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>'
+        + label(52, down(tick) + 4, f"{tick:g}", "end", faint=True)
+        for tick in ticks
+    ]
+    for power in range(first, last + 1):
+        marks.append(label(across(power), height - 25, f"{10.0**power:g} s", "middle", faint=True))
+    marks.append(label((60 + WIDTH - 110) / 2, height - 5, "seconds in all", "middle", faint=True))
+    heights = apart(
+        [down(lds) + 4 for *_, lds in points],
+        [across(math.log10(seconds)) for _, seconds, _ in points],
+        lowest=height - 45,
+    )
+    for (method, seconds, lds), beside in zip(points, heights, strict=True):
+        x, y, colour = across(math.log10(seconds)), down(lds), colours[method]
+        tip = html_text(f"{method}: LDS {lds:.3f} in {seconds:.3g} s")
+        marks.append(
+            f'<g><title>{tip}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="fill:{colour}"/></g>'
+            + label(x + 10, beside, shortened(method), "start")
+        )
+    return svg(height, marks, "LDS of each method against its cost")
+
+
+def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
+    """Part of Σ|w| over the top share of the chunks, on a logarithmic axis."""
+    smallest = min(float(entry.distribution.curve_share[0]) for entry in entries if entry.distribution)
+    first = min(-1.0, math.log10(smallest))
+    height = 340
+    across = Scale(first, 0, 60, WIDTH - 150)
+    down = Scale(0, 1, height - 45, 15)
+    marks = []
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        y = down(tick)
+        marks.append(f'<line class="rule" x1="60" x2="{WIDTH - 150}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        marks.append(label(52, y + 4, f"{tick:.0%}", "end", faint=True))
+    for power in range(math.ceil(first - 1e-9), 1):
+        marks.append(label(across(power), height - 25, f"{100 * 10.0**power:g} %", "middle", faint=True))
+    marks.append(label((60 + WIDTH - 150) / 2, height - 5, "highest chunks", "middle", faint=True))
+    shares = np.logspace(first, 0, 40)
+    marks.append(
+        f'<path class="ceiling" fill="none" d="{log_line(shares, shares, across, down)}"/>'
+    )  # every chunk the same
+    for number, entry in enumerate(entries):
+        assert entry.distribution is not None
+        share, mass = entry.distribution.curve_share, entry.distribution.curve_mass
+        colour, y = colours[entry.method], 24 + 18 * number
+        dashes = ' stroke-dasharray="6 3"' if number >= COLOURS else ""
+        marks.append(
+            f"<g><title>{html_text(entry.method)}</title>"
+            f'<path fill="none" d="{log_line(share, mass, across, down)}" style="stroke:{colour}" '
+            f'stroke-width="2"{dashes}/></g>'
+            f'<line x1="{WIDTH - 138}" x2="{WIDTH - 118}" y1="{y}" y2="{y}" style="stroke:{colour}" '
+            f'stroke-width="3"{dashes}/>' + label(WIDTH - 112, y + 4, shortened(entry.method, 16), "start")
+        )
+    return svg(max(height, 40 + 18 * len(entries)), marks, "Concentration of influence")

@@ -1,0 +1,242 @@
+"""Which documents of a corpus to train on for a task, and equally many at random and by BM25 beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.audit.bm25 import best_chunks
+from stride_cli.errors import CorpusError, UsageError
+from stride_cli.models.kinds import refuse_classifier
+from stride_cli.output import to_json
+from stride_cli.randomness import stream
+from stride_cli.research.selection.aggregation import Choice, check_size, choose, collect
+from stride_cli.research.selection.options import SelectOptions
+from stride_cli.research.selection.stored import require_stored_text, stored_documents
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.attribution.options import SharingOptions
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace, WorkspacePath
+
+    Shared = tuple[WorkspacePath, SharingOptions]
+
+SETS = ("chosen", "random", "bm25")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Three selections of the same size.
+
+    Attributes
+    ----------
+    chosen, bm25 : list of Choice      in the order in which they were chosen
+    random : (size,) int64             document numbers
+    """
+
+    chosen: list[Choice]
+    bm25: list[Choice]
+    random: np.ndarray
+
+
+def run_selection(
+    where: WorkspacePath, task: Path, options: SelectOptions, sharing: SharingOptions | None = None
+) -> tuple[Workspace, QuerySet, Selection]:
+    """What `stride select` does: refuse what cannot work, read the queries, select, write if asked to.
+
+    Parameters
+    ----------
+    sharing : who scores; default: this process
+
+    Raises
+    ------
+    UsageError      as `check_selection`; no file `task`, an unknown method, something at `out`
+    StageMissing    the index has no operators, and the method needs them
+    """
+    from index_format.reader import Index
+    from stride_cli.data.query_files import read_queries
+    from stride_cli.research.evaluation.bench import check_method
+
+    if options.out is not None:
+        refuse_existing(options.out, overwrite=options.overwrite)
+    check_selection(Index.open(where.index), options.size)
+    check_method(options.method)
+    if not task.is_file():
+        raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
+    opened = where.open()
+    queries = read_queries(opened, task)
+    tasks = read_tasks(task) if options.by == "quota" else None
+    shared = (where, sharing) if sharing is not None and sharing.shared else None
+    found = select(opened, queries, options, tasks=tasks, shared=shared)
+    if options.out is not None:
+        write_selection(options.out, opened, found, queries, options)
+    return opened, queries, found
+
+
+def check_selection(index: Index, size: int) -> None:
+    """Refuse what cannot work before anything is scored.
+
+    Raises
+    ------
+    UsageError      more documents than there are, an index without text, a classifier's index
+    """
+    refuse_classifier(index, "documents are selected from text")
+    check_size(size, index.n_documents)
+    require_stored_text(index)
+
+
+def method_spec(method: str) -> str:
+    """`stride` alone means the operators that the index has."""
+    return "stride:stored=true" if method == "stride" else method
+
+
+def select(
+    task: Workspace,
+    queries: QuerySet,
+    options: SelectOptions,
+    *,
+    tasks: Sequence[str] | None = None,
+    shared: Shared | None = None,
+) -> Selection:
+    """Choose documents by a method's scores, by BM25 in the same way, and at random.
+
+    A document's score for a query is the sum over its chunks (for BM25: its best chunk's).
+
+    Parameters
+    ----------
+    task : Workspace            index and model
+    queries : QuerySet          what should become better
+    options : SelectOptions     its `method` is a spec of `stride_cli.research.methods.registry`
+    tasks : Q names, for quota
+    shared : who scores, and where they open the index; None: this process
+
+    Raises
+    ------
+    UsageError      as `check_selection`, or an unknown method
+    StageMissing    the method is stride, and the index has no operators
+    """
+    from stride_cli.output import progress
+
+    index, spec = task.index, method_spec(options.method)
+    check_selection(index, options.size)
+    owner = np.asarray(index.array("corpus/chunk_document"))
+    if shared is not None:
+        from stride_cli.research.evaluation.shared_scores import shared_document_scores
+
+        scored = shared_document_scores(shared[0], spec, queries, shared[1])
+    else:
+        scored = _document_scores(task, spec, queries)
+
+    def rows() -> Iterator[np.ndarray]:
+        with progress("scoring", len(queries), unit="queries") as bar:
+            for scores in scored:
+                yield scores
+                bar.advance()
+
+    size, by = options.size, options.by
+    grouping = tasks if by == "quota" else None
+    chosen = choose(collect(rows(), index.n_documents, grouping), size, by, seed=task.seed)
+    lexical = collect(_bm25_rows(index, owner, queries, size), index.n_documents, grouping)
+    random = stream(task.seed, "random selection").permutation(index.n_documents)[:size]
+    return Selection(chosen, choose(lexical, size, by, seed=task.seed), random.astype(np.int64))
+
+
+def _document_scores(task: Workspace, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:
+    """Of a method, (D,) float64 for each query, by this process."""
+    from stride_cli.research.evaluation.scoring import document_blocks
+    from stride_cli.research.methods.registry import open_method
+
+    opened = open_method(spec)
+    opened.fit(task)
+    for block in document_blocks(opened, queries, task.index):
+        yield from block
+
+
+def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:
+    found = best_chunks(index, queries.ids, min(index.n_chunks, max(1000, 4 * size)))
+    for like in found:
+        scores = np.zeros(index.n_documents)
+        np.maximum.at(scores, owner[like.chunks], like.scores)
+        yield scores
+
+
+def write_selection(
+    out: Path,
+    task: Workspace,
+    selection: Selection,
+    queries: QuerySet,
+    options: SelectOptions,
+) -> None:
+    """`chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
+
+    Every line is a document of the corpus with its provenance under "selection", which a reader of corpora
+    passes over.
+    """
+    refuse_existing(out, overwrite=options.overwrite)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        lists: dict[str, tuple[str, list[Choice]]] = {
+            "chosen": (options.method, selection.chosen),
+            "bm25": ("bm25", selection.bm25),
+            "random": ("random", [Choice(int(number), np.nan, 0.0, -1) for number in selection.random]),
+        }
+        for name in SETS:
+            source, choices = lists[name]
+            documents = stored_documents(
+                task.index, task.model.tokenizer, [choice.document for choice in choices]
+            )
+            with (partial / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                for place, (choice, document) in enumerate(zip(choices, documents, strict=True), 1):
+                    provenance = {
+                        "place": place,
+                        "method": source,
+                        "by": "random" if source == "random" else options.by,
+                        "rank": choice.rank,
+                        "score": choice.score,
+                        "query": queries.names[choice.query] if choice.query >= 0 else None,
+                    }
+                    file.write(to_json({**document, "selection": provenance}) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+        partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """UsageError where there is something at `out` already."""
+    if out.exists() and not overwrite:
+        raise UsageError(f"'{out}' exists already", fix="give another --out, or --overwrite")
+    if out.exists() and not (out / "chosen.jsonl").is_file():
+        raise UsageError(f"'{out}' is no selection, and is not replaced", fix="give another --out")
+
+
+def read_tasks(path: Path) -> list[str]:
+    """The "task" of every query of a plain JSON Lines file, in the file's order.
+
+    Raises
+    ------
+    CorpusError      a query without a task; names it
+    """
+    found: list[str] = []
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
+        if not line.strip():
+            continue
+        record = json.loads(line)
+        task = record.get("task")
+        if not isinstance(task, str) or not task:
+            raise CorpusError(
+                f"{path}: query '{record.get('id')}' has no 'task', which quotas are by",
+                fix='{"id": …, "task": "translation", "prompt": …, "response": …}, or --by greedy',
+            )
+        found.append(task)
+    return found

@@ -1,0 +1,283 @@
+"""The sweep: one setting after another, scored on the same measured responses, each trial kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_format.durable import make_directory, replace_file
+from stride_cli import __version__
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.corpus.options import BuildOptions
+from stride_cli.errors import StrideError, UsageError
+from stride_cli.operators.options import ClosedOptions, resolve_settings
+from stride_cli.options import entries
+from stride_cli.output import note
+from stride_cli.prove.resampling import mean_interval
+from stride_cli.research.evaluation.metrics import correlate, predicted_response
+
+if TYPE_CHECKING:
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+
+# in the order in which they are swept: what matters most comes first
+DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
+_SCHEMA = "stride.trial/1"
+_ERRORS = 2  # standard errors that a setting has to gain: one is exceeded by chance in one trial of six
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fit of the operators, scored at several λ.
+
+    Attributes
+    ----------
+    settings : dict                    `DIMENSIONS` → value, None for the default
+    lambdas : (L,) floats
+    scores : (L, Q) float64            Spearman's ρ over subsets of predicted and measured response
+    seconds : float                    of fit and scoring
+    error : str, optional              why the fit failed; there are no scores then
+    """
+
+    settings: dict[str, Any]
+    lambdas: tuple[float, ...]
+    scores: np.ndarray
+    seconds: float
+    error: str | None = None
+    kept: bool = False
+
+    @property
+    def best(self) -> int:
+        """Which λ has the highest mean."""
+        return int(np.argmax(self.scores.mean(axis=1)))
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What trials are judged by.
+
+    Attributes
+    ----------
+    queries : QuerySet                 Q
+    masks : (R, n) bool                subsets
+    measured : (Q, R) float64          −loss after training on the subset, nats per scored token
+    name : str                         "continued" (trained further), "retrained", or "truth" (the index's)
+    digest : str                       SHA-256 of all that
+    """
+
+    queries: QuerySet
+    masks: np.ndarray
+    measured: np.ndarray
+    name: str
+
+    @property
+    def digest(self) -> str:
+        digest = hashlib.sha256(f"{self.name}{self.queries.fingerprint()}".encode())
+        digest.update(np.packbits(self.masks).tobytes())
+        digest.update(np.ascontiguousarray(self.measured, "<f8").tobytes())
+        return digest.hexdigest()
+
+
+class TrialStore:
+    """A directory of finished trials, one JSON file each, named by what decides it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        make_directory(directory)
+
+    def path(self, key: str) -> Path:
+        return self.directory / f"{key}.json"
+
+    def read(self, key: str) -> Trial | None:
+        """A finished trial; None where there is none, or where its file is damaged."""
+        try:
+            stored = json.loads(self.path(key).read_text(encoding="utf-8"))
+            if stored["key"] != key:
+                raise ValueError("another trial's")
+            scores = np.asarray(stored["scores"], np.float64)
+            return Trial(stored["settings"], tuple(stored["lambdas"]), scores, stored["seconds"], kept=True)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            note(f"{self.path(key)} is damaged: that trial is run again")
+            return None
+
+    def add(self, key: str, trial: Trial) -> None:
+        """Keep a trial, whole or not at all; failures are not kept."""
+        record = {
+            "schema": _SCHEMA,
+            "key": key,
+            "settings": trial.settings,
+            "lambdas": list(trial.lambdas),
+            "scores": trial.scores.tolist(),
+            "seconds": trial.seconds,
+        }
+        replace_file(self.path(key), json.dumps(record).encode())
+
+
+def run_trial(
+    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
+) -> Trial:
+    """Fit operators with these settings, recover at every λ, compare with the measured responses.
+
+    Raises
+    ------
+    UsageError      settings that cannot be for this model and index
+    """
+    import time
+
+    from stride_cli.research.evaluation.scoring import checked_block
+    from stride_cli.research.methods.stride import StrideMethod
+
+    started = time.perf_counter()
+    method = StrideMethod(fit="closed", **settings)
+    method.fit(workspace)
+    predicted: list[list[np.ndarray]] = [[] for _ in lambdas]
+    for blocks in method.score_path(target.queries, lambdas):
+        for kept, block in zip(predicted, blocks, strict=True):
+            kept.append(predicted_response(checked_block(method, block, workspace.n_chunks), target.masks))
+    scores = [correlate(np.concatenate(kept), target.measured).spearman for kept in predicted]
+    return Trial(dict(settings), tuple(lambdas), np.array(scores), time.perf_counter() - started)
+
+
+def trial_key(
+    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
+) -> str:
+    """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
+    from dataclasses import asdict
+
+    own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
+    if not layer_matters(settings):
+        own["layer"] = None
+    resolved = asdict(resolve_settings(ClosedOptions(**own), workspace.model, workspace.index))
+    design = [
+        settings.get("subsets"),
+        settings.get("degree"),
+        workspace.index.n_subsets,
+        workspace.index.degree,
+    ]
+    prints = workspace.index.attributes["fingerprints"]
+    parts = [resolved, design, workspace.index.seed, list(lambdas), target.digest, prints, __version__]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def layer_matters(settings: Mapping[str, Any]) -> bool:
+    """Whether the operators act at a layer of one's choice."""
+    from stride_cli.operators.spaces import acts_at_layer
+
+    return acts_at_layer(str(settings["space"]))
+
+
+def sweep(
+    grid: Mapping[str, Sequence[Any]],
+    start: Mapping[str, Any],
+    evaluate: Callable[[dict[str, Any]], Trial],
+    *,
+    search: str = "steps",
+    limit: int | None = None,
+    seed: int = 0,
+    matters: Callable[[str, Mapping[str, Any]], bool] = lambda name, settings: True,
+    identity: Callable[[Mapping[str, Any]], str] = lambda settings: json.dumps(settings, sort_keys=True),
+) -> Iterator[tuple[Trial, bool]]:
+    """Trials one after another, and whether each is the best so far.
+
+    ``steps`` begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on
+    from the best; ``grid`` tries every combination. A trial is the best only where its mean is the highest so
+    far and exceeds that of `start` by more than chance explains: what it may explain is no reason to change.
+
+    Parameters
+    ----------
+    grid : dimension → values to try
+    start : dimension → value, of every dimension
+    evaluate : settings → Trial
+    limit : int, optional      at most so many trials
+    matters : (dimension, settings) → whether another value of it changes anything
+    identity : settings → str     equal for settings that mean the same, which are tried once
+    """
+    best: Trial | None = None
+    first: Trial | None = None
+    done: set[str] = set()
+
+    def rounds() -> Iterator[dict[str, Any]]:
+        yield dict(start)
+        if search == "grid":
+            names = [name for name in DIMENSIONS if name in grid]
+            for values in itertools.product(*(grid[name] for name in names)):
+                yield {**start, **dict(zip(names, values, strict=True))}
+            return
+        for name in DIMENSIONS:
+            for value in grid.get(name, ()):
+                known = best.settings if best is not None else start
+                if matters(name, known):
+                    yield {**known, name: value}
+
+    for settings in rounds():
+        key = identity(settings)
+        if key in done:
+            continue
+        if limit is not None and len(done) >= limit:
+            return
+        done.add(key)
+        trial = evaluate(settings)
+        better = trial.error is None and (best is None or first is None or _wins(trial, best, first, seed))
+        if better:
+            best = trial
+            first = first or trial
+        yield trial, better
+
+
+def _wins(trial: Trial, best: Trial, first: Trial, seed: int) -> bool:
+    highest = bool(trial.scores[trial.best].mean() > best.scores[best.best].mean())
+    return highest and exceeds(trial, first, seed=seed)
+
+
+def exceeds(trial: Trial, other: Trial, *, seed: int = 0) -> bool:
+    """Whether a trial's mean is higher by more than two standard errors of the difference, over queries."""
+    return _above_chance(trial.scores[trial.best] - other.scores[other.best], seed)
+
+
+def _above_chance(difference: np.ndarray, seed: int) -> bool:
+    error = mean_interval(difference, seed=seed, name="tuning").se if len(difference) > 1 else 0.0
+    return bool(difference.mean() > _ERRORS * error)
+
+
+def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
+    """The λ of a trial: the usual one, unless another is better by more than two standard errors.
+
+    Parameters
+    ----------
+    usual : float      one of the trial's λ, else the best is chosen
+    """
+    if usual not in trial.lambdas:
+        return trial.lambdas[trial.best]
+    own = trial.scores[trial.lambdas.index(usual)]
+    better = _above_chance(trial.scores[trial.best] - own, seed)
+    return trial.lambdas[trial.best] if better else usual
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
+    """UsageError where a value to try cannot be."""
+    for name in ("subsets", "degree"):
+        for value in grid.get(name, ()):
+            if value < 1:
+                raise UsageError(f"a {name} of {value} is below 1", fix=f"give positive values of {name}")
+            entries(BuildOptions)["n_subsets" if name == "subsets" else name].check(value)
+    for name in ("layer", "rank", "damping"):
+        for value in grid.get(name, ()):
+            entries(ClosedOptions)[name].check(value)
+    for value in lambdas:
+        entries(RecoveryOptions)["lambda_ratio"].check(value)
+    if not lambdas:
+        raise UsageError("no λ is given", fix="try --lambda-ratio 0.01,0.03,0.1")
+
+
+def failed(settings: Mapping[str, Any], lambdas: Sequence[float], error: StrideError) -> Trial:
+    """A trial whose settings cannot be fitted: it is reported, and the sweep goes on."""
+    return Trial(dict(settings), tuple(lambdas), np.zeros((0, 0)), 0.0, error.message)

@@ -1,0 +1,109 @@
+"""Bootstrap of LDS: against resampling done literally, and against intervals that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stride_cli.prove.resampling import Resampler, differences, mean_interval
+from stride_cli.research.evaluation import metrics
+
+
+def observed(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    return metrics.correlate(predicted, measured).spearman
+
+
+@given(st.integers(0, 1000), st.integers(3, 15))
+@settings(max_examples=25)
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "kendall"])
+def test_draws_are_literal_resamples(kind: str, seed: int, size: int) -> None:
+    """The correlation of the repeated rows, with ties in the data too; Kendall's of different rows."""
+    generator = np.random.default_rng(seed)
+    predicted, measured = generator.integers(0, 6, (2, 3, size)).astype(float)
+    resampler = Resampler(measured, draws=5, seed=seed)
+    found = getattr(metrics.correlate(predicted, measured), kind)
+    draws = resampler.draw(kind, predicted, found)
+    for number in range(5):
+        rows = np.repeat(np.arange(size), resampler.subset_counts[number].astype(int))
+        literal = getattr(metrics.correlate(predicted[:, rows], measured[:, rows]), kind)
+        if kind == "kendall":
+            different = np.count_nonzero(rows[:, None] != rows)
+            literal = literal * size * (size - 1) / different if different else np.zeros(3)
+        queries = np.repeat(np.arange(3), resampler.query_counts[number].astype(int))
+        assert draws.subsets[number] == pytest.approx(literal.mean())
+        assert draws.queries[number] == pytest.approx(found[queries].mean())
+        assert draws.joint[number] == pytest.approx(literal[queries].mean())
+
+
+@pytest.mark.parametrize("kind", ["spearman", "pearson", "kendall"])
+@pytest.mark.parametrize("size", [5, 30])
+def test_what_is_right_is_right_in_every_draw(kind: str, size: int) -> None:
+    measured = np.arange(size, dtype=float)[None].repeat(2, axis=0)
+    found = getattr(metrics.correlate(measured, measured), kind)
+    joint = Resampler(measured).draw(kind, measured, found).estimate().joint
+    assert joint.mean == pytest.approx(1) and joint.low == pytest.approx(1) and joint.high == pytest.approx(1)
+
+
+def test_one_value_has_no_interval() -> None:
+    found = mean_interval(np.array([2.5, np.nan]))
+    assert found.mean == 2.5 and np.isnan([found.se, found.low, found.high]).all()
+
+
+def test_interval_over_queries_is_the_textbook_one() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+    found = mean_interval(values, draws=4000)
+    error = values.std(ddof=1) / 20
+    assert found.se == pytest.approx(error, rel=0.05)
+    assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+    assert found == mean_interval(values, draws=4000)
+    assert np.isnan(mean_interval(np.array([np.nan])).mean)
+
+
+def test_intervals_nest_and_cover() -> None:
+    generator = np.random.default_rng(3)
+    measured = generator.normal(size=(40, 60))
+    predicted = measured + generator.normal(size=measured.shape)
+    resampler = Resampler(measured, draws=500)
+    found = resampler.draw("spearman", predicted, observed(predicted, measured)).estimate()
+    assert found.mean == pytest.approx(observed(predicted, measured).mean())
+    for part in (found.queries, found.subsets, found.joint):
+        assert part.low < found.mean < part.high
+    assert found.joint.se > max(found.queries.se, found.subsets.se) * 0.95
+    assert found.joint.high - found.joint.low < 0.2
+
+
+def test_differences_are_paired() -> None:
+    """A method and a slightly disturbed copy of it: the difference is known far better than either."""
+    generator = np.random.default_rng(4)
+    measured = generator.normal(size=(30, 50))
+    predicted = measured + 2 * generator.normal(size=measured.shape)
+    nearly = predicted + 0.05 * generator.normal(size=measured.shape)
+    resampler = Resampler(measured, draws=300)
+    draws = {
+        name: resampler.draw("spearman", rows, observed(rows, measured))
+        for name, rows in (("stride", predicted), ("copy", nearly), ("other", -predicted))
+    }
+    found = differences(draws, "stride")
+    assert set(found) == {"copy", "other"}
+    assert found["copy"].joint.se < draws["stride"].estimate().joint.se / 3
+    assert found["copy"].joint.low < 0 < found["copy"].joint.high
+    assert found["other"].joint.high < 0  # worse than the reference
+    assert found["other"].mean == pytest.approx(-2 * draws["stride"].mean)
+
+
+def test_draws_depend_on_the_seed_only() -> None:
+    measured = np.random.default_rng(5).normal(size=(4, 10))
+    first, again, other = (Resampler(measured, draws=20, seed=seed) for seed in (1, 1, 2))
+    assert (first.subset_counts == again.subset_counts).all()
+    assert (first.subset_counts != other.subset_counts).any()
+    assert (first.subset_counts.sum(axis=1) == 10).all() and (first.query_counts.sum(axis=1) == 4).all()
+
+
+def test_queries_and_subsets_are_drawn_independently() -> None:
+    """Also where there are as many of one as of the other."""
+    resampler = Resampler(np.random.default_rng(6).normal(size=(12, 12)), draws=400)
+    pairs = resampler.query_counts.ravel(), resampler.subset_counts.ravel()
+    assert abs(np.corrcoef(*pairs)[0, 1]) < 0.07  # 4,800 pairs: five standard errors

@@ -1,0 +1,268 @@
+"""Removal of a query's documents: against a trainer whose losses are known, and on a real small model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stride_cli.errors import ModelError, QueryError, UsageError
+from stride_cli.prove.options import HitOptions
+from stride_cli.prove.verify_hit import (
+    DEPENDED,
+    NO_EVIDENCE,
+    TOO_FEW,
+    HitCheck,
+    matched_documents,
+    t_interval,
+    verify_documents,
+)
+from stride_cli.training.jobs import Job, Outcome
+
+N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks
+
+
+class NoisyTrainer:
+    """loss = 3 − Σ influence of the members + noise of the seed and the mask."""
+
+    digest = "noisy"
+    n_chunks = N
+    at_once = 4
+
+    def __init__(self, influence: np.ndarray, noise: float = 0.0) -> None:
+        self.influence, self.noise, self.trained = influence, noise, 0
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        self.trained += len(jobs)
+        found = []
+        for job in jobs:
+            key = int(np.packbits(job.mask).sum()) + job.seed
+            noise = self.noise * np.random.default_rng([job.seed, key]).normal()
+            found.append(Outcome(np.array([3 - self.influence @ job.mask + noise])))
+        return found
+
+
+@pytest.fixture
+def owners() -> np.ndarray:
+    return np.sort(np.concatenate([np.arange(D), np.arange(30)]))
+
+
+def check(
+    trainer: NoisyTrainer,
+    owners: np.ndarray,
+    store: Path,
+    documents: Sequence[int] = (3, 40, 8),
+    seeds: int = 3,
+) -> HitCheck:
+    options = HitOptions(seeds=seeds, random=4, workers=1)
+    lengths = np.full(N, 10)
+    return verify_documents(
+        trainer, documents, options, chunk_document=owners, chunk_lengths=lengths, store=store
+    )
+
+
+def test_every_chunk_of_the_documents_is_removed(owners: np.ndarray, tmp_path: Path) -> None:
+    """Without noise: the rises are the influences of the documents' chunks, the interval a point."""
+    influence = np.zeros(N)
+    influence[np.isin(owners, [3, 40, 8])] = [0.2, 0.1, 0.05, 0.3, 0.15]
+    trainer = NoisyTrainer(influence)
+    found = check(trainer, owners, tmp_path)
+    assert found.without - found.full == pytest.approx(np.full(3, 0.8))
+    assert found.random - found.full[:, None] == pytest.approx(np.zeros((3, 4)))
+    assert found.difference.mean == pytest.approx(0.8) and found.verdict == DEPENDED
+    assert found.exceeded == 1.0 and found.removed_tokens == 50 and found.random_tokens.mean() == 50
+    assert (found.trained, found.reused) == (18, 0) and trainer.trained == 18
+    assert "depended on them" in found.sentence() and "+0.800" in found.sentence()
+    rows = found.runs()
+    assert len(rows) == 18 and {row["removed"] for row in rows} == {"nothing", "hits", "random"}
+    assert [row["rise"] for row in rows if row["removed"] == "hits"] == pytest.approx([0.8] * 3)
+    more = check(trainer, owners, tmp_path, seeds=4)
+    assert (more.trained, more.reused) == (6, 18)  # only the new seed
+
+
+def test_interval_is_students_t_over_seeds(owners: np.ndarray, tmp_path: Path) -> None:
+    found = check(NoisyTrainer(np.zeros(N), noise=0.05), owners, tmp_path)
+    values = found.without - found.random.mean(axis=1)
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    assert (found.difference.low, found.difference.high) == pytest.approx((low, high))
+
+
+def test_verdicts_in_words() -> None:
+    def of(values: list[float], effect: float = 0.1) -> HitCheck:
+        size = len(values)
+        zeros = np.zeros((size, 2))
+        return HitCheck(
+            np.arange(size), np.zeros(size), np.array(values), zeros, 1, zeros.astype(int), effect
+        )
+
+    assert of([0.3, 0.31, 0.29]).verdict == DEPENDED
+    assert of([0.01, -0.01, 0.0]).verdict == NO_EVIDENCE
+    lower = of([-0.3, -0.31, -0.29])
+    assert lower.verdict == NO_EVIDENCE and "is lower without them" in lower.sentence()
+    unsure = of([0.3, -0.2, 0.1])
+    assert unsure.verdict == TOO_FEW and unsure.seeds_needed is not None and unsure.seeds_needed > 3
+    assert f"about {unsure.seeds_needed} seeds would tell" in unsure.sentence()
+    assert of([0.3, -0.2, 0.1], effect=5.0).verdict == NO_EVIDENCE
+    assert of([90.0, -90.0]).seeds_needed is None
+    large = of([5.5, 3.8])  # two say little, but not that a thousand are needed
+    assert large.verdict == TOO_FEW and large.seeds_needed == 3
+    single = of([0.3])
+    assert single.verdict == TOO_FEW and single.seeds_needed is None and "one seed" in single.sentence()
+
+
+def test_verdicts_err_as_often_as_stated(owners: np.ndarray) -> None:
+    """Where nothing depends on the documents, at most about one in forty checks says that it did."""
+    random = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(2000):
+        noise = random.normal(size=(5, 7))
+        zeros = np.zeros((5, 5), int)
+        wrong += HitCheck(np.arange(5), noise[:, 0], noise[:, 1], noise[:, 2:], 1, zeros).verdict == DEPENDED
+    assert 0.015 < wrong / 2000 < 0.035
+
+
+def test_interval_of_one_value_is_unknown() -> None:
+    found = t_interval(np.array([2.0]))
+    assert found.mean == 2.0 and np.isnan([found.se, found.low, found.high]).all()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), min_size=25, max_size=300),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 9),
+)
+def test_random_documents_are_others(lengths: list[int], count: int, seed: int) -> None:
+    sizes = np.array(lengths)
+    chosen = np.random.default_rng(seed).permutation(len(sizes))[:count]
+    found = matched_documents(sizes, chosen, np.random.default_rng(seed))
+    assert len(np.unique(found)) == count and not np.isin(found, chosen).any()
+    again = matched_documents(sizes, chosen, np.random.default_rng(seed))
+    assert (found == again).all()
+
+
+def test_random_documents_have_as_many_tokens() -> None:
+    random = np.random.default_rng(0)
+    sizes = np.round(np.exp(random.normal(5, 1, size=3000))).astype(int)
+    chosen = np.argsort(-sizes)[20:200:20]  # long ones: uniform draws would have a third of their tokens
+    sums = [sizes[matched_documents(sizes, chosen, np.random.default_rng(s))].sum() for s in range(20)]
+    assert np.abs(np.array(sums) / sizes[chosen].sum() - 1).max() < 0.04
+    alone = {int(matched_documents(sizes, chosen[:1], np.random.default_rng(s))[0]) for s in range(20)}
+    assert len(alone) > 2  # nor always the one that fits best
+    draws = [set(matched_documents(sizes, chosen, np.random.default_rng(s)).tolist()) for s in range(5)]
+    assert len(draws[0] & draws[1]) < len(chosen)
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([], "one or more"),
+        ([1, 1], "each given once"),
+        (list(range(30)), "takes more than 60; the index has 60"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    documents: list[int], message: str, owners: np.ndarray, tmp_path: Path
+) -> None:
+    trainer = NoisyTrainer(np.zeros(N))
+    with pytest.raises(UsageError, match=message):
+        check(trainer, owners, tmp_path, documents)
+    assert trainer.trained == 0
+
+
+class ComparingTrainer(NoisyTrainer):
+    """Two queries a job: what was said, and what it is compared with, which no chunk moves."""
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return [Outcome(np.append(found.losses, 4.0)) for found in super().run(jobs)]
+
+
+def test_losses_of_parts_are_added_up_by_their_shares(owners: np.ndarray, tmp_path: Path) -> None:
+    influence = np.zeros(N)
+    influence[np.isin(owners, [3])] = 0.5
+    found = verify_documents(
+        ComparingTrainer(influence),
+        [3],
+        HitOptions(seeds=3, random=2, workers=1),
+        chunk_document=owners,
+        chunk_lengths=np.full(N, 10),
+        store=tmp_path,
+        shares=[1.0, -1.0],
+    )
+    assert found.full == pytest.approx(np.full(3, 3 - 1.0 - 4.0))  # log-odds × -1
+    assert found.difference.mean == pytest.approx(1.0) and found.compared
+    assert "log-odds fall by more" in found.sentence() and "+1.000 nats, 95%" in found.sentence()
+
+
+@pytest.mark.slow
+def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> None:
+    """The log-odds, by hand: of the losses of the two tokens, in two prompts apart."""
+    from stride_cli import api
+    from stride_cli.data.workspace import WorkspacePath
+
+    documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
+    index = tmp_path / "run.stride"
+    shutil.copytree(trained / "run.stride", index)
+    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    api.train(index, model_path=place.model, device="cpu", dtype="fp32")
+    asked = [
+        {"prompt": document["text"][:40], "response": document["text"][40:90], "instead": " zebra"}
+        for document in documents[:2]
+    ]
+    given = {"documents": [documents[0]["id"]], "check": HitOptions(seeds=2, random=1, workers=1)}
+    found = api.verify_hit(place, asked, **given)
+    assert found["pooled"] == 2 and found["compared"] and "instead" not in found
+    alone = [api.verify_hit(place, [each], **given) for each in asked]
+    assert [each["instead"].strip() for each in alone] == ["zebra", "zebra"]
+    both = np.mean([[run["loss"] for run in each["runs"]] for each in alone], axis=0)
+    assert [run["loss"] for run in found["runs"]] == pytest.approx(both.tolist(), abs=1e-4)
+    # an answer's query is the same question
+    session = api.Session.open(index, model_path=place.model, device="cpu", dtype="fp32")
+    answer = session.query_pooled(asked, api.QueryOptions(top=1))
+    again = api.verify_hit(place, answer.query, **given)
+    assert again["trained"] == 0 and again["runs"] == found["runs"]
+    own = api.verify_hit(place, asked, api.QueryOptions(top=1), given["check"])
+    assert own["documents"][0]["document"] == answer.document_ids[answer.supporters[0].document]
+    with pytest.raises(UsageError, match="beside prompts that have their own"):
+        api.verify_hit(place, asked, response="a", **given)
+    with pytest.raises(QueryError, match="no prompt to ask"):
+        api.verify_hit(place, [], **given)
+
+
+@pytest.mark.slow
+def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: Path) -> None:
+    """Retrained for real: the text of a document is less likely without that document, and not without
+    others."""
+    from dataclasses import replace
+
+    from stride_cli import api
+    from stride_cli.data.workspace import WorkspacePath
+
+    documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
+    wanted = documents[7]
+    index = tmp_path / "run.stride"
+    index.symlink_to(trained / "run.stride")
+    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    given = {"response": wanted["text"][40:120], "check": HitOptions(seeds=3, random=2, workers=1)}
+    found = api.verify_hit(place, wanted["text"][:40], documents=[wanted["id"]], **given)
+    assert found["documents"][0]["document"] == wanted["id"] and found["documents"][0]["influence"] is None
+    assert found["trained"] == 12 and len(found["runs"]) == 12
+    other = api.verify_hit(place, wanted["text"][:40], documents=[documents[20]["id"]], **given)
+    assert found["difference"]["mean"] > other["difference"]["mean"]
+    again = api.verify_hit(place, wanted["text"][:40], documents=[wanted["id"]], **given)
+    assert again["trained"] == 0 and again["runs"] == found["runs"]
+    with pytest.raises(UsageError, match="there is no document 'nobody'"):
+        api.verify_hit(place, "a", documents=["nobody"], **given)
+    with pytest.raises(QueryError, match="empty"):
+        api.verify_hit(place, "  ", documents=[wanted["id"]], **given)
+    bare = tmp_path / "bare"
+    shutil.copytree(trained / "model", bare, ignore=shutil.ignore_patterns("stride_recipe.json"))
+    with pytest.raises(ModelError, match="has no recipe") as caught:
+        api.verify_hit(replace(place, model=str(bare)), "a", documents=[wanted["id"]], **given)
+    assert "--command" in str(caught.value.fix)

@@ -1,0 +1,412 @@
+"""`stride evaluate …` and `stride baseline` on a real tiny task: 40 chunks, models retrained on subsets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from stride_cli.schema import json_schema
+from tests.prepared import Prepared
+from tests.stride_cli.commands.conftest import Outcome, one_is_killed
+
+DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+N, QUERIES, SUBSETS = 40, 4, 6
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def measured(run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a small trained model, run.stride with truth of two α, queries.jsonl; bare.stride
+    without a truth."""
+    folder = tmp_path_factory.mktemp("measured")
+    documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:N]]
+    rows = {
+        "corpus": [{"id": d["id"], "text": d["text"][:160]} for d in documents],
+        "queries": [{"id": f"q{n}", "text": d["text"][40:160]} for n, d in enumerate(documents[:QUERIES])],
+        "others": [{"id": "stranger", "text": "Nobody has measured this sentence."}],
+    }
+    for name, records in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    sizes = "--layers 2 --width 32 --heads 2 --vocab 512 --context 128 --epochs 2 --batch-tokens 512"
+    truth = f"evaluate truth --index {folder}/run.stride --queries {folder}/queries.jsonl --workers 1"
+    for line in (
+        f"model train {folder}/corpus.jsonl --out {folder}/model {sizes} --device cpu",
+        f"index build {folder}/corpus.jsonl --model {folder}/model --out {folder}/run.stride",
+        f"{truth} --alpha 0.5 --subsets {SUBSETS} --seeds 2",
+        f"{truth} --alpha 0.3 --subsets 3 --seeds 2",
+    ):
+        result = run(line)
+        assert result.code == 0, result.err
+    shutil.copytree(folder / "run.stride", folder / "bare.stride", ignore=shutil.ignore_patterns("truth"))
+    return folder
+
+
+def check(record: dict[str, Any]) -> None:
+    """A record has exactly the keys that `stride schema` promises."""
+    jsonschema.validate(record, json_schema(record["schema"]))
+
+
+def test_lds_of_methods(run, measured: Path) -> None:
+    line = f"evaluate lds --index {measured}/run.stride --methods tfidf:ngrams=1,top=10,chance --draws 100"
+    result = run(line)
+    assert result.code == 0, result.err
+    first, second = result.records
+    for record in result.records:
+        check(record)
+        assert (record["alpha"], record["subsets"], record["seeds"]) == (0.5, SUBSETS, 2)
+        assert record["queries"] == QUERIES and 0 <= record["ceiling"] <= 1
+    assert (first["method"], second["method"]) == ("tfidf:ngrams=1,top=10", "chance")
+    assert "6 retrained subsets are few" in result.err and "comparing on α = 0.5" in result.err
+    again = run(line).records
+    assert [r["spearman"] for r in again] == [first["spearman"], second["spearman"]]
+    assert run(f"{line} --alpha 0.3").records[0]["subsets"] == 3
+
+
+def test_reliability_is_held_against_the_truth(run, measured: Path) -> None:
+    methods = "stride:space=logit,rank=8,halves=4,chance"
+    result = run(f"evaluate lds --index {measured}/run.stride --methods {methods} --alpha 0.5 --draws 100")
+    assert result.code == 0, result.err
+    stride, chance = (record["tracking"] for record in result.records)
+    check(result.records[0])
+    assert 0 <= stride["reliability"] <= 1 and -1 <= stride["low"] <= stride["mean"] <= stride["high"] <= 1
+    assert set(chance.values()) == {None}
+    assert "its rank correlation with the true LDS over queries is" in result.err
+
+
+def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_path: Path) -> None:
+    """Against scipy, from the score matrix that `stride baseline` writes."""
+    from scipy.stats import spearmanr
+
+    from index_format.reader import Index
+    from stride_cli.training.truth import Truth
+
+    index = f"--index {measured}/run.stride"
+    result = run(f"baseline bm25 {index} --top 2 --scores {tmp_path}/scores.npy")
+    assert result.code == 0, result.err
+    scores = np.load(tmp_path / "scores.npy")
+    assert scores.shape == (QUERIES, N) and scores.dtype == np.float32
+    truth = Truth.from_index(Index.open(measured / "run.stride"), alpha=0.5)
+    expected = [
+        spearmanr(
+            truth.masks @ scores[query].astype(float), -truth.losses[:, :, query].mean(axis=1)
+        ).statistic
+        for query in range(QUERIES)
+    ]
+    record = run(f"evaluate lds {index} --method bm25 --alpha 0.5 --draws 100").records[0]
+    assert record["spearman"]["mean"] == pytest.approx(np.mean(expected))
+
+
+def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
+    line = f"baseline tfidf --index {measured}/bare.stride --queries {measured}/queries.jsonl --top 3"
+    result = run(line)
+    assert result.code == 0, result.err
+    assert [record["query"] for record in result.records] == ["q0", "q1", "q2", "q3"]
+    documents = [json.loads(text)["id"] for text in (measured / "corpus.jsonl").read_text().splitlines()]
+    for record, document in zip(result.records, documents[:QUERIES], strict=True):
+        check(record)
+        assert record["hits"][0]["document"] == document and record["hits"][0]["rank"] == 1
+        scores = [hit["score"] for hit in record["hits"]]
+        assert scores == sorted(scores, reverse=True) and 0 < len(scores) <= 3
+    wrong = run(f"{line} --scores {tmp_path}/scores.txt")
+    assert wrong.code == 2 and "expected a .npy file" in wrong.err and wrong.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_asked_for_are_written_whoever_reads_stdout(
+    prepared: Prepared, measured: Path, tmp_path: Path
+) -> None:
+    """`| head`: the reader has left when the second record comes, or before the first."""
+    tools, page, scores = prepared.tools(), tmp_path / "page.html", tmp_path / "scores.npy"
+    index = f"--index {measured}/run.stride"
+    compare = f"stride evaluate compare {index} --alpha 0.5 --methods bm25,tfidf,chance --html {page}"
+    baseline = f"stride baseline tfidf {index} --queries {measured}/queries.jsonl --scores {scores} --top 2"
+    for line in (compare, baseline):
+        for reader in ("head -1", "true"):
+            page.unlink(missing_ok=True)
+            scores.unlink(missing_ok=True)
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", f"{line} | {reader} > {os.devnull}"],
+                env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+            assert page.exists() if line is compare else np.load(scores).any()
+
+
+def test_methods_are_listed(run) -> None:
+    from stride_cli.research.methods.registry import METHODS
+
+    records = run("baseline --list").records
+    assert [record["method"] for record in records] == list(METHODS)
+    for record in records:
+        check(record)
+    missing = run("baseline")
+    assert missing.code == 2 and "stride baseline --list" in missing.err
+
+
+def test_distribution(run, measured: Path) -> None:
+    line = f"--index {measured}/bare.stride --queries {measured}/queries.jsonl"
+    result = run(f"evaluate distribution {line} --methods chance,tfidf:top=4")
+    assert result.code == 0, result.err
+    dense, sparse = result.records
+    for record in result.records:
+        check(record)
+        assert record["gini"] >= record["sparsity"] and record["chunks"] == N
+        assert record["curve"][-1] == {"share": 1.0, "mass": pytest.approx(1)}
+    assert dense["sparsity"] == 0 and dense["active_p50"] == N
+    assert sparse["sparsity"] >= 0.9 and sparse["active_mean"] <= 4 and sparse["top10_coverage"] == 1
+
+
+def prepared_run(prepared: Prepared, line: str) -> Outcome:
+    """`stride LINE` in a process that need not import what its methods' processes do."""
+    done = prepared.run(["stride", *shlex.split(line)])
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_compare_goes_on_after_a_failure(prepared: Prepared, measured: Path, tmp_path: Path) -> None:
+    """Each method in a process of its own; one lacks what it needs."""
+    page = tmp_path / "page.html"
+    result = prepared_run(
+        prepared,
+        f"evaluate compare --index {measured}/run.stride --methods tfidf,airrep:model={tmp_path}/no,graddot "
+        f"--draws 100 --alpha 0.5 --html {page}",
+    )
+    assert result.code == 0, result.err
+    first, failed, third = result.records
+    for record in result.records:
+        check(record)
+        assert record["reference"] == "tfidf"
+    assert "error" not in first and first["difference"]["mean"] is None
+    assert failed["error"] and failed["spearman"]["mean"] is None and "failed:" in result.err
+    assert third["difference"]["mean"] == pytest.approx(third["spearman"]["mean"] - first["spearman"]["mean"])
+    assert third["difference"]["low"] <= third["difference"]["mean"] <= third["difference"]["high"]
+    for record in (first, third):
+        assert record["peak_memory"] > 0 and record["seconds"]["fit"] >= 0
+    text = page.read_text(encoding="utf-8")
+    assert (
+        text.count("<svg") == 3 and "graddot" in text and "http" not in text.replace("http://www.w3.org", "")
+    )
+
+
+def test_every_method_is_told_net_of_the_given_one(run, prepared: Prepared, measured: Path) -> None:
+    """Also the reference, which runs before it."""
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --given tfidf"
+    result = prepared_run(prepared, f"{line} --methods graddot,chance,tfidf")
+    assert result.code == 0, result.err
+    assert [record["method"] for record in result.records] == ["graddot", "tfidf", "chance"]
+    steep, lexical, chance = result.records
+    assert lexical["partial"]["given"] is None
+    for record in (steep, chance):
+        check(record)
+        assert record["reference"] == "graddot" and record["partial"]["given"] == "tfidf"
+        assert -1 <= record["partial"]["mean"] <= 1
+    assert steep["partial"]["mean"] != steep["spearman"]["mean"]
+    unknown = run(f"{line} --methods graddot,chance")
+    assert unknown.code == 2 and "not among the methods" in unknown.err
+
+
+def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what differs each time: seconds and memory."""
+    return [
+        {key: value for key, value in each.items() if key not in ("seconds", "peak_memory")}
+        for each in records
+    ]
+
+
+def test_methods_that_run_at_the_same_time_are_compared_as_one_after_the_other(
+    run, prepared: Prepared, measured: Path, tmp_path: Path, forked_spawners: Callable[[], list[int]]
+) -> None:
+    """Also where the process that runs them is killed, and where one fails."""
+    methods = f"graddot,tfidf,airrep:model={tmp_path}/no,chance"
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --methods {methods}"
+    alone = prepared_run(prepared, line)
+    with one_is_killed(forked_spawners):
+        two = run(f"{line} --workers 2")
+    assert alone.code == two.code == 0, two.err
+    assert "a worker died (status -9)" in two.err and forked_spawners() == []
+    close(numbers(two.records), numbers(alone.records))
+    assert all(each["peak_memory"] > 0 for each in two.records if "error" not in each)
+    lds = f"evaluate lds --index {measured}/run.stride --draws 100 --alpha 0.5 --methods {methods}"
+    one, shared = run(lds), run(f"{lds} --workers 2")
+    assert one.code == shared.code == 0, shared.err
+    close(numbers(shared.records), numbers(one.records))
+
+
+def test_tasks_of_ray_compare_as_one_process_does(run, prepared: Prepared, measured: Path) -> None:
+    pytest.importorskip("ray")
+    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --methods tfidf,chance"
+    alone, shared = prepared_run(prepared, line), run(f"{line} --engine ray --workers 2")
+    assert alone.code == shared.code == 0, shared.err
+    close(numbers(shared.records), numbers(alone.records))
+
+
+def close(found: Any, expected: Any) -> None:
+    """Numbers to 1e-6, all else exactly."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            close(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for each, value in zip(found, expected, strict=True):
+            close(each, value)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    else:
+        assert found == expected
+
+
+def test_all_failing_is_an_error(run, measured: Path, tmp_path: Path) -> None:
+    result = run(
+        f"evaluate lds --index {measured}/run.stride --alpha 0.5 --methods airrep:model={tmp_path}/no"
+    )
+    assert result.code == 2 and result.records[0]["error"]
+
+
+def test_tail_patch(run, measured: Path) -> None:
+    line = f"evaluate tail-patch --index {measured}/run.stride --top 3,5 --lr 0.01 --draws 2"
+    result = run(f"{line} --methods graddot,chance")
+    assert result.code == 0, result.err
+    assert [(r["method"], r["k"]) for r in result.records] == [
+        ("graddot", 3),
+        ("graddot", 5),
+        ("chance", 3),
+        ("chance", 5),
+    ]
+    for record in result.records:
+        check(record)
+        lift = record["attributed"]["mean"] - record["random"]["mean"]
+        assert record["lift"]["mean"] == pytest.approx(lift)
+    assert result.records[0]["lift"]["low"] > 0  # the steepest chunks beat random ones
+
+
+def test_removal_and_its_resumption(run, measured: Path) -> None:
+
+    copy = measured / "removal.stride"
+    shutil.copytree(measured / "run.stride", copy)
+    line = f"evaluate removal --index {copy} --method tfidf --top 5 --limit 2 --seeds 1 --draws 1 --workers 1"
+    result = run(line)
+    assert result.code == 0, result.err
+    (record,) = result.records
+    check(record)
+    assert (record["queries"], record["k"]) == (2, 5) and "2 of 4 queries" in result.err
+    advantage = record["attributed"]["mean"] - record["random"]["mean"]
+    assert record["advantage"]["mean"] == pytest.approx(advantage)
+    store = Path(str(copy) + ".retraining")
+    kept = {path: path.stat().st_mtime_ns for path in store.glob("*.outcome")}
+    assert len(kept) == 1 + 2 + 1
+    assert run(line).records == result.records
+    assert {path: path.stat().st_mtime_ns for path in store.glob("*.outcome")} == kept
+
+
+def test_loo(run, measured: Path) -> None:
+    line = f"evaluate loo --index {measured}/run.stride --methods tfidf,chance --chunks 3 --workers 1"
+    result = run(f"{line} --seeds 1")
+    assert result.code == 0, result.err
+    for record in result.records:
+        check(record)
+        assert (record["chunks"], record["seeds"], record["ceiling"]) == (3, 1, None)
+        assert -1 <= record["spearman"]["mean"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "fix"),
+    [
+        ("lds --index {w}/bare.stride", "truth", "stride evaluate truth --index {w}/bare.stride"),
+        ("lds --index {w}/run.stride --alpha 0.7", "none of 0.7", "stride evaluate truth"),
+        ("lds --index {w}/run.stride --methods tfidf,nosuch", "no attribution method 'nosuch'", "tfidf"),
+        ("lds --index {w}/run.stride --methods tfidf,tfidf", "given twice", "once"),
+        ("lds --index {w}/run.stride --methods ,", "no method", "--methods"),
+        ("lds --index {w}/run.stride --response margin", "losses only", "--response loss"),
+        (
+            "lds --index {w}/run.stride --queries {w}/others.jsonl",
+            "query 'stranger'",
+            "stride evaluate truth",
+        ),
+        ("lds --index {w}/run.stride --queries {w}/none.jsonl", "there is no file", "path"),
+        ("compare --index {w}/run.stride --html {w}/no/page.html", "there is no directory", "--html"),
+        ("distribution --index {w}/bare.stride", "no queries are given", "--queries"),
+        ("tail-patch --index {w}/run.stride --top 41", "k is 41, and there are 40 chunks", "1 to 40"),
+        ("tail-patch --index {w}/run.stride --top many", "--top is 'many'", "--top 10,50"),
+        ("tail-patch --index {w}/run.stride --top 2 --lr 0", "--lr is 0.0", "--lr"),
+        ("removal --index {w}/run.stride --method chance --top 40", "leaves nothing", "1 to 39"),
+        ("loo --index {w}/run.stride --chunks 2", "--chunks is 2", "--chunks"),
+        ("lds --index {w}/none.stride", "none.stride", ""),
+    ],
+)
+def test_bad_input_is_named_with_a_remedy(run, measured: Path, line: str, message: str, fix: str) -> None:
+    result = run("evaluate " + line.format(w=measured))
+    assert result.code in (2, 3), result.err
+    assert message in result.err and "fix: " in result.err
+    assert fix.format(w=measured) in result.err.partition("fix: ")[2]
+    assert result.out == ""
+
+
+def test_a_part_of_the_measured_queries_is_found_among_them(run, measured: Path, tmp_path: Path) -> None:
+    lines = (measured / "queries.jsonl").read_text().splitlines()
+    (tmp_path / "some.jsonl").write_text(f"{lines[2]}\n{lines[0]}\n")
+    whole = f"evaluate lds --index {measured}/run.stride --alpha 0.5 --method bm25 --draws 100"
+    part = run(f"{whole} --queries {tmp_path}/some.jsonl").records[0]
+    assert part["queries"] == 2 and part["spearman"]["mean"] != run(whole).records[0]["spearman"]["mean"]
+
+
+def test_two_subsets_are_too_few(run, measured: Path) -> None:
+    copy = measured / "few.stride"
+    shutil.copytree(measured / "bare.stride", copy)
+    line = f"--index {copy} --queries {measured}/queries.jsonl"
+    assert run(f"evaluate truth {line} --alpha 0.5 --subsets 2 --workers 1").code == 0
+    result = run(f"evaluate lds --index {copy} --method chance")
+    assert result.code == 2 and "2 retrained subsets" in result.err and "stride evaluate truth" in result.err
+
+
+def test_tables_on_a_terminal(run, measured: Path, monkeypatch) -> None:
+    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
+    monkeypatch.setenv("COLUMNS", "160")
+    index = f"--index {measured}/run.stride"
+    table = run(f"evaluate lds {index} --methods tfidf,chance --draws 100").out
+    assert "LDS (Spearman)" in table and "noise ceiling" in table and "±" in table
+    assert "top-10 % coverage" in run(f"evaluate distribution {index} --method chance").out
+    assert "document" in run(f"baseline bm25 {index} --top 1").out
+
+
+def test_classifiers(run, tmp_path: Path) -> None:
+    """By loss and by margin, on rows that were held out and on a file of queries; text methods say no."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(130, 6)).astype(np.float32)
+    labels = (inputs[:, 0] + 0.5 * generator.normal(size=130) > 0).astype(np.int64)
+    np.savez(tmp_path / "data.npz", x=inputs, y=labels)
+    np.savez(tmp_path / "queries.npz", x=generator.normal(size=(5, 6)).astype(np.float32), y=labels[:5])
+    model = (
+        f"model train {tmp_path}/data.npz --network mlp --rows 120 --holdout 6 --epochs 3 --out {tmp_path}/m"
+    )
+    assert run(f"{model} --device cpu").code == 0
+    for name, queries, count in (("rows", "held-out", 6), ("file", f"{tmp_path}/queries.npz", 5)):
+        index = tmp_path / f"{name}.stride"
+        assert run(f"index build {tmp_path}/data.npz --model {tmp_path}/m --out {index}").code == 0
+        given = f"--index {index} --queries {queries}"
+        assert run(f"evaluate truth {given} --subsets 30 --seeds 2 --alpha 0.5 --workers 1").code == 0
+        for response in ("loss", "margin"):
+            result = run(f"evaluate lds {given} --methods graddot,tfidf --response {response} --draws 100")
+            assert result.code == 0, result.err
+            good, failed = result.records
+            check(good)
+            assert good["response"] == response and good["queries"] == count
+            assert good["spearman"]["mean"] > 0.2
+            assert "tfidf" in failed["error"]
+    result = run(f"evaluate removal {given} --method graddot --top 20 --limit 2 --seeds 1 --draws 1")
+    assert result.code == 0 and result.records[0]["probability_attributed"]["mean"] is not None
+    assert run(f"evaluate compare {given} --methods graddot --draws 100").records[0]["spearman"]["mean"] > 0.2
+    refused = run(f"baseline graddot {given} --chat")  # rows have no prompts
+    assert refused.code == 2 and "leave --chat out" in refused.err

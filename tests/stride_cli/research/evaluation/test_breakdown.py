@@ -1,0 +1,78 @@
+"""Groups of queries, and partial correlations against regression."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+
+from stride_cli.research.evaluation.breakdown import (
+    mean_over_queries,
+    partial_spearman,
+    query_groups,
+    reliability_tracking,
+)
+
+
+def test_groups_are_the_first_part_of_the_names() -> None:
+    found = query_groups(["same/a/1", "other/b", "same/c"])
+    assert list(found) == ["same", "other"]
+    assert found["same"].tolist() == [0, 2] and found["other"].tolist() == [1]
+    assert query_groups(["a/1", "a/2"]) == {} and query_groups(["a/1", "b"]) == {} and query_groups([]) == {}
+    assert query_groups([f"{i}/x" for i in range(40)]) == {}
+
+
+def test_means_and_their_errors() -> None:
+    found = mean_over_queries(np.array([0.2, 0.4, 0.6]))
+    assert found == {"queries": 3, "mean": pytest.approx(0.4), "se": pytest.approx(0.2 / 3**0.5)}
+    assert (
+        mean_over_queries(np.array([0.5]))["se"] is None and mean_over_queries(np.array([]))["mean"] is None
+    )
+
+
+@given(st.integers(0, 1000), st.integers(15, 40))
+@settings(max_examples=50, deadline=None)
+def test_partial_correlation_is_that_of_the_residuals(seed: int, n_subsets: int) -> None:
+    """By definition: regress the ranks of both on the third's, correlate what is left."""
+    random = np.random.default_rng(seed)
+    p, m, g = random.standard_normal((3, 2, n_subsets))
+    found = partial_spearman(p, m, g)
+    for row in range(2):
+        design = np.stack([np.ones(n_subsets), rankdata(g[row])], 1)
+        left = [
+            rankdata(side[row]) - design @ np.linalg.lstsq(design, rankdata(side[row]), rcond=None)[0]
+            for side in (p, m)
+        ]
+        if abs(np.corrcoef(rankdata(p[row]), rankdata(g[row]))[0, 1]) < 0.99:
+            np.testing.assert_allclose(found[row], np.corrcoef(left)[0, 1], atol=1e-6)
+
+
+def test_nothing_is_left_of_the_third_itself() -> None:
+    random = np.random.default_rng(0)
+    g, m = random.standard_normal((2, 3, 20))
+    np.testing.assert_array_equal(partial_spearman(g, m, g), 0)
+
+
+def test_tracking_is_the_rank_correlation_over_queries() -> None:
+    rng = np.random.default_rng(0)
+    correlations = rng.normal(size=60)
+    reliability = np.exp(correlations)  # any increasing function
+    found = reliability_tracking(reliability, correlations, draws=200)
+    assert found["mean"] == pytest.approx(1.0) and found["low"] == pytest.approx(1.0)
+    assert found["reliability"] == pytest.approx(reliability.mean())
+    noisy = reliability_tracking(correlations + rng.normal(size=60), correlations, draws=200)
+    assert noisy["low"] < noisy["mean"] < noisy["high"] < 1.0 and noisy["se"] > 0.0
+    assert reliability_tracking(correlations, correlations) == reliability_tracking(
+        correlations, correlations
+    )
+    assert set(reliability_tracking(None, correlations).values()) == {None}
+
+
+@pytest.mark.parametrize("reliability", [[0.4], [0.4, 0.9], [0.5, 0.5, 0.5]])
+def test_what_cannot_be_tracked_is_not_zero(reliability: list[float]) -> None:
+    correlations = np.linspace(0, 0.5, len(reliability))
+    found = reliability_tracking(np.asarray(reliability), correlations)
+    assert found["reliability"] == pytest.approx(np.mean(reliability))
+    assert [found[name] for name in ("mean", "se", "low", "high")] == [None] * 4

@@ -1,0 +1,143 @@
+"""Comparison of methods: the same ground and draws, failures in their place, the page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stride_cli.errors import UsageError, require_extra
+from stride_cli.research.evaluation.compare import Ground, compare_methods, comparison_record, lds_record
+from stride_cli.research.evaluation.distribution import describe
+from stride_cli.research.evaluation.metrics import predicted_response
+from stride_cli.research.evaluation.scoring import Run
+
+N, QUERIES, SUBSETS, SEEDS = 80, 12, 40, 2
+
+
+@pytest.fixture(scope="module")
+def planted() -> dict[str, np.ndarray]:
+    """Truth made from known influences: losses = −Σ influence of members + noise of each seed."""
+    generator = np.random.default_rng(0)
+    influence = generator.normal(size=(QUERIES, N)) * (generator.random((QUERIES, N)) < 0.2)
+    masks = generator.random((SUBSETS, N)) < 0.5
+    response = predicted_response(influence, masks)  # (Q, R)
+    noise = generator.normal(size=(SUBSETS, SEEDS, QUERIES)) * 0.5
+    return {"influence": influence, "masks": masks, "losses": -response.T[:, None] + noise}
+
+
+def run_of(scores: np.ndarray, masks: np.ndarray) -> Run:
+    return Run(predicted_response(scores, masks), describe([scores]), 1.0, 2.4, 8.0, 1e6)
+
+
+@pytest.fixture(scope="module")
+def entries(planted):
+    ground = Ground.of(planted["losses"], None, alpha=0.5)
+    noise = np.random.default_rng(1).normal(size=(QUERIES, N))
+    scores = {
+        "exact": planted["influence"],
+        "near": planted["influence"] + 0.5 * noise,
+        "noise": noise,
+        "reversed": -planted["influence"],
+        "nothing": np.zeros((QUERIES, N)),
+    }
+
+    def run(spec: str) -> Run:
+        if spec == "absent":
+            raise require_extra("absent_package", "absent")
+        if spec == "broken":
+            raise RuntimeError("mat1 and mat2\nshapes")
+        return run_of(scores[spec], planted["masks"])
+
+    order = ["exact", "absent", "near", "broken", "noise", "reversed", "nothing"]
+    return ground, {entry.method: entry for entry in compare_methods(order, ground, run, draws=200)}
+
+
+def test_planted_influences_are_ordered_rightly(entries) -> None:
+    ground, found = entries
+    mean = {name: entry.estimates["spearman"].mean for name, entry in found.items() if entry.run}
+    assert mean["exact"] > mean["near"] > mean["noise"] > mean["reversed"]
+    assert mean["reversed"] == pytest.approx(-mean["exact"]) and mean["nothing"] == 0
+    assert mean["exact"] == pytest.approx(ground.ceiling.value, abs=0.02)
+    assert found["near"].difference.joint.high < 0 and found["exact"].difference is None
+    assert found["near"].difference.mean == pytest.approx(mean["near"] - mean["exact"])
+
+
+def test_failures_stand_in_their_place_and_the_rest_go_on(entries) -> None:
+    ground, found = entries
+    assert "absent_package" in found["absent"].error and "stride-attribution[absent]" in found["absent"].fix
+    assert found["broken"].error == "RuntimeError: mat1 and mat2"
+    record = comparison_record(found["broken"], ground, "exact")
+    assert record["error"] and record["spearman"] == dict.fromkeys(("mean", "se", "low", "high"))
+    assert record["peak_memory"] is None and record["subsets"] == SUBSETS
+
+
+def test_records(entries) -> None:
+    ground, found = entries
+    record = comparison_record(found["near"], ground, "exact")
+    assert record["schema"] == "stride.comparison/1" and record["reference"] == "exact"
+    assert record["seconds"] == {"fit": 1.0, "query": pytest.approx(0.2)}
+    assert record["spearman"]["low"] < record["spearman"]["mean"] < record["spearman"]["high"]
+    assert record["ceiling"] == ground.ceiling.value and record["bytes_per_chunk"] == 8
+    assert lds_record(found["nothing"], ground)["constant_queries"] == QUERIES
+    assert lds_record(found["exact"], ground)["schema"] == "stride.lds/1"
+
+
+def test_whether_scores_are_changes_of_the_response(entries) -> None:
+    ground, found = entries
+    slopes = {name: comparison_record(entry, ground, "exact")["slope"] for name, entry in found.items()}
+    assert slopes["exact"]["value"] == pytest.approx(1, abs=4 * slopes["exact"]["se"])
+    assert slopes["reversed"]["value"] == pytest.approx(-slopes["exact"]["value"])
+    assert slopes["exact"]["correlation"] > 0.95 and slopes["exact"]["se"] < 0.05
+    assert 0 < slopes["near"]["value"] < 0.9  # noise makes scores larger than what they say
+    for name in ("nothing", "broken", "absent"):
+        assert slopes[name] == {"value": None, "se": None, "correlation": None}
+
+
+def test_without_the_reference_there_are_no_differences(planted) -> None:
+    ground = Ground.of(planted["losses"][:, :1], None, alpha=0.5)
+    assert ground.ceiling is None
+
+    def run(spec: str) -> Run:
+        if spec == "first":
+            raise UsageError("no")
+        return run_of(planted["influence"], planted["masks"])
+
+    first, second = compare_methods(["first", "second"], ground, run, draws=20)
+    assert first.error == "no" and second.difference is None
+    assert comparison_record(second, ground, "first")["difference"]["mean"] is None
+
+
+def test_grounds_that_say_nothing_are_refused(planted) -> None:
+    losses = planted["losses"]
+    with pytest.raises(UsageError, match="2 retrained subsets"):
+        Ground.of(losses[:2], None, alpha=0.5)
+    with pytest.raises(UsageError, match="losses only"):
+        Ground.of(losses, None, alpha=0.5, response="margin")
+    with pytest.raises(UsageError, match="unknown response"):
+        Ground.of(losses, None, alpha=0.5, response="accuracy")
+    by_margin = Ground.of(losses, -losses, alpha=0.5, response="margin")
+    assert by_margin.measured == pytest.approx(Ground.of(losses, None, alpha=0.5).measured)
+
+
+def test_subsets_that_a_method_was_fitted_on_do_not_judge_it(planted) -> None:
+    """A method that has seen half of the truth: judged on the other half, and so is the reference then."""
+    ground = Ground.of(planted["losses"], None, alpha=0.5)
+    seen = np.arange(SUBSETS) < SUBSETS // 2
+    honest = run_of(planted["influence"], planted["masks"])
+    learnt = np.where(seen, ground.measured, np.random.default_rng(3).normal(size=ground.measured.shape))
+    fitted = Run(learnt, None, 0.0, 0.0, 0.0, held_out=~seen)
+
+    def run(spec: str) -> Run:
+        return fitted if spec == "fitted" else honest
+
+    first, second = compare_methods(["honest", "fitted"], ground, run, draws=100)
+    assert first.n_subsets == SUBSETS and second.n_subsets == SUBSETS // 2
+    assert abs(second.estimates["spearman"].mean) < 0.2
+    on_half = Ground.of(planted["losses"][~seen], None, alpha=0.5)
+    half = Run(honest.predicted[:, ~seen], None, 0.0, 0.0, 0.0)
+    (expected,) = compare_methods(["honest"], on_half, lambda spec: half, draws=100)
+    ahead = second.estimates["spearman"].mean - expected.estimates["spearman"].mean
+    assert second.difference.mean == pytest.approx(ahead)
+    assert lds_record(second, ground)["subsets"] == SUBSETS // 2
+    turned = list(compare_methods(["fitted", "honest"], ground, run, draws=100))
+    assert turned[1].difference.mean == pytest.approx(-ahead) and turned[1].n_subsets == SUBSETS

@@ -1,0 +1,181 @@
+"""Definitions of app:metrics against hand-sized tables, scipy and brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.research.evaluation import metrics
+
+# small integers: many ties
+TIED = st.integers(3, 12).flatmap(lambda size: arrays(np.int64, (2, size), elements=st.integers(-3, 3)))
+SCORES = st.integers(1, 40).flatmap(
+    lambda size: arrays(
+        np.float64, (3, size), elements=st.one_of(st.just(0.0), st.floats(-1e6, 1e6, width=32))
+    )
+)
+
+
+def test_lds_of_a_table_by_hand() -> None:
+    """Two queries, three chunks, four subsets; the second query's prediction is the truth reversed."""
+    masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], bool)
+    scores = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
+    predicted = np.array([1.0, 2.0, 4.0, 3.0])
+    # −loss = the prediction (first query), its opposite (second); mean over two seeds that differ by ±1
+    truth = np.stack([-predicted, predicted], axis=1)  # (R, Q) losses
+    losses = np.stack([truth + 1, truth - 1], axis=1)  # (R, S, Q)
+    found = metrics.lds(scores, masks, losses)
+    for name in ("spearman", "pearson", "kendall"):
+        assert getattr(found, name) == pytest.approx([1, -1])
+    by_margin = metrics.lds(scores, masks, losses, margins=losses)
+    assert by_margin.spearman == pytest.approx([-1, 1])  # a high margin is good, a high loss is not
+    assert not found.constant.any() and len(found) == 2
+
+
+def test_kendall_counts_pairs() -> None:
+    """Ranks 1 2 3 4 against 1 3 2 4: five concordant pairs, one discordant, of six."""
+    found = metrics.correlate(np.array([[1.0, 2, 3, 4]]), np.array([[1.0, 3, 2, 4]]))
+    assert found.kendall == pytest.approx([4 / 6])
+    assert found.spearman == pytest.approx([1 - 6 * 2 / (4 * 15)])
+
+
+def test_a_constant_prediction_scores_zero_and_is_told() -> None:
+    found = metrics.correlate(np.array([[0.1 + 0.2] * 4, [1, 2, 3, 4]]), np.array([[1.0, 2, 3, 4]] * 2))
+    assert found.spearman[0] == found.pearson[0] == found.kendall[0] == 0
+    assert found.constant.tolist() == [True, False]
+
+
+@given(TIED)
+def test_correlations_agree_with_scipy_with_ties(pair: np.ndarray) -> None:
+    left, right = pair
+    found = metrics.correlate(left[None].astype(float), right[None].astype(float))
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
+        assert found.spearman[0] == found.pearson[0] == found.kendall[0] == 0
+        return
+    assert found.spearman[0] == pytest.approx(stats.spearmanr(left, right).statistic)
+    assert found.pearson[0] == pytest.approx(stats.pearsonr(left, right).statistic)
+    # scipy has τ_b; the paper's τ_a keeps tied pairs in its denominator
+    pairs = len(left) * (len(left) - 1) / 2
+    tied = [sum(c * (c - 1) / 2 for c in np.unique(side, return_counts=True)[1]) for side in pair]
+    scale = np.sqrt((pairs - tied[0]) * (pairs - tied[1])) / pairs
+    assert found.kendall[0] == pytest.approx(stats.kendalltau(left, right).statistic * scale)
+
+
+@given(TIED, st.floats(0.01, 100), st.floats(-100, 100))
+def test_lds_ignores_scale_and_offset(pair: np.ndarray, scale: float, offset: float) -> None:
+    left, right = pair.astype(float)
+    plain = metrics.correlate(left[None], right[None])
+    moved = metrics.correlate(scale * left[None], right[None] + np.round(offset))
+    for name in ("spearman", "pearson", "kendall"):
+        assert getattr(moved, name) == pytest.approx(getattr(plain, name), abs=1e-9)
+
+
+def test_the_prediction_is_a_sum_over_members_whatever_the_blocks(monkeypatch) -> None:
+    generator = np.random.default_rng(0)
+    scores, masks = generator.normal(size=(3, 50)).astype(np.float32), generator.random((7, 50)) < 0.4
+    expected = [[row[mask].astype(float).sum() for mask in masks] for row in scores]
+    assert metrics.predicted_response(scores, masks) == pytest.approx(np.array(expected))
+    monkeypatch.setattr(metrics, "_COLUMNS", 8)
+    assert metrics.predicted_response(scores, masks) == pytest.approx(np.array(expected))
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    masks = np.ones((3, 2), bool)
+    with pytest.raises(NumericalError, match="score"):
+        metrics.predicted_response(np.array([[1.0, np.nan]]), masks)
+    with pytest.raises(NumericalError, match="retrained"):
+        metrics.measured_response(np.full((3, 1, 1), np.inf))
+    with pytest.raises(UsageError, match="2 retrained subsets"):
+        metrics.correlate(np.zeros((1, 2)), np.zeros((1, 2)))
+
+
+def test_ceiling_is_what_a_perfect_prediction_reaches() -> None:
+    """Truth = signal + noise of the same size per seed: reliability of 4 seeds is 4 / (4 + 1)."""
+    generator = np.random.default_rng(1)
+    signal = generator.normal(size=(200, 1, 30))
+    losses = signal + generator.normal(size=(200, 4, 30))
+    ceiling = metrics.noise_ceiling(losses)
+    assert ceiling is not None and ceiling.seeds == 4
+    assert ceiling.reliability == pytest.approx(0.8, abs=0.03)
+    reached = metrics.correlate(-signal[:, 0].T, metrics.measured_response(losses)).spearman.mean()
+    assert ceiling.value == pytest.approx(reached, abs=0.02)
+    odd = metrics.noise_ceiling(losses[:, :3])
+    assert odd is not None and odd.reliability == pytest.approx(0.75, abs=0.03)
+
+
+def test_ceiling_needs_two_seeds_and_is_zero_for_noise() -> None:
+    noise = np.random.default_rng(2).normal(size=(40, 2, 50))
+    assert metrics.noise_ceiling(noise[:, :1]) is None
+    ceiling = metrics.noise_ceiling(noise)
+    assert ceiling is not None and ceiling.value < 0.3
+    assert metrics.noise_ceiling(noise[:, [0, 0]]).value == pytest.approx(1)
+
+
+@given(SCORES)
+def test_gini_is_the_double_sum_and_never_below_the_share_of_zeros(scores: np.ndarray) -> None:
+    found, zeros = metrics.gini(scores), metrics.zero_share(scores)
+    for row, value, zero in zip(np.abs(scores), found, zeros, strict=True):
+        if row.sum() == 0:
+            assert np.isnan(value)
+            continue
+        double = np.abs(row[:, None] - row).sum() / (2 * len(row) * row.sum())
+        assert value == pytest.approx(double, abs=1e-9)
+        assert zero - 1e-9 <= value < 1
+
+
+@given(SCORES)
+def test_coverage_and_active_sets_by_brute_force(scores: np.ndarray) -> None:
+    found = metrics.top_coverage(scores)
+    for row, value in zip(np.abs(scores), found, strict=True):
+        if row.sum() > 0:
+            top = sorted(row, reverse=True)[: len(row) // 10]
+            assert value == pytest.approx(sum(top) / row.sum())
+    n = scores.shape[1]
+    assert (metrics.active_set(scores) == np.round((1 - metrics.zero_share(scores)) * n)).all()
+
+
+def test_distribution_by_hand() -> None:
+    scores = np.array([[0.0] * 9 + [-2.0], [1.0] * 10, [0.0] * 10])
+    assert metrics.zero_share(scores) == pytest.approx([0.9, 0, 1])
+    assert metrics.gini(scores) == pytest.approx([0.9, 0, np.nan], nan_ok=True)
+    assert metrics.top_coverage(scores) == pytest.approx([1, 0.1, np.nan], nan_ok=True)
+    assert metrics.top_coverage(scores, 0.7)[1] == pytest.approx(0.7)
+    assert metrics.active_set(scores).tolist() == [1, 10, 0]
+
+
+def test_recall_counts_no_tie_as_evidence() -> None:
+    scores = np.array([[3.0, 2.0, 0.0, 0.0, 0.0, 0.0]] * 3)
+    relevant = [np.array([0, 2]), np.array([1]), np.array([], int)]
+    assert metrics.recall_at(scores, relevant, 3) == pytest.approx([0.5, 1, np.nan], nan_ok=True)
+    assert metrics.descending_mid_ranks(scores[0]).tolist() == [1, 2, 4.5, 4.5, 4.5, 4.5]
+    assert metrics.recall_at(scores, relevant, 6)[0] == 1
+    with pytest.raises(UsageError, match="k is 7"):
+        metrics.recall_at(scores, relevant, 7)
+
+
+@given(st.integers(2, 30), st.integers(1, 30), st.integers(0, 100))
+@settings(max_examples=30)
+def test_recall_of_everything_relevant_is_k_over_n(n: int, k: int, seed: int) -> None:
+    k = min(k, n)
+    scores = np.random.default_rng(seed).permutation(n)[None].astype(float)
+    assert metrics.recall_at(scores, [np.arange(n)], k)[0] == pytest.approx(k / n)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("the cat sat", "The cat", 0.8),  # precision 2/3, recall 1
+        ("a a b", "a b b", 2 / 3),  # counted: one a, one b
+        ("x", "y", 0),
+        ("", "y", 0),
+        ("", " ", 1),
+    ],
+)
+def test_unigram_f1(prediction: str, reference: str, expected: float) -> None:
+    assert metrics.unigram_f1(prediction, reference) == pytest.approx(expected)
+    assert metrics.unigram_f1(reference, prediction) == pytest.approx(expected)

@@ -1,0 +1,123 @@
+"""Top-k removal against a trainer whose losses are known in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli.errors import UsageError
+from stride_cli.research.evaluation.ranking import (
+    check_ks,
+    document_scores,
+    random_chunks,
+    rank_documents,
+    top_chunks,
+)
+from stride_cli.research.evaluation.removal import measure_removal, removal_jobs
+from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.options import EngineOptions
+
+N, QUERIES = 40, 4
+ONE = EngineOptions(workers=1)
+
+
+class AdditiveTrainer:
+    """Training that is exactly additive: loss = 3 − Σ influence of the members + an offset of the seed."""
+
+    digest = "additive"
+    n_chunks = N
+    at_once = 4
+
+    def __init__(self, influence: np.ndarray, *, margins: bool = False) -> None:
+        self.influence = influence
+        self.margins = margins
+        self.trained = 0
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        self.trained += len(jobs)
+        found = []
+        for job in jobs:
+            losses = 3 - self.influence @ job.mask + 0.01 * job.seed
+            found.append(Outcome(losses, -losses if self.margins else None))
+        return found
+
+
+@pytest.fixture
+def influence() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(QUERIES, N)) * 0.01
+
+
+def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path) -> None:
+    tops = top_chunks([influence], 10)
+    trainer = AdditiveTrainer(influence)
+    small, large = measure_removal(
+        trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE
+    )
+    for found, k in ((small, 2), (large, 10)):
+        expected = [influence[query, tops[query, :k]].sum() for query in range(QUERIES)]
+        assert found.k == k and found.attributed == pytest.approx(np.array(expected))
+        removed = random_chunks(N, k, 3, seed=1, name="removal random")
+        assert found.random == pytest.approx(np.mean([influence[:, r].sum(axis=1) for r in removed], axis=0))
+    assert (large.attributed > small.attributed).all() and (small.attributed > 0).all()
+    assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))
+    intervals = large.intervals()
+    advantage = (large.attributed - large.random).mean()
+    assert intervals["advantage"].mean == pytest.approx(advantage) and intervals["advantage"].low > 0
+    again = list(measure_removal(trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE))
+    assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))  # everything was kept
+    assert again[1].attributed.tolist() == large.attributed.tolist()
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_probability_falls(influence: np.ndarray, tmp_path: Path, margins: bool) -> None:
+    """exp(−loss) for text, σ(margin) for classifiers."""
+    tops = top_chunks([influence], 3)
+    (found,) = measure_removal(
+        AdditiveTrainer(influence, margins=margins), tops, [3], [0], store=tmp_path, draws=1, engine=ONE
+    )
+    before = 3 - influence.sum(axis=1)
+    after = before + found.attributed
+    expected = (
+        1 / (1 + np.exp(before)) - 1 / (1 + np.exp(after)) if margins else np.exp(-before) - np.exp(-after)
+    )
+    assert found.probability_attributed == pytest.approx(expected)
+    assert (found.probability_attributed > 0).all()
+
+
+def test_jobs_are_the_masks_meant() -> None:
+    tops = np.array([[3, 1, 2]])
+    jobs = removal_jobs(tops, [1, 2], 5, [7, 8], draws=1, seed=0)
+    assert jobs["full", 0, 0][0].mask.all() and [job.seed for job in jobs["full", 0, 0]] == [7, 8]
+    assert np.flatnonzero(~jobs["top", 1, 0][0].mask).tolist() == [3]
+    assert np.flatnonzero(~jobs["top", 2, 0][0].mask).tolist() == [1, 3]
+    assert (~jobs["random", 2, 0][0].mask).sum() == 2
+    with pytest.raises(UsageError, match="leaves nothing"):
+        removal_jobs(tops, [5], 5, [0], draws=1, seed=0)
+
+
+def test_top_chunks_break_ties_by_lot() -> None:
+    scores = np.array([[5.0, 0, 0, 7, 0, 0, 0, 0, 0, 0]] * 50)
+    found = top_chunks([scores[:20], scores[20:]], 3, seed=1)
+    assert (found[:, 0] == 3).all() and (found[:, 1] == 0).all()
+    assert len(set(found[:, 2].tolist())) > 4  # not always the first of the zeros
+    assert (top_chunks([scores], 3, seed=1) == found).all()
+    whole = top_chunks([np.arange(6.0)[None]], 6)
+    assert whole.tolist() == [[5, 4, 3, 2, 1, 0]]
+
+
+def test_numbers_of_chunks_are_checked() -> None:
+    check_ks([1, 10], 10)
+    for k in (0, 11):
+        with pytest.raises(UsageError, match=f"k is {k}"):
+            check_ks([k], 10)
+
+
+def test_documents_sum_their_chunks_and_zeros_are_no_hits() -> None:
+    scores = np.array([[1.0, 2.0, -0.5, 0.5, 0.0]], np.float32)
+    documents = document_scores(scores, np.array([0, 0, 1, 1, 2]), 4)
+    assert documents.tolist() == [[3, 0, 0, 0]]
+    assert rank_documents(documents[0], 3) == [(1.0, 0, 3.0)]
+    assert rank_documents(np.array([1.0, -2, 1]), 5) == [(1.5, 0, 1.0), (1.5, 2, 1.0), (3.0, 1, -2.0)]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stride_cli.errors import UsageError
+from stride_cli.models import loading
+from stride_cli.research.methods.gradients import kronecker
+from stride_cli.research.methods.gradients.ekfac import EKFAC
+from stride_cli.research.methods.gradients.passes import Passes
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _gradients(inputs, labels, weight):
+    p = (inputs @ weight.T).softmax(-1)
+    error = p - nn.functional.one_hot(labels, weight.shape[0])
+    return torch.einsum("ni,nj->nij", error, inputs).flatten(1).double(), p.double()
+
+
+def _damped(matrix, damping):
+    return matrix + damping * torch.trace(matrix) / len(matrix) * torch.eye(len(matrix), dtype=matrix.dtype)
+
+
+def test_one_example_is_exact(make_classifier):
+    """The Fisher matrix of one token is a Kronecker product."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(6, 5), torch.arange(6) % 4
+    head = nn.Linear(5, 4, bias=False)
+    task, queries = make_classifier(nn.Identity(), head, inputs, labels.numpy(), 1)
+    gradients, p = _gradients(inputs, labels, head.weight)
+    held = gradients[1:]
+
+    fisher = gradients[:1].T @ gradients[:1]
+    expected = held @ torch.linalg.solve(_damped(fisher, 0.1), gradients[:1].T)
+    found = _scores(EKFAC(labels="true"), task, queries)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3)
+
+    spread = torch.diag(p[0]) - torch.outer(p[0], p[0])
+    whole = torch.kron(spread, torch.outer(inputs[0], inputs[0]).double())
+    expected = held @ torch.linalg.solve(_damped(whole, 0.1), gradients[:1].T)
+    found = _scores(EKFAC(draws=300), task, queries)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0.25, atol=0.1)
+
+
+def test_exact_where_the_eigenbasis_is(make_classifier):
+    """Two labels and inputs along the axes: the basis diagonalises F, although F is no Kronecker product."""
+    random = np.random.default_rng(0)
+    axis = torch.from_numpy(random.integers(0, 5, 60))
+    inputs = torch.eye(5)[axis] * torch.from_numpy(random.uniform(0.5, 2, (60, 1))).float()
+    labels = torch.from_numpy(random.integers(0, 2, 60))
+    head = nn.Linear(5, 2, bias=False)
+    nn.init.normal_(head.weight)
+    task, queries = make_classifier(nn.Identity(), head, inputs, labels.numpy(), 50)
+    gradients, _ = _gradients(inputs, labels, head.weight)
+    fisher = gradients[:50].T @ gradients[:50] / 50
+    expected = gradients[50:] @ torch.linalg.solve(_damped(fisher, 0.1), gradients[:50].T)
+    found = _scores(EKFAC(labels="true", batch_tokens=16), task, queries)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=2e-3)
+
+
+def test_agrees_with_exact_influence(softmax, left_out, agreement):
+    damping = softmax.ridge / float(torch.trace(softmax.ggn) / len(softmax.ggn))
+    found = _scores(EKFAC(draws=20, damping=damping), softmax.task, softmax.queries)
+    exact = softmax.influence(softmax.hessian)
+    each = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, exact, strict=True)]
+    assert np.mean(each) > 0.95
+    assert min(each) > 0.85
+    assert np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(found, left_out, strict=True)]) > 0.9
+
+
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+def test_batches_padding_and_memory_change_nothing(fixture, request, queries):
+    task = request.getfixturevalue(fixture)
+    expected = _scores(EKFAC(batch_tokens=1000), task, queries)
+    for options in ({"batch_tokens": 12}, {"query_bytes": 1, "batch_tokens": 50}):
+        found = _scores(EKFAC(**options), task, queries)
+        np.testing.assert_allclose(found, expected, rtol=5e-3, atol=2e-3 * np.abs(expected).max())
+
+
+def test_too_large_a_layer_is_refused(nanochat_task, queries, monkeypatch):
+    monkeypatch.setattr(kronecker, "_LARGEST_SIDE", 40)  # only the head has 41
+    with pytest.raises(UsageError, match=r"lm_head.*41 × 16"):
+        EKFAC(layers="all").fit(nanochat_task)
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_eigenvalues_are_of_other_labels_than_their_basis(nanochat_task, monkeypatch, draws):
+    """Those that made the basis would look too steep along it."""
+    drawn: dict[str, list[int]] = {}
+    corpus = Passes.corpus
+
+    def noted(self, chunks, visit, title, **options):
+        drawn.setdefault(title, []).append(options["draw"])
+        return corpus(self, chunks, visit, title, **options)
+
+    monkeypatch.setattr(Passes, "corpus", noted)
+    EKFAC(draws=draws).fit(nanochat_task)
+    basis, values = drawn["EK-FAC: covariances"], drawn["EK-FAC: eigenvalues"]
+    assert len(set(basis)) == len(set(values)) == draws and not set(basis) & set(values)
+
+
+def test_checkpoints_have_curvatures_of_their_own(make_classifier, tmp_path, monkeypatch):
+    """Their influences, each with its own Gauss–Newton matrix, are summed by their rates."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(26, 4), (torch.arange(26) % 3).numpy()
+    heads = [nn.Linear(4, 3, bias=False) for _ in range(2)]
+    tasks = [make_classifier(nn.Identity(), head, inputs, labels, 20) for head in heads]
+    alone = [_scores(EKFAC(labels="true"), task, queries) for task, queries in tasks]
+    assert not np.allclose(*alone, rtol=0.1)
+    for number in (0, 1):
+        (tmp_path / str(number)).mkdir()
+    monkeypatch.setattr(loading, "load_model", lambda path, **options: tasks[int(path.name)][0].model)
+    method = EKFAC(labels="true", checkpoints=f"{tmp_path / '0'}|{tmp_path / '1'}", rates="1|0.5")
+    found = _scores(method, *tasks[0])
+    np.testing.assert_allclose(found, alone[0] + 0.5 * alone[1], rtol=1e-4, atol=1e-5)
+    one = EKFAC(labels="true", checkpoints=f"{tmp_path / '0'}|{tmp_path / '1'}", rates="1|0.5", query_bytes=1)
+    np.testing.assert_allclose(_scores(one, *tasks[0]), found, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.errors import UsageError
+from stride_cli.models import loading
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.research.methods.gradients import graddot
+from stride_cli.research.methods.gradients.ekfac import EKFAC
+from stride_cli.research.methods.gradients.graddot import GradDot, TracIn
+from stride_cli.research.methods.gradients.passes import find_checkpoints
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _matrices(task):
+    linear = [name for name, module in task.model.model.named_modules() if hasattr(module, "weight")]
+    names = [f"{name}.{part}" for name in linear for part in ("weight", "bias")]
+    known = dict(task.model.model.named_parameters())
+    skipped = ("wte", "wpe", "embed", "ln", "norm")
+    return [name for name in names if name in known and not any(word in name for word in skipped)]
+
+
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_equals_autograd_example_by_example(fixture, reduction, request, queries, autograd):
+    task = request.getfixturevalue(fixture)
+    names = _matrices(task)
+    chunks = [task.chunks.chunk(row) for row in range(task.n_chunks)]
+    expected = (
+        autograd(task, list(zip(queries.ids, queries.weights, strict=True)), names)
+        @ autograd(task, chunks, names, power=1.0 if reduction == "mean" else 0.0).T
+    )
+    found = _scores(GradDot(reduction=reduction, batch_tokens=50), task, queries)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+def test_embeddings_where_they_are_asked_for(fixture, request, queries, autograd):
+    task = request.getfixturevalue(fixture)
+    embedding = task.model.model.get_input_embeddings()
+    named = [name for name, module in task.model.model.named_modules() if module is embedding]
+    chunks = [task.chunks.chunk(row) for row in range(task.n_chunks)]
+    asked = list(zip(queries.ids, queries.weights, strict=True))
+    alone = [f"{named[0]}.weight"]
+    expected = [
+        autograd(task, asked, names) @ autograd(task, chunks, names).T
+        for names in (alone, alone + _matrices(task))
+    ]
+    for choice, products in zip(("head+embeddings", "all+embeddings"), expected, strict=True):
+        found = _scores(GradDot(layers=choice, reduction="mean", batch_tokens=50), task, queries)
+        if choice.startswith("head"):
+            found = found - _scores(GradDot(layers="head", reduction="mean"), task, queries)
+        np.testing.assert_allclose(found, products, rtol=1e-4, atol=1e-5 * np.abs(products).max())
+
+
+def test_a_tied_embedding_counts_apart_from_the_head(nanochat_task, queries):
+    apart, tied = (copy.deepcopy(nanochat_task.model.model) for _ in range(2))
+    with torch.no_grad():
+        apart.lm_head.weight.copy_(apart.get_input_embeddings().weight)
+    tied.lm_head.weight = tied.get_input_embeddings().weight
+    tasks = [dataclasses.replace(nanochat_task, model=CausalLM(module)) for module in (apart, tied)]
+    found = [_scores(GradDot(layers="all+embeddings"), task, queries) for task in tasks]
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_classifiers_have_no_embedding(softmax):
+    with pytest.raises(UsageError, match="no embedding of tokens"):
+        _scores(GradDot(layers="all+embeddings"), softmax.task, softmax.queries)
+
+
+def test_batches_padding_and_memory_change_nothing(nanochat_task, queries):
+    expected = _scores(GradDot(batch_tokens=1000), nanochat_task, queries)
+    for options in ({"batch_tokens": 12}, {"query_bytes": 1}, {"batch_tokens": 30, "query_bytes": 40_000}):
+        found = _scores(GradDot(**options), nanochat_task, queries)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [GradDot, EKFAC])
+def test_gradients_of_queries_go_before_the_next_come(method, nanochat_task, queries, monkeypatch):
+    alive, made = weakref.WeakSet(), []
+
+    class Watched(graddot.QueryBank):
+        def __init__(self, *given):
+            made.append(len(alive))
+            alive.add(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(graddot, "QueryBank", Watched)
+    _scores(method(query_bytes=1), nanochat_task, queries)
+    assert len(made) == len(queries) > 1 and not any(made)
+
+
+def test_layers_add_up(nanochat_task, queries):
+    whole = _scores(GradDot(layers="all"), nanochat_task, queries)
+    parts = _scores(GradDot(layers="body"), nanochat_task, queries) + _scores(
+        GradDot(layers="head"), nanochat_task, queries
+    )
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match="names none"):
+        _scores(GradDot(layers="nothing_of_this_name"), nanochat_task, queries)
+
+
+def test_convolutions(make_classifier, autograd):
+    torch.manual_seed(0)
+    features = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 3, 2, bias=False),
+        nn.Flatten(),
+        nn.Linear(12, 6),
+        nn.ReLU(inplace=True),
+    )
+    head = nn.Linear(6, 4)
+    inputs = torch.randn(14, 2, 6, 6)
+    task, queries = make_classifier(features, head, inputs, np.arange(14) % 4, 10)
+    names = [name for name, _ in task.model.model.named_parameters() if "features.1." not in name]
+    chunks = [task.chunks.chunk(row) for row in range(10)]
+    expected = (
+        autograd(task, list(zip(queries.ids, queries.weights, strict=True)), names)
+        @ autograd(task, chunks, names).T
+    )
+    found = _scores(GradDot(batch_tokens=8), task, queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_chunk_supports_itself(nanochat_task):
+    from stride_cli.data.query_set import QuerySet
+
+    pairs = [nanochat_task.chunks.chunk(row) for row in range(QUERY_BLOCK // 2)]
+    same = QuerySet([p[0] for p in pairs] * 3, [p[1] for p in pairs] * 3, ["q"] * (3 * len(pairs)))
+    method = GradDot()
+    method.fit(nanochat_task)
+    blocks = list(method.score(same))
+    assert [len(block) for block in blocks] == [QUERY_BLOCK, QUERY_BLOCK // 2]
+    assert (np.diag(blocks[0])[: len(pairs)] > 0).all()
+
+
+def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
+    head = softmax.task.model.model["head"].weight
+    original = head.clone()
+
+    def load(path, *, device, dtype):
+        assert (device, dtype) == ("cpu", "fp32")
+        model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
+        with torch.no_grad():
+            model.model["head"].weight.copy_(original * float(path.name))
+        return model
+
+    (tmp_path / "0.5").mkdir()
+    (tmp_path / "2").mkdir()
+    monkeypatch.setattr(loading, "load_model", load)
+    method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
+    found = _scores(method, softmax.task, softmax.queries)
+    expected = 0
+    for scale, rate in ((0.5, 0.1), (2.0, 3.0)):
+        p = (softmax.inputs.float() @ (original * scale).T).softmax(-1)
+        error = p - nn.functional.one_hot(softmax.labels, 3)
+        gradients = torch.einsum("ni,nj->nij", error, softmax.inputs.float()).flatten(1)
+        expected = expected + rate * gradients[softmax.n :] @ gradients[: softmax.n].T
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoints_of_a_run_with_their_rates(tmp_path):
+    for step in (5, 10):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    log = [{"step": step, "lr": 1.0 / step} for step in range(1, 16)]
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(point) + "\n" for point in log))
+    found = find_checkpoints(str(tmp_path), None)
+    assert [c.path and c.path.name for c in found] == ["step-000005", "step-000010", tmp_path.name]
+    np.testing.assert_allclose([c.rate for c in found], [1 / 5, 1 / 10, 1 / 15])
+    with pytest.raises(UsageError, match="2 rates for 3"):
+        find_checkpoints(str(tmp_path), "1|2")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        find_checkpoints(str(tmp_path / "nowhere"), None)
+
+
+def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):
+    from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.language.checkpoint import load_weights
+
+    network = nanochat_task.model.model
+    network.save_pretrained(tmp_path)
+    weight = network.lm_head.weight
+    with torch.no_grad():
+        weight.mul_(0.5)
+        network.save_pretrained(tmp_path / "checkpoints" / "step-000003")
+        early = _scores(GradDot(), nanochat_task, queries)
+        weight.mul_(2)
+
+    def load(path, *, device, dtype):
+        assert (device, dtype) == ("cpu", "fp32")
+        return CausalLM(load_weights(path))
+
+    monkeypatch.setattr(loading, "load_model", load)  # without a tokenizer
+    late = _scores(GradDot(), nanochat_task, queries)
+    assert not np.allclose(early, late)
+    found = _scores(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
+    np.testing.assert_allclose(found, 2 * late, rtol=1e-5)
+    monkeypatch.setattr(nanochat_task.model, "path", str(tmp_path))
+    found = _scores(TracIn(), nanochat_task, queries)
+    np.testing.assert_allclose(found, early + late, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(_scores(GradDot(), nanochat_task, queries), late)

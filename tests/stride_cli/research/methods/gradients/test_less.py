@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.workspace import Workspace
+from stride_cli.errors import CorpusError, ModelError, UsageError
+from stride_cli.models import loading
+from stride_cli.research.methods.gradients.less import LESS
+from stride_cli.research.methods.gradients.warmup import warm_up
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _cosine(a, b):
+    return (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+
+
+def test_large_dim_is_the_cosine_of_gradients(softmax, agreement):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    for projection in ("dense", "kronecker"):
+        found = _scores(LESS(dim=20_000, projection=projection), softmax.task, softmax.queries)
+        np.testing.assert_allclose(found, _cosine(held, train), atol=0.05)
+
+
+def test_adam_updates_by_hand(softmax):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    mean, square = train.mean(axis=0), np.square(train).mean(axis=0)
+    updates = (0.9 * mean + 0.1 * train) / (np.sqrt(0.999 * square + 0.001 * np.square(train)) + 1e-8)
+    for projection in ("dense", "kronecker"):
+        found = _scores(LESS(dim=20_000, form="adam", projection=projection), softmax.task, softmax.queries)
+        np.testing.assert_allclose(found, _cosine(held, updates), atol=0.05)
+
+
+def test_language_model_against_autograd(nanochat_task, queries, autograd):
+    parameters = nanochat_task.model.model.named_parameters()
+    names = [name for name, parameter in parameters if "layers" in name and parameter.ndim == 2]
+    chunks = [nanochat_task.chunks.chunk(row) for row in range(nanochat_task.n_chunks)]
+    train = autograd(nanochat_task, chunks, names)
+    held = autograd(nanochat_task, list(zip(queries.ids, queries.weights, strict=True)), names)
+    expected = _cosine(held, train)
+    found = _scores(LESS(dim=8192, form="sgd"), nanochat_task, queries)
+    np.testing.assert_allclose(found, expected, atol=0.06)
+    small = _scores(LESS(dim=8192, form="sgd", batch_tokens=12), nanochat_task, queries)
+    np.testing.assert_allclose(small, found, rtol=1e-3, atol=1e-4)
+
+
+def test_checkpoints_are_weighted(softmax, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", lambda path, **options: softmax.task.model)
+    method = LESS(dim=8192, checkpoints=f"{tmp_path}|{tmp_path}", rates="1|3")
+    found = _scores(method, softmax.task, softmax.queries)
+    one = _scores(LESS(dim=8192), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, 4 * one, atol=0.2)
+
+
+def _lora_names(module):
+    """A and B of one layer after the other, in the order of the capture."""
+    return [name for name, _ in module.named_parameters() if name.endswith((".lora_a", ".lora_b"))]
+
+
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+def test_adapter_gradients_and_saved_moments(fixture, request, queries, autograd):
+    """Against autograd in the adapter's matrices and Adam's formula, checkpoint by checkpoint."""
+    task = request.getfixturevalue(fixture)
+    before = {name: value.clone() for name, value in task.model.model.state_dict().items()}
+    method = LESS(dim=16_384, share=0.5, epochs=2, rank=3, lr=0.01, projection="dense")
+    found = _scores(method, task, queries)
+    warm = method._warm
+    assert len(warm.rates) == 2 and warm.rates[0] > warm.rates[1] > 0
+    places = {id(value): name for name, value in warm.capture.model.model.named_parameters()}
+    names = [places[id(value)] for value in warm.parameters]
+    assert names and sorted(names) == sorted(_lora_names(warm.capture.model.model))
+    assert all("attn" in name for name in names)
+    adapted = Workspace(task.index, warm.capture.model, task.chunks, 0)
+    chunks = [task.chunks.chunk(row) for row in range(task.n_chunks)]
+    asked = list(zip(queries.ids, queries.weights, strict=True))
+    expected = np.zeros_like(found)
+    for number, rate in enumerate(warm.rates):
+        moments = warm.at(number)
+        first, second = (
+            torch.cat([each.flatten() for each in kept]).double().numpy()
+            for kept in (moments.first, moments.second)
+        )
+        train, held = autograd(adapted, chunks, names), autograd(adapted, asked, names)
+        (beta1, beta2), step = moments.betas, moments.steps + 1
+        mean = (beta1 * first + (1 - beta1) * train) / (1 - beta1**step)
+        square = (beta2 * second + (1 - beta2) * train**2) / (1 - beta2**step)
+        expected += rate * _cosine(held, mean / (np.sqrt(square) + 1e-8))
+    np.testing.assert_allclose(found, expected, atol=0.04 * sum(warm.rates))
+    after = task.model.model.state_dict()
+    assert before.keys() == after.keys(), "the task's model has no adapter"
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert method.bytes_per_chunk == 2 * 16_384 * 4
+
+
+def test_first_moments_are_those_of_the_first_step(gpt2_task, autograd):
+    """One chunk, one step: while B is zero only B has a gradient; m is (1 − β₁) g and v (1 − β₂) g²."""
+    warm = warm_up(gpt2_task, share=0.01, epochs=1, rank=2, lr=1e-9, layers="c_attn")
+    moments = warm.at(0)
+    assert moments.steps == 1 and len(moments.first) == 2 * len(warm.capture.layers) == 4
+    for number in (0, 2):
+        assert not moments.first[number].any()
+    gradient = torch.cat([each.flatten() for each in moments.first]) / (1 - moments.betas[0])
+    squares = torch.cat([each.flatten() for each in moments.second]) / (1 - moments.betas[1])
+    torch.testing.assert_close(squares, gradient.square(), rtol=1e-4, atol=1e-12)
+    names = [f"transformer.h.{layer}.attn.c_attn.lora_{part}" for layer in (0, 1) for part in "ab"]
+    adapted = Workspace(gpt2_task.index, warm.capture.model, gpt2_task.chunks, 0)
+    each = autograd(adapted, [gpt2_task.chunks.chunk(row) for row in range(gpt2_task.n_chunks)], names)
+    lengths = np.linalg.norm(each, axis=1, keepdims=True)
+    clipped = each * np.minimum(1, 1 / lengths)
+    distances = np.abs(clipped - gradient.double().numpy()).max(axis=1)
+    # of exactly one of the chunks; training may multiply in bf16
+    assert distances.min() < 0.01 < 0.1 < np.sort(distances)[1]
+
+
+def test_the_same_seed_gives_the_same_scores(nanochat_task, queries):
+    options = {"dim": 256, "share": 0.3, "epochs": 1, "rank": 2}
+    found = _scores(LESS(**options), nanochat_task, queries)
+    np.testing.assert_array_equal(found, _scores(LESS(**options), nanochat_task, queries))
+    other = Workspace(nanochat_task.index, nanochat_task.model, nanochat_task.chunks, 1)
+    assert not np.allclose(found, _scores(LESS(**options), other, queries))
+
+
+def test_the_warm_up_starts_from_the_base_of_the_recipe(tmp_path, saved_model):
+    from stride_cli import api
+    from stride_cli.corpus.options import BuildOptions
+    from stride_cli.models.language.checkpoint import load_weights
+    from stride_cli.models.language.language_recipe import FILE_NAME
+    from stride_cli.training.finetuning import FinetuneOptions, finetune_model
+
+    corpus = tmp_path / "corpus.jsonl"
+    records = [{"id": str(row), "prompt": f"number {row}?", "response": "Oslo"} for row in range(12)]
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    tuned = tmp_path / "tuned"
+    finetune_model([str(corpus)], saved_model, tuned, FinetuneOptions(epochs=2, lr=0.01, device="cpu"))
+    options = BuildOptions(n_subsets=6, degree=2)
+    api.build_index([str(corpus)], model_path=str(tuned), out=tmp_path / "index", options=options)
+    task = Workspace.open(tmp_path / "index", device="cpu")
+    warm = warm_up(task, share=0.5, epochs=1, rank=2, lr=None, layers=None)
+    base = load_weights(saved_model).state_dict()
+    own = task.model.model.state_dict()
+    start = warm.capture.model.model.state_dict()
+    assert all(torch.equal(start[name], value) for name, value in base.items())
+    assert not all(torch.equal(own[name], value) for name, value in base.items())
+    recipe = json.loads((tuned / FILE_NAME).read_text())
+    (tuned / FILE_NAME).write_text(json.dumps({**recipe, "base_fingerprint": "0" * 64}))
+    with pytest.raises(ModelError, match="fingerprint"):
+        warm_up(task, share=0.5, epochs=1, rank=2, lr=None, layers=None)
+
+
+def test_what_a_warm_up_cannot_be(softmax, nanochat_task, tmp_path):
+    with pytest.raises(UsageError, match="classifier"):
+        LESS(form="lora").fit(softmax.task)
+    with pytest.raises(UsageError, match="checkpoints are given"):
+        LESS(checkpoints=str(tmp_path)).fit(nanochat_task)
+    with pytest.raises(UsageError, match="none of the model's"):
+        LESS(layers="nowhere").fit(nanochat_task)
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"epochs": 0}, {"rank": 0}, {"form": "signum"}):
+        with pytest.raises(UsageError):
+            LESS(**wrong)
+
+
+def test_a_corpus_without_scored_tokens(nanochat_task):
+    index = copy.copy(nanochat_task.index)
+    index.arrays = {
+        "corpus/tokens": np.arange(3, dtype=np.uint16),
+        "corpus/chunk_offsets": np.arange(4, dtype=np.int64),
+        "corpus/loss_start": np.ones(3, np.int32),
+    }
+    silent = Workspace(index, nanochat_task.model, ChunkReader(index), 0)
+    with pytest.raises(CorpusError, match="no chunk has a scored token"):
+        LESS().fit(silent)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import UsageError
+from stride_cli.research.methods.gradients.capture import Capture
+from stride_cli.research.methods.gradients.features import Solver, corpus_features, damped_power
+from stride_cli.research.methods.gradients.logra import LoGRA
+from stride_cli.research.methods.gradients.passes import Passes
+from stride_cli.research.methods.gradients.projection import TwoSided, random_projector, random_sides
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+@pytest.mark.parametrize("init", ["random", "pca"])
+def test_whole_space_is_empirical_fisher_influence(softmax, init):
+    """With ranks no smaller than the layer the projection is a rotation."""
+    gradients = softmax.gradients[: softmax.n]
+    fisher = gradients.T @ gradients / softmax.n
+    fisher += 0.1 * torch.trace(fisher) / len(fisher) * torch.eye(len(fisher))
+    found = _scores(LoGRA(rank=8, init=init, damping=0.1), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, softmax.influence(fisher), rtol=2e-3, atol=2e-3)
+
+
+def test_sampled_labels_give_exact_influence(softmax, left_out, agreement):
+    """The Gauss–Newton matrix of softmax regression is its Hessian; the model's ridge is the damping."""
+    damping = softmax.ridge / float(torch.trace(softmax.ggn) / len(softmax.ggn))
+    method = LoGRA(rank=8, labels="sampled", draws=60, damping=damping)
+    found = _scores(method, softmax.task, softmax.queries)
+    assert agreement(found, softmax.influence(softmax.hessian)) > 0.99
+    assert agreement(found, left_out) > 0.9
+    assert method.bytes_per_chunk == 15 * 4
+
+
+def test_batches_and_padding_change_nothing(nanochat_task, queries):
+    found = [
+        _scores(LoGRA(rank=4, labels="sampled", batch_tokens=size), nanochat_task, queries)
+        for size in (12, 100, 2000)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
+
+
+def test_projections_keep_inner_products(nanochat_task, autograd):
+    capture = Capture(nanochat_task.model, nanochat_task.chunks.batch(np.arange(1)), layers="body")
+    passes = Passes(capture, 200, "mean", 0)
+    names = [f"{layer.name}.weight" for layer in capture.layers]
+    chunks = [nanochat_task.chunks.chunk(row) for row in range(nanochat_task.n_chunks)]
+    gradients = autograd(nanochat_task, chunks, names)
+    kernel = gradients @ gradients.T
+    rotated = TwoSided(random_sides(capture.layers, 64, 0, "whole", 0, torch.device("cpu")))
+    features, _ = corpus_features(passes, nanochat_task, rotated, "")
+    np.testing.assert_allclose(features @ features.T, kernel, rtol=1e-3, atol=1e-4)
+    for kind in ("dense", "kronecker"):
+        total = np.zeros_like(kernel)
+        for number in range(60):
+            projector = random_projector(capture.layers, 64, 0, "average", number, torch.device("cpu"), kind)
+            features, _ = corpus_features(passes, nanochat_task, projector, "")
+            total += features @ features.T / 60
+        assert np.corrcoef(total.ravel(), kernel.ravel())[0, 1] > 0.97, kind
+        assert 0.9 < np.trace(total) / np.trace(kernel) < 1.1, kind
+
+
+def test_damped_power_is_a_pseudo_inverse_without_damping():
+    matrix = np.diag([4.0, 1.0, 0.0])
+    np.testing.assert_allclose(damped_power(matrix, 0.0, -1.0), np.diag([0.25, 1.0, 0.0]), atol=1e-12)
+    mean = 5 / 3
+    np.testing.assert_allclose(
+        damped_power(matrix, 0.3, -0.5), np.diag((np.diag(matrix) + 0.3 * mean) ** -0.5), atol=1e-12
+    )
+
+
+def test_options_are_checked():
+    for options in ({"rank": 0}, {"init": "zeros"}, {"labels": "false"}, {"reduction": "max"}):
+        with pytest.raises(UsageError):
+            LoGRA(**options)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_few_rows_are_solved_by_their_products(damping: float, rows: int) -> None:
+    random = np.random.default_rng(3)
+    features, asked = (random.normal(size=(count, 12)).astype(np.float32) for count in (rows, 3))
+    expected = asked @ damped_power(features.T.astype(np.float64) @ features / rows, damping, -1.0)
+    np.testing.assert_allclose(Solver.of_rows(features, damping)(asked), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import UsageError
+from stride_cli.research.methods.gradients.trackstar import TrackStar
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _cosines(held, train, damping=0.1, mix=0.0):
+    fisher = (1 - mix) * train.T @ train / len(train) + mix * held.T @ held / len(held)
+    fisher += damping * np.trace(fisher) / len(fisher) * np.eye(len(fisher))
+    values, vectors = np.linalg.eigh(fisher)
+    root = (vectors / np.sqrt(values)) @ vectors.T
+    a, b = held @ root, train @ root
+    return (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+
+
+def test_whole_space_by_hand(softmax):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    found = _scores(TrackStar(rank=8, moments="none"), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, _cosines(held, train), rtol=1e-3, atol=1e-3)
+    assert np.abs(found).max() <= 1 + 1e-5
+
+
+def test_adafactor_moments_by_hand(softmax):
+    matrices = softmax.gradients.numpy().reshape(-1, 3, 5)
+    squares = np.square(matrices[: softmax.n]).mean(axis=0)
+    rows, columns = squares.mean(axis=1), squares.mean(axis=0)
+    divided = (matrices / np.sqrt(np.outer(rows, columns) / rows.mean())).reshape(-1, 15)
+    found = _scores(TrackStar(rank=8), softmax.task, softmax.queries)
+    expected = _cosines(divided[softmax.n :], divided[: softmax.n])
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_without_unit_length_it_is_influence(softmax, left_out, agreement):
+    fisher = softmax.gradients[: softmax.n].T @ softmax.gradients[: softmax.n] / softmax.n
+    fisher += 0.1 * torch.trace(fisher) / len(fisher) * torch.eye(len(fisher))
+    method = TrackStar(rank=8, moments="none", normalize=False)
+    found = _scores(method, softmax.task, softmax.queries)
+    assert agreement(found, softmax.influence(fisher)) > 0.9999
+    means = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, left_out, strict=True)]
+    assert np.mean(means) > 0.9
+
+
+def test_batches_and_padding_change_nothing(gpt2_task, queries):
+    expected = _scores(TrackStar(rank=4, batch_tokens=1000), gpt2_task, queries)
+    found = _scores(TrackStar(rank=4, batch_tokens=12), gpt2_task, queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
+    method = TrackStar(rank=4)
+    method.fit(gpt2_task)
+    assert method.bytes_per_chunk == 8 * 16 * 4
+
+
+def test_moments_of_queries_are_mixed_in(softmax):
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    plain = _cosines(held, train)
+    for mix in (0.3, 1.0):
+        found = _scores(TrackStar(rank=8, moments="none", mix=mix), softmax.task, softmax.queries)
+        expected = _cosines(held, train, mix=mix)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+        assert not np.allclose(found, plain, atol=0.01)
+
+
+def test_auto_mix_makes_the_largest_eigenvalues_meet(softmax):
+    """1,000 of 65,536 numbers are, of 15, the first."""
+    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
+    largest = [np.linalg.eigvalsh(each.T @ each / len(each))[-1] for each in (held, train)]
+    mix = largest[1] / sum(largest)
+    assert 0.05 < mix < 0.95
+    found = _scores(TrackStar(rank=8, moments="none", mix="auto"), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, _cosines(held, train, mix=mix), rtol=1e-3, atol=1e-3)
+    nothing = TrackStar(rank=8, mix="auto")
+    nothing.fit(softmax.task)
+    assert list(nothing.score(softmax.queries.take(np.arange(0)))) == []
+
+
+@pytest.mark.parametrize("mix", [-0.1, 1.5, "some"])
+def test_mix_is_a_share(mix):
+    with pytest.raises(UsageError, match="mix"):
+        TrackStar(mix=mix)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stride_cli.models import loading
+from stride_cli.research.methods.gradients.trak import TRAK
+from stride_cli.research.methods.protocol import score_all
+
+
+def _scores(method, task, queries):
+    method.fit(task)
+    return score_all(method, queries)
+
+
+def _margins(softmax):
+    """Gradients of log(p / (1 − p)) and 1 − p, in closed form."""
+    p = (softmax.inputs @ softmax.weight.T).softmax(-1)
+    onehot = nn.functional.one_hot(softmax.labels, softmax.classes)
+    others = p * (1 - onehot)
+    pull = onehot - others / others.sum(-1, keepdim=True)
+    gradients = torch.einsum("ni,nj->nij", pull, softmax.inputs).flatten(1)
+    return gradients.numpy(), (1 - (p * onehot).sum(-1)).numpy()
+
+
+@pytest.mark.parametrize("projection", ["dense", "kronecker"])
+def test_large_dim_is_the_unprojected_kernel(softmax, projection):
+    gradients, doubt = _margins(softmax)
+    train, held = gradients[: softmax.n], gradients[softmax.n :]
+    expected = held @ np.linalg.pinv(train.T @ train, rcond=1e-6) @ train.T * doubt[: softmax.n]
+    found = _scores(TRAK(dim=400, projection=projection, damping=0), softmax.task, softmax.queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * np.abs(expected).max())
+
+
+def test_agrees_with_left_out(softmax, left_out):
+    """Not better: the published kernel leaves the weights p (1 − p) of the examples out."""
+    found = _scores(TRAK(dim=400, damping=1e-3), softmax.task, softmax.queries)
+    each = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, left_out, strict=True)]
+    assert np.mean(each) > 0.85
+    assert min(each) > 0.7
+
+
+def test_several_models_are_averaged(softmax, tmp_path, monkeypatch):
+    original = softmax.task.model.model["head"].weight.clone()
+
+    def load(path, *, device, dtype):
+        assert (device, dtype) == ("cpu", "fp32")
+        model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
+        with torch.no_grad():
+            model.model["head"].weight.copy_(original * float(path.name))
+        return model
+
+    for name in ("1", "1.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(loading, "load_model", load)
+    method = TRAK(dim=400, damping=0, checkpoints=f"{tmp_path}/1|{tmp_path}/1.0")
+    both = _scores(method, softmax.task, softmax.queries)
+    one = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
+    np.testing.assert_allclose(both, one, rtol=1e-2, atol=2e-3 * np.abs(one).max())
+
+
+def test_margin_gradients_of_sequences(nanochat_task, queries):
+    """The kernel of one chunk with itself: ‖φ‖² in the whole space, by autograd."""
+    from stride_cli.research.methods.gradients.capture import Capture
+    from stride_cli.research.methods.gradients.features import corpus_features
+    from stride_cli.research.methods.gradients.passes import Passes
+    from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
+
+    model = nanochat_task.model
+    capture = Capture(model, nanochat_task.chunks.batch(np.arange(1)), layers="all")
+    projector = TwoSided(random_sides(capture.layers, 64, 0, "whole", 0, torch.device("cpu")))
+    features, doubt = corpus_features(
+        Passes(capture, 100, "sum", 0), nanochat_task, projector, "", output="margin"
+    )
+    parameters = [dict(model.model.named_parameters())[f"{layer.name}.weight"] for layer in capture.layers]
+    for row in range(4):
+        ids, _ = nanochat_task.chunks.chunk(row)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        tokens = torch.from_numpy(ids.astype(np.int64))[None]
+        log_p = model.logits(model.continue_from(model.hidden(tokens, 0), 0)).log_softmax(-1)[0, :-1]
+        picked = log_p.gather(-1, tokens[0, 1:, None])[:, 0]
+        gradients = torch.autograd.grad((picked - torch.log1p(-picked.exp())).sum(), parameters)
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        squares = sum(float(gradient.square().sum()) for gradient in gradients)
+        assert features[row] @ features[row] == pytest.approx(squares, rel=1e-3)
+        assert doubt[row] == pytest.approx(float((1 - picked.exp()).mean().detach()), rel=1e-4)
+
+
+def test_batches_and_half_precision_change_little(nanochat_task, queries):
+    expected = _scores(TRAK(dim=64, batch_tokens=1000, damping=0.1), nanochat_task, queries)
+    found = _scores(TRAK(dim=64, batch_tokens=12, damping=0.1), nanochat_task, queries)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    half = TRAK(dim=64, dtype="fp16", damping=0.1)
+    assert np.corrcoef(_scores(half, nanochat_task, queries).ravel(), expected.ravel())[0, 1] > 0.999
+    assert half.bytes_per_chunk == 64 * 2 + 4
+
+
+def test_few_chunks_get_few_dimensions(softmax):
+    method = TRAK()
+    assert _scores(method, softmax.task, softmax.queries).shape == (12, softmax.n)
+    assert method.bytes_per_chunk == softmax.n // 4 * 4 + 4
+
+
+def test_every_model_has_a_projection_of_its_own(softmax, tmp_path, monkeypatch):
+    """So that what few dimensions distort is averaged too: of one model twice, two kernels."""
+    monkeypatch.setattr(loading, "load_model", lambda path, **options: softmax.task.model)
+    whole = _scores(TRAK(dim=400, damping=0.1), softmax.task, softmax.queries)
+    one = _scores(TRAK(dim=6, damping=0.1), softmax.task, softmax.queries)
+    many = "|".join([str(tmp_path)] * 12)
+    several = _scores(TRAK(dim=6, damping=0.1, checkpoints=many), softmax.task, softmax.queries)
+
+    def likeness(found):
+        return np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(found, whole, strict=True)])
+
+    assert likeness(several) > likeness(one) + 0.05

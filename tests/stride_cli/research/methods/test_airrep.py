@@ -1,0 +1,201 @@
+"""AirRep: scores of groups and the ranking loss by hand, exact gradients, checkpoints, a planted effect."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.errors import ModelError, UsageError
+from stride_cli.research.methods.airrep import AirRep, attended
+from stride_cli.research.methods.airrep_encoder import load_airrep, new_airrep
+from stride_cli.research.methods.airrep_training import (
+    Settings,
+    Split,
+    _backward_in_batches,
+    group_scores,
+    normalised_losses,
+    ranking_loss,
+    step_loss,
+    train_encoder,
+)
+from stride_cli.research.methods.protocol import score_all
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, word_tokenizer):
+    """A BERT of 2 layers × 32 with random weights, saved."""
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(word_tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+    )
+    model = BertModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    model.save_pretrained(folder)
+    word_tokenizer.pad_token = "?"
+    word_tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def encoder(base):
+    return new_airrep(base, device="cpu", seed=0)
+
+
+def test_padding_changes_nothing(encoder, sentences) -> None:
+    alone = torch.cat([encoder.embed([text]) for text in sentences[:5]])
+    torch.testing.assert_close(encoder.embed(sentences[:5], batch_size=3), alone, rtol=1e-4, atol=1e-5)
+    pooled = encoder.embed(sentences[:5], projected=False)
+    torch.testing.assert_close(encoder.projector(pooled), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_encoder_is_the_same(encoder, sentences, tmp_path) -> None:
+    encoder.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "airrep"
+    again = load_airrep(str(tmp_path), device="cpu")
+    torch.testing.assert_close(again.embed(sentences[:3]), encoder.embed(sentences[:3]))
+
+
+def test_scores_are_inner_products(encoder, task, make_queries, sentences, tmp_path) -> None:
+    encoder.save(tmp_path)
+    method = AirRep(model=str(tmp_path))
+    method.fit(task)
+    vectors = encoder.embed(sentences).numpy()
+    queries = make_queries(sentences[:33])
+    scores = score_all(method, queries)
+    np.testing.assert_allclose(scores, vectors[:33] @ vectors.T, rtol=1e-4, atol=1e-4)
+    assert method.bytes_per_chunk == 4 * 32
+    weighted = AirRep(model=str(tmp_path), attention=True)
+    weighted.fit(task)
+    # the weighted scores' mean is the group score of the whole corpus
+    group = group_scores(torch.from_numpy(scores), torch.ones(1, task.n_chunks, dtype=torch.bool))
+    np.testing.assert_allclose(score_all(weighted, queries).mean(1), group[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_group_scores_by_hand() -> None:
+    products = torch.tensor([[2.0, -3.0, 0.5], [0.0, 1.0, 1.0]])
+    members = torch.tensor([[True, True, False], [False, False, True], [False, False, False]])
+    found = group_scores(products, members)
+    weight = [math.exp(2), math.exp(3)]
+    assert float(found[0, 0]) == pytest.approx((weight[0] * 2 - weight[1] * 3) / sum(weight))
+    assert float(found[0, 1]) == pytest.approx(0.5)
+    assert float(found[1, 0]) == pytest.approx(math.e / (1 + math.e))
+    assert found[:, 2].tolist() == [0, 0]
+
+
+def test_ranking_loss_by_hand() -> None:
+    scores = torch.tensor([[1.0, 0.0, 3.0]])
+    targets = torch.tensor([[0.5, 0.0, 0.5]])  # ordered pairs: (0, 1) and (2, 1), each worth 0.5
+    expected = 0.5 * (math.log1p(math.exp(-1)) + math.log1p(math.exp(-3))) / 2
+    assert float(ranking_loss(scores, targets)) == pytest.approx(expected)
+    assert float(ranking_loss(scores, torch.zeros(1, 3))) == 0
+
+
+def test_normalised_losses() -> None:
+    losses = np.array([[1.0, 5.0], [3.0, 5.0]])
+    np.testing.assert_allclose(normalised_losses(losses), [[1, -1], [0, 0]])
+
+
+def test_gradients_in_batches_are_the_gradient_of_the_whole(encoder, sentences) -> None:
+    texts = sentences[:14]  # 10 chunks and 4 examples
+    random = np.random.default_rng(0)
+    members = torch.from_numpy(random.random((5, 10)) < 0.5)
+    targets = torch.from_numpy(random.standard_normal((4, 5)).astype(np.float32))
+    loss = step_loss(encoder(texts), members, targets)
+    loss.backward()
+    expected = {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
+    encoder.zero_grad()
+    again = _backward_in_batches(encoder, texts, members, targets, batch_size=4)
+    assert again.item() == pytest.approx(loss.item(), rel=1e-4)
+    for name, parameter in encoder.named_parameters():
+        if name in expected:
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_training_learns_what_words_alone_do_not_say(encoder, sentences, whole) -> None:
+    """An example's loss falls with the chunks that name its partner word; told by subsets not trained on."""
+    random = np.random.default_rng(3)
+    words, partners = ["river", "snow", "bread", "wolves"], ["mill", "pines", "soil", "north"]
+    named = random.integers(0, 4, 60)
+    chunks = [f"{partners[number]} {random.choice(sentences).split()[0]}" for number in named]
+    masks = random.random((240, 60)) < 0.3
+    losses = -(masks @ (named[:, None] == np.arange(4)).astype(float))
+    split = Split(words, masks[:200], losses[:200])
+
+    def agreement() -> float:
+        vectors = encoder.embed(words + chunks)
+        scores = group_scores(vectors[:4] @ vectors[4:].T, torch.from_numpy(masks[200:])).numpy()
+        pairs = zip(scores, -losses[200:].T, strict=True)
+        return float(np.mean([np.corrcoef(score, truth)[0, 1] for score, truth in pairs]))
+
+    before = agreement()
+    settings = Settings(epochs=12, learning_rate=3e-3, whole_encoder=whole)
+    frozen = {name: parameter.clone() for name, parameter in encoder.bert.named_parameters()}
+    history = train_encoder(encoder, chunks, [split], settings, seed=0)
+    assert history[-1] < 0.8 * history[0]
+    assert agreement() > max(before + 0.2, 0.45)
+    unchanged = all(torch.equal(p, frozen[name]) for name, p in encoder.bert.named_parameters())
+    assert unchanged is not whole
+
+
+def test_training_is_deterministic(base, sentences) -> None:
+    masks = np.random.default_rng(0).random((6, 20)) < 0.5
+    split = Split(sentences[20:23], masks, np.random.default_rng(1).random((6, 3)))
+    vectors = []
+    for _ in range(2):
+        encoder = new_airrep(base, device="cpu", seed=4)
+        train_encoder(encoder, sentences[:20], [split], Settings(epochs=2, pool=8, top_k=4), seed=4)
+        vectors.append(encoder.embed(sentences[:3]))
+    assert torch.equal(*vectors)
+
+
+def test_attended_scores_keep_their_order_of_strength() -> None:
+    block = np.array([[1.0, -2.0, 0.5, 90.0]], np.float32)
+    found = attended(block)
+    assert np.isfinite(found).all()
+    assert found[0].argmax() == 3 and found[0, 1] <= 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "x", "train": "truth"}, "train makes one"),
+        ({"train": "corpus"}, r"airrep: train is 'corpus' \(expected truth or proxy\)"),
+        ({"tune": "head"}, "airrep: tune is 'head'.*all or projector"),
+        ({"top_k": 1}, r"airrep: top_k is 1 \(expected 2 or more\)"),
+        ({"fold": 3}, "found 3 of 2"),
+    ],
+)
+def test_options_out_of_range(options, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        AirRep(**options)
+
+
+def test_without_an_encoder_the_error_names_both_ways(task) -> None:
+    with pytest.raises(UsageError, match="needs an encoder") as caught:
+        AirRep().fit(task)
+    assert "train=truth" in (caught.value.fix or "")
+
+
+def test_other_checkpoints_are_refused(base, task, tmp_path) -> None:
+    with pytest.raises(ModelError, match="type 'bert', expected 'airrep'"):
+        AirRep(model=base).fit(task)
+    with pytest.raises(ModelError, match="type 'None'"):
+        AirRep(model=str(tmp_path)).fit(task)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError, match="type 'gpt2', expected 'bert'"):
+        new_airrep(str(tmp_path), device="cpu", seed=0)

@@ -1,0 +1,195 @@
+"""Datamodels: a planted linear effect comes back, closed forms agree, and what was fitted on is declared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import RidgeCV
+
+from stride_cli.data.query_set import QuerySet
+from stride_cli.errors import UsageError
+from stride_cli.research.methods.datamodels import (
+    Datamodels,
+    DsDm,
+    RidgeRegression,
+    lasso_coefficients,
+)
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.truth_folds import training_rows
+from stride_cli.training.truth import Truth
+
+
+def planted(
+    n_rows: int, n_chunks: int, n_queries: int, *, noise: float, seed: int = 0, margins: bool = False
+):
+    """A truth whose losses are linear in the masks, and the effects (Q, n): five chunks for each query."""
+    random = np.random.default_rng(seed)
+    masks = random.random((n_rows, n_chunks)) < 0.5
+    effects = np.zeros((n_queries, n_chunks))
+    for row in effects:
+        row[random.choice(n_chunks, 5, replace=False)] = random.choice([-1.0, 1.0, 2.0], 5)
+    losses = 4 - masks @ effects.T  # influence lowers the loss
+    losses = losses[:, None, :] + noise * random.standard_normal((n_rows, 3, n_queries))
+    ids = [random.integers(0, 99, 6) for _ in range(n_queries)]
+    queries = QuerySet(ids, [np.ones(6, np.float32)] * n_queries, [f"q{i}" for i in range(n_queries)])
+    truth = Truth(
+        masks=masks,
+        alpha=np.full(n_rows, 0.5),
+        losses=losses,
+        margins=-2 * losses if margins else None,
+        base_losses=np.zeros(n_queries),
+        queries=queries,
+        seeds=np.arange(3),
+    )
+    return truth, effects
+
+
+@pytest.mark.parametrize("kind", [Datamodels, DsDm])
+def test_planted_effects_come_back(kind) -> None:
+    truth, effects = planted(240, 40, 3, noise=0.1)
+    method = kind()
+    method.fit_truth(truth, seed=1)
+    scores = score_all(method, truth.queries)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, effects, atol=0.15)
+    assert method.bytes_per_chunk == 120 / 8
+
+
+def test_lasso_finds_few_effects_among_many_chunks() -> None:
+    truth, effects = planted(120, 400, 2, noise=0.1)
+    method = Datamodels()
+    method.fit_truth(truth, seed=1)
+    for scores, effect in zip(score_all(method, truth.queries), effects, strict=True):
+        strongest = np.argsort(-np.abs(scores))[:5]
+        assert set(strongest) == set(np.flatnonzero(effect))
+        assert (np.sign(scores[strongest]) == np.sign(effect[strongest])).all()
+
+
+def test_ridge_is_the_closed_form_with_the_best_left_out_error() -> None:
+    truth, _ = planted(25, 60, 2, noise=0.5)
+    masks, targets = truth.masks, truth.losses.mean(1)
+    solver = RidgeRegression(masks)
+    found = solver.coefficients(targets)
+    centred = masks - masks.mean(0)
+
+    def solve(rows: np.ndarray, target: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+        part = masks[rows] - masks[rows].mean(0)
+        wanted = target[rows] - target[rows].mean()
+        weights = np.linalg.solve(part.T @ part + penalty * np.eye(part.shape[1]), part.T @ wanted)
+        return weights, float(target[rows].mean() - masks[rows].mean(0) @ weights)
+
+    penalties = np.linalg.eigvalsh(centred @ centred.T).mean() * np.geomspace(1e-4, 1e4, 20)
+    everything = np.arange(25)
+    for query in range(2):
+        errors = []
+        for penalty in penalties:
+            error = 0.0
+            for row in everything:  # literally without each row
+                weights, intercept = solve(np.delete(everything, row), targets[:, query], penalty)
+                error += (targets[row, query] - intercept - masks[row] @ weights) ** 2
+            errors.append(error)
+        best = penalties[int(np.argmin(errors))]
+        expected, _ = solve(everything, targets[:, query], best)
+        np.testing.assert_allclose(found[query], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_ridge_in_blocks_of_chunks(monkeypatch) -> None:
+    from stride_cli.research.methods import datamodels
+
+    truth, _ = planted(20, 50, 2, noise=0.5)
+    whole = RidgeRegression(truth.masks).coefficients(truth.losses.mean(1))
+    monkeypatch.setattr(datamodels, "_GRAM_CHUNKS", 7)
+    parts = RidgeRegression(truth.masks).coefficients(truth.losses.mean(1))
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
+
+
+def test_a_loss_that_never_changes_has_no_influence() -> None:
+    masks = np.random.default_rng(0).random((20, 6)) < 0.5
+    targets = np.full((20, 2), 3.0)
+    np.testing.assert_array_equal(lasso_coefficients(masks, targets), np.zeros((2, 6)))
+    np.testing.assert_allclose(RidgeRegression(masks).coefficients(targets), np.zeros((2, 6)), atol=1e-12)
+
+
+def test_folds_part_the_rows_within_each_alpha() -> None:
+    alphas = np.array([0.3] * 30 + [0.5] * 20)
+    parts = [training_rows(alphas, fold=fold, folds=5, seed=2) for fold in range(5)]
+    for used in parts:
+        assert used[:30].sum() == 24 and used[30:].sum() == 16
+    assert (np.sum([~used for used in parts], axis=0) == 1).all()  # every row is kept for scoring once
+    assert not np.array_equal(parts[0], training_rows(alphas, fold=0, folds=5, seed=3))
+    only = training_rows(alphas, fold=0, folds=5, seed=2, alpha=0.5)
+    assert not only[:30].any() and np.array_equal(only[30:], parts[0][30:])
+
+
+def test_only_the_declared_rows_are_used() -> None:
+    truth, _ = planted(40, 10, 2, noise=0.1)
+    method = DsDm(fold=1, folds=4)
+    method.fit_truth(truth, seed=5)
+    scores = score_all(method, truth.queries)
+    kept = ~method.used_truth_rows
+    assert kept.sum() == 10
+    truth.losses[kept] = 1e6  # nothing of these may have been looked at
+    truth.masks[kept] = ~truth.masks[kept]
+    again = DsDm(fold=1, folds=4)
+    again.fit_truth(truth, seed=5)
+    np.testing.assert_array_equal(score_all(again, truth.queries), scores)
+
+
+def test_margins_and_blocks() -> None:
+    truth, _ = planted(40, 10, 33, noise=0.1, margins=True)
+    loss, margin = DsDm(), DsDm(output="margin")
+    loss.fit_truth(truth, seed=5)
+    margin.fit_truth(truth, seed=5)
+    assert [block.shape for block in margin.score(truth.queries)] == [(32, 10), (1, 10)]
+    assert list(margin.score(truth.queries.take([]))) == []
+    np.testing.assert_allclose(
+        score_all(margin, truth.queries), 2 * score_all(loss, truth.queries), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_queries_are_recognised_by_their_tokens() -> None:
+    truth, _ = planted(40, 10, 4, noise=0.1)
+    method = DsDm()
+    method.fit_truth(truth, seed=5)
+    order = [2, 0, 3]
+    np.testing.assert_allclose(
+        score_all(method, truth.queries.take(order)), score_all(method, truth.queries)[order], rtol=1e-5
+    )
+    other = QuerySet([np.arange(6)], [np.ones(6, np.float32)], ["elsewhere"])
+    with pytest.raises(UsageError, match="'elsewhere' is not one of the truth's 4"):
+        list(method.score(other))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regression": "ols"}, "lasso or ridge, found 'ols'"),
+        ({"fold": 2}, "found 2 of 2"),
+        ({"folds": 1}, "folds should be 2 or more"),
+        ({"output": "accuracy"}, "loss or margin"),
+    ],
+)
+def test_options_out_of_range(options, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        Datamodels(**options)
+
+
+def test_too_few_subsets_and_no_margins() -> None:
+    truth, _ = planted(8, 10, 1, noise=0.1)
+    with pytest.raises(UsageError, match="4 retrained subsets are left"):
+        Datamodels().fit_truth(truth, seed=0)
+    truth, _ = planted(20, 10, 1, noise=0.1)
+    with pytest.raises(UsageError, match="no margins"):
+        Datamodels(output="margin").fit_truth(truth, seed=0)
+
+
+def test_the_penalty_of_few_rows_is_scikit_learns() -> None:
+    """Of eight rows the intercept's own leverage, 1/8 each, decides which penalty is best for many."""
+    truth, _ = planted(8, 30, 60, noise=3.0)
+    masks, targets = truth.masks.astype(float), truth.losses.mean(1)
+    centred = masks - masks.mean(0)
+    penalties = np.linalg.eigvalsh(centred @ centred.T).mean() * np.geomspace(1e-4, 1e4, 20)
+    reference = RidgeCV(alphas=penalties, alpha_per_target=True).fit(masks, targets)
+    assert len(set(reference.alpha_)) > 5
+    found = RidgeRegression(truth.masks).coefficients(targets)
+    np.testing.assert_allclose(found, reference.coef_, rtol=1e-3, atol=1e-6)

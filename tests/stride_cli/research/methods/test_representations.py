@@ -1,0 +1,114 @@
+"""RDS and FeatSim against one sequence at a time through transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.data.example_queries import queries_of_rows
+from stride_cli.errors import UsageError
+from stride_cli.models.classifier.input_table import Standardisation
+from stride_cli.research.methods import vectors
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.representations import RDS, FeatSim
+from stride_cli.research.methods.vectors import VectorTable
+
+
+def states_of(model, text: str, layer: int) -> np.ndarray:
+    ids = torch.tensor([model.tokenizer.encode(text, add_special_tokens=False)])
+    with torch.no_grad():
+        return model.model(input_ids=ids, output_hidden_states=True).hidden_states[layer][0].numpy()
+
+
+def cosines(left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
+    first, second = np.stack(left), np.stack(right)
+    first /= np.linalg.norm(first, axis=1, keepdims=True)
+    second /= np.linalg.norm(second, axis=1, keepdims=True)
+    return first @ second.T
+
+
+@pytest.mark.parametrize(
+    ("layer", "pool", "take"),
+    [
+        (None, "mean", lambda states: states.mean(0)),
+        (1, "mean", lambda states: states.mean(0)),
+        (None, "last", lambda states: states[-1]),
+        (None, "scored", lambda states: states[:-1].mean(0)),
+    ],
+)
+def test_rds_is_the_direct_computation(layer, pool, take, task, make_queries, sentences, model) -> None:
+    method = RDS(layer=layer, pool=pool, batch_tokens=50)
+    method.fit(task)
+    index = -1 if layer is None else layer  # transformers' last hidden_states are those after the norm
+    expected = cosines(
+        [take(states_of(model, text, index)) for text in sentences[:9]],
+        [take(states_of(model, text, index)) for text in sentences],
+    )
+    np.testing.assert_allclose(score_all(method, make_queries(sentences[:9])), expected, atol=2e-5)
+    assert method.bytes_per_chunk == 4 * model.d_model
+
+
+def test_featsim_reads_scored_positions_only(task, sentences, model) -> None:
+    from stride_cli.data.query_set import QuerySet
+
+    ids = np.array(model.tokenizer.encode(sentences[0], add_special_tokens=False))
+    weights = np.zeros(len(ids), np.float32)
+    weights[-1] = 1
+    method = FeatSim()
+    method.fit(task)
+    found = score_all(method, QuerySet([ids], [weights], ["0"]))
+    own = states_of(model, sentences[0], -1)[-2]
+    expected = cosines([own], [states_of(model, text, -1)[:-1].mean(0) for text in sentences])
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_layer_that_is_not_there_is_refused(task) -> None:
+    with pytest.raises(UsageError, match="between 0 and the model's 2, found 5"):
+        RDS(layer=5).fit(task)
+
+
+def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
+    monkeypatch.setattr(vectors, "IN_MEMORY", 0)
+    monkeypatch.setattr(vectors, "SIMILARITY_CHUNKS", 4)
+    random = np.random.default_rng(0)
+    values = random.standard_normal((10, 3))
+    table = VectorTable(10, 3)
+    assert isinstance(table.vectors, np.memmap)
+    for rows in (np.array([9, 0, 4]), np.array([1, 2, 3, 5, 6, 7, 8])):
+        table.put(rows, values[rows])
+    np.testing.assert_allclose(table.products(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
+
+
+def test_zero_vectors_have_cosine_zero() -> None:
+    table = VectorTable(2, 3)
+    table.put(np.arange(2), np.array([[0, 0, 0], [1, 0, 0]]))
+    np.testing.assert_array_equal(table.products(np.array([[2.0, 0, 0], [0, 0, 0]])), [[0, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("method", [FeatSim(), RDS(), RDS(pool="last")])
+def test_a_classifiers_features_are_its_penultimate_activations(method, make_index) -> None:
+    """Whatever is pooled: an example of a classifier has one state."""
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.classifier.classifier_model import ClassifierModel
+    from stride_cli.models.classifier.networks import MLP
+
+    random = np.random.default_rng(0)
+    data, labels = random.standard_normal((12, 6)), random.integers(0, 3, 12)
+    torch.manual_seed(0)
+    network = MLP(6, [5, 4], 3)
+    with torch.no_grad():
+        for block in network.blocks:
+            block[1].bias.fill_(1.0)  # no features that are all zero
+    standardisation = Standardisation.of(data, by_column=True)
+    model = ClassifierModel(network, classes="abc", shape=(6,), standardisation=standardisation)
+    model.attach(data, np.arange(10), labels, [str(row) for row in range(12)])
+    index = make_index([[row, labels[row]] for row in range(10)], kind="classifier")
+    method.fit(Workspace(index, model, ChunkReader(index), 0))
+    found = score_all(method, queries_of_rows(model, [10, 11]))
+    inputs = torch.from_numpy(standardisation.apply(data))
+    with torch.no_grad():
+        features = network.blocks[1](network.blocks[0](inputs)).numpy()
+    np.testing.assert_allclose(found, cosines(list(features[10:]), list(features[:10])), atol=1e-5)
+    assert method.bytes_per_chunk == 4 * 4

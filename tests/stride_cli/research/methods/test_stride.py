@@ -1,0 +1,173 @@
+"""STRIDE as a method among others: what it recovers, and the readout that it approaches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stride_cli.errors import UsageError
+from stride_cli.research.methods.protocol import score_all
+from stride_cli.research.methods.registry import open_method
+
+
+def fitted(task, spec: str):
+    method = open_method(spec)
+    method.fit(task)
+    return method
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return float(np.mean([spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]))
+
+
+@pytest.mark.parametrize("space", ["residual-matrix", "logit", "token-logit"])
+def test_recovery_from_many_subsets_is_the_direct_readout(task_and_queries, space: str) -> None:
+    """With as many subsets as chunks, next to no penalty is left between measurement and readout."""
+    task, queries = task_and_queries
+    n = task.n_chunks
+    recovered = score_all(
+        fitted(task, f"stride:space={space},subsets={n},degree=3,lambda_ratio=1e-4"), queries
+    )
+    direct = score_all(fitted(task, f"direct:space={space}"), queries)
+    assert recovered.shape == direct.shape == (len(queries), n)
+    centred = direct - direct.mean(1, keepdims=True)
+    for a, b in zip(recovered, centred, strict=True):
+        assert np.corrcoef(a, b)[0, 1] > 0.9
+
+
+def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None:
+    """One operator per chunk, measured: the same as G (F + γI)⁻¹ g written out."""
+    import torch
+
+    from stride_cli.operators.bases import label_uniforms
+    from stride_cli.operators.closed import fit_spaces, solve_gates
+    from stride_cli.operators.gradients import gate_gradients
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
+
+    task, queries = task_and_queries
+    found = score_all(
+        fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher,shrink=false"), queries
+    )
+    options = ClosedOptions(space="residual-matrix", rank=6, curvature="fisher")
+    settings = resolve_settings(options, task.model, task.index)
+    steered = fit_spaces(task.model, task.chunks, settings)
+    rows, gradients = [], []
+    for chunk in range(task.n_chunks):
+        batch = task.chunks.batch(np.asarray([chunk]))
+        uniforms = label_uniforms(settings.seed, batch)
+        true, drawn, _ = gate_gradients(steered, batch, sampled=uniforms)
+        rows.append(drawn[0][0] * batch.scored[0].sqrt())
+        gradients.append(true[0][0] * batch.scored[0] * task.n_chunks / task.chunks.scored_tokens())
+    asked = gate_gradients(steered, queries.batch(range(len(queries))))[0][0]
+    solved = solve_gates(torch.stack(gradients), torch.stack(rows), damping=settings.damping)
+    expected = (asked @ solved.T).numpy()
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-3 * np.abs(expected).max())
+
+
+def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries) -> None:
+    """The same model on two designs: the mean of what each of them recovers, at the first one's spread."""
+    from stride_cli.attribution.additive import additive_measurement
+
+    task, queries = task_and_queries
+    path = task.model.path
+    # checkpoints' default
+    small = "space=logit,subsets=16,degree=3,shrink=false,read=0,estimate=subsets,residuals=final,normalize=0"
+    one = fitted(task, f"stride:{small}")
+    first = score_all(one, queries)
+    method = fitted(task, f"stride:{small},checkpoints={path}|{path}")
+    found = score_all(method, queries)
+    assert method.active_bound == 32 and len(method._designs.each) == 2
+    second = 2 * found - first
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
+    np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
+    np.testing.assert_allclose(
+        y[:, :16],
+        additive_measurement(one._responses(queries), one._designs.row_sizes),
+        rtol=1e-6,
+        atol=1e-12,
+    )
+    M = np.zeros((16, task.n_chunks))
+    M[method._designs.each[1].T.astype(int), np.arange(task.n_chunks)] = 1
+    ratio = method._defaults["lambda_ratio"]
+    for weights, measured in zip(second, y[:, 16:], strict=True):
+        residual = measured - M @ weights
+        residual -= residual.mean()
+        largest = ratio * np.abs(M.T @ (measured - measured.mean())).max()
+        assert np.abs(M.T @ residual).max() <= largest * (1 + 1e-2)  # optimal in the second design alone
+
+
+def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
+    task, queries = task_and_queries
+    method = fitted(task, "stride:subsets=20,degree=4,nonneg=true,lambda_ratio=0.3,read=0,estimate=subsets")
+    scores = score_all(method, queries)
+    assert method.active_bound == 20
+    assert (scores >= 0).all() and ((scores != 0).sum(1) <= 20).all()
+    assert method.bytes_per_chunk > 2 * 4  # the design alone
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("stride:measure=guess", "measure is 'guess'"),
+        ("stride:stored=true,subsets=5", "stored operators"),
+        ("stride:space=logits", "unknown operator space"),
+        ("stride:subsets=3,degree=9", "degree 9"),
+    ],
+)
+def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> None:
+    task, _ = task_and_queries
+    with pytest.raises(UsageError, match=words):
+        fitted(task, spec)
+
+
+def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
+    from stride_cli.attribution.additive import additive_measurement
+    from stride_cli.recovery.problem import LassoSettings
+    from stride_cli.recovery.stability import solve_halves
+
+    task, queries = task_and_queries
+    method = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,halves=4")
+    scores = score_all(method, queries)
+    assert len(method.reliability) == len(queries) and all(0 <= value <= 1 for value in method.reliability)
+    plain = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0")
+    np.testing.assert_array_equal(score_all(plain, queries), scores)
+    assert plain.reliability is None
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
+    (halves,) = solve_halves(
+        [method._designs.columns],
+        y[1:2],
+        LassoSettings(lambda_ratio=method._defaults["lambda_ratio"]),
+        n_subsets=16,
+        seed=task.index.seed,
+        draws=4,
+    )
+    assert method.reliability[1] == halves.reliability
+
+
+@pytest.mark.parametrize(("prior", "alone"), [("tfidf", "tfidf:top=100"), ("pairs", "pairs")])
+def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) -> None:
+    from stride_cli.attribution.additive import additive_measurement
+    from stride_cli.attribution.defaults import PRETRAINING_PRIORS
+    from stride_cli.recovery.priors import prior_parts
+    from stride_cli.recovery.problem import LassoSettings
+    from stride_cli.recovery.refinement import trust
+    from stride_cli.recovery.several import solve_models
+
+    task, queries = task_and_queries
+    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets"), queries)
+    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets,prior={prior}")
+    overlap = score_all(fitted(task, alone), queries)
+    found = score_all(method, queries)
+    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
+    ratio = method._defaults["lambda_ratio"]
+    solutions = solve_models(method._designs.each, y, LassoSettings(lambda_ratio=ratio), n_subsets=16)
+    trusted = np.array([trust(method._designs.each, solution) for solution in solutions])
+    assert (trusted < 1).all()
+    parts = prior_parts(plain, overlap, PRETRAINING_PRIORS[prior], trusted)
+    np.testing.assert_allclose(found, plain + parts, rtol=1e-5)
+    np.testing.assert_array_equal(found[plain < 0], plain[plain < 0])
+    assert (found > plain).any()
+    with pytest.raises(UsageError, match="prior"):
+        open_method("stride:prior=bm26")

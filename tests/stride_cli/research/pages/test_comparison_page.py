@@ -1,0 +1,92 @@
+"""The page of a comparison: well formed, self-contained, everything in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli.research.evaluation.compare import Entry, Ground, compare_methods
+from stride_cli.research.evaluation.distribution import describe
+from stride_cli.research.evaluation.metrics import predicted_response
+from stride_cli.research.evaluation.scoring import Run
+from stride_cli.research.pages.comparison_page import render_page, write_page
+
+VOID = {"meta", "line", "circle", "path"}
+
+
+class Balance(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def comparison() -> tuple[list[Entry], Ground]:
+    generator = np.random.default_rng(0)
+    masks, influence = generator.random((20, 50)) < 0.5, generator.normal(size=(4, 50))
+    losses = -predicted_response(influence, masks).T[:, None] + generator.normal(size=(20, 2, 4))
+    ground = Ground.of(losses, None, alpha=0.5)
+
+    def run(spec: str) -> Run:
+        if spec == "gone":
+            raise RuntimeError("no <such> thing")
+        scores = influence if spec == "stride" else generator.normal(size=influence.shape)
+        return Run(predicted_response(scores, masks), describe([scores]), 2.0, 0.1, 12, 3e6)
+
+    specs = ["stride", "a<b:c=1", "gone", *(f"method-{number}" for number in range(9))]
+    return list(compare_methods(specs, ground, run, draws=100)), ground
+
+
+def test_page_is_well_formed_and_holds_everything(comparison, tmp_path: Path) -> None:
+    entries, ground = comparison
+    write_page(tmp_path / "page.html", entries, ground, index_name="run.stride")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    balance = Balance()
+    balance.feed(text)
+    assert balance.open == []
+    assert text.count("<svg") == 3 and "nan" not in text.lower().replace("font", "")
+    for part in ("run.stride", "a&lt;b:c=1", "no &lt;such&gt; thing", "noise ceiling", "method-8"):
+        assert part in text, part
+    assert "20 retrained subsets are few (expected 30 or more)" in text
+    assert text.count('class="wide plot" role="region"') == 4  # the table and the plots scroll on a phone
+    assert f"{entries[0].estimates['spearman'].mean:.3f}" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_page_needs_no_network_and_no_script(comparison) -> None:
+    text = render_page(*comparison, index_name="x")
+    assert (
+        re.findall(r"https?://", text) == []
+        and "<script" not in text
+        and "prefers-color-scheme: dark" in text
+    )
+
+
+def test_marks_stay_on_the_paper(comparison) -> None:
+    text = render_page(*comparison, index_name="x")
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups())
+        for x in re.findall(r' (?:x|x1|x2|cx)="([-\d.]+)"', svg):
+            assert 0 <= float(x) <= width
+        for y in re.findall(r' (?:y|y1|y2|cy)="([-\d.]+)"', svg):
+            assert 0 <= float(y) <= height
+
+
+def test_a_page_of_failures_has_a_table_only(comparison) -> None:
+    _, ground = comparison
+    text = render_page([Entry("stride", error="broken")], ground, index_name="x")
+    assert "broken" in text and "<svg" not in text

@@ -1,0 +1,240 @@
+"""The published recipe: its losses against hand-written references, its loop against an interruption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from index_format.design import build_rows
+from stride_cli.data.batches import ChunkReader
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.research.paper import sgd
+from stride_cli.research.paper.base_states import BaseStates
+from stride_cli.research.paper.losses import fidelity_loss, linearity_residual, stability_loss
+from stride_cli.research.paper.sgd import CURVES, SgdSettings, fit_sgd
+
+K = 10
+SETTINGS = SgdSettings(
+    spaces=("residual",), layer=2, ranks={"residual": 6, "logit": 3}, steps=12, warmup=2, lr=1e-2, lr_end=1e-3
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    columns = np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
+    return build_rows(columns, K)
+
+
+def test_fidelity_is_the_mean_over_scored_tokens() -> None:
+    logits = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 5.0]])
+    losses = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 0, 1]), reduction="none")
+    found = fidelity_loss(losses[None], torch.tensor([[1.0, 1.0, 0.0]]))
+    assert float(found) == pytest.approx((np.log(2) + np.log(1 + np.exp(-2))) / 2, rel=1e-5)
+
+
+def test_stability_variants_on_a_hand_sized_table() -> None:
+    base = torch.tensor([[[2.0, 1.0]]])
+    steered = torch.tensor([[[1.0, 2.0]]])
+    shift, weights = torch.tensor([[[3.0, 4.0]]]), torch.ones(1, 1)
+    p = np.exp(2) / (np.exp(2) + np.exp(1))
+    kl = p * np.log(p / (1 - p)) + (1 - p) * np.log((1 - p) / p)
+    assert float(stability_loss("kl", base, steered, shift, weights)) == pytest.approx(kl, rel=1e-5)
+    assert float(stability_loss("logit", base, steered, shift, weights)) == pytest.approx(2.0)
+    assert float(stability_loss("norm", None, steered, shift, weights)) == pytest.approx(25.0)
+
+
+def test_stability_is_zero_where_nothing_moves() -> None:
+    logits = torch.randn(2, 3, 30)
+    for variant in ("kl", "logit", "norm"):
+        found = stability_loss(variant, logits, logits, torch.zeros(2, 3, 4), torch.ones(2, 3))
+        assert float(found.abs().max()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_linearity_residual_is_the_ridge_residual() -> None:
+    from sklearn.linear_model import Ridge
+
+    random = np.random.default_rng(0)
+    sketch, y = random.standard_normal((8, 3)), random.standard_normal(8)
+    fitted = Ridge(alpha=0.05, fit_intercept=False).fit(sketch, y).predict(sketch)
+    residual = linearity_residual(torch.from_numpy(sketch), ridge=0.05).numpy() @ y
+    np.testing.assert_allclose(residual, y - fitted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("space", ["residual", "residual-matrix", "logit", "token-logit"])
+def test_training_lowers_the_fidelity_loss(model, chunks: ChunkReader, rows, space: str) -> None:
+    ranks = {"residual": 6, "residual-matrix": 4, "logit": 3, "token-logit": 3}
+    settings = replace(SETTINGS, spaces=(space,), ranks=ranks, steps=30, lr=3e-2)
+    operators = fit_sgd(model, chunks, *rows, settings)
+    assert operators.log["gain"][0] == pytest.approx(0.0, abs=1e-6)  # gates start at zero
+    assert operators.log["gain"][-10:].mean() > 0.004
+    assert set(operators.log) == set(CURVES)
+    assert 0 < operators.coverage <= 1
+
+
+@pytest.mark.parametrize("variant", ["kl", "logit", "norm"])
+def test_every_stability_variant_holds_the_model_back(model, chunks: ChunkReader, rows, variant: str) -> None:
+    settings = replace(SETTINGS, steps=15, lr=3e-2, linearity=0.0, variant=variant)
+    free = fit_sgd(model, chunks, *rows, replace(settings, stability=0.0))
+    held = fit_sgd(model, chunks, *rows, replace(settings, stability=20.0))
+    assert np.abs(held.gates[0]).mean() < np.abs(free.gates[0]).mean()
+
+
+@pytest.mark.parametrize("visits", [0, 10_000])  # states made at each visit, or once for all
+def test_one_step_has_the_gradient_of_the_written_out_objective(
+    model, chunks: ChunkReader, rows, visits: int
+) -> None:
+    """L_fid + λ L_stab + λ_LDS L_LDS of one draw in one graph, against the micro-batched accumulation."""
+    settings = replace(SETTINGS, linearity=0.7, stability=0.4, subsets_per_step=6)
+    space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=settings.seed)
+    draw = sgd._draw(3, *rows, chunks.n_chunks, settings)
+    sketches = sgd._sketch(*rows, chunks.n_chunks, settings)
+    start = torch.randn(K, 6, generator=torch.Generator().manual_seed(0)) * 0.3
+    gates = start.clone().requires_grad_(True)
+    steered = SteeredModel(model, [space], 2)
+    base = BaseStates(steered, chunks, top=20, visits=visits)
+    assert base.kept == (visits > 0)
+    values = sgd._step_losses(steered, [gates], chunks, draw, sketches, base, settings)
+    if not base.kept:
+        assert set(np.flatnonzero(~np.isnan(base.losses))) == {*draw.fidelity.reshape(-1), draw.probe}
+    expected = start.clone().requires_grad_(True)
+
+    def logits_of(chunk: int, gate: torch.Tensor):
+        batch = chunks.batch(np.asarray([chunk]))
+        hidden = model.hidden(batch.ids, 2)
+        shift = space(hidden, gate)
+
+        def loss(logits: torch.Tensor) -> torch.Tensor:
+            flat = logits.flatten(0, 1)
+            return torch.nn.functional.cross_entropy(flat, batch.ids[:, 1:].flatten(), reduction="none")[None]
+
+        base = model.logits(model.continue_from(hidden, 2)[:, :-1])
+        steered = model.logits(model.continue_from(hidden + shift, 2)[:, :-1])
+        return base, steered, shift[:, :-1], loss, batch.weights[:, 1:]
+
+    losses, responses = [], []
+    for position, subset in enumerate(draw.subsets):
+        for kind, chosen in (("fid", draw.fidelity[position]), ("stab", draw.stability[position])):
+            for chunk in chosen:
+                base, steered, shift, loss, weights = logits_of(chunk, expected[subset : subset + 1])
+                if kind == "fid":
+                    losses.append(fidelity_loss(loss(steered), weights).sum() / 2)
+                    continue
+                top, tokens = base.topk(20, dim=-1)
+                moved = steered.gather(-1, tokens)
+                losses.append(0.4 * stability_loss("kl", top, moved, shift, weights).sum() / 2)
+        base, steered, _, loss, weights = logits_of(draw.probe, expected[subset : subset + 1])
+        responses.append(fidelity_loss(loss(base), weights) - fidelity_loss(loss(steered), weights))
+    residual = linearity_residual(sketches[draw.subsets]) @ torch.cat(responses).double()
+    total = sum(losses) + 0.7 * residual.square().sum()
+    total.backward()
+    torch.testing.assert_close(gates.grad, expected.grad, rtol=1e-3, atol=1e-6)
+    assert values["loss"] == pytest.approx(float(total.detach()) / len(draw.subsets), rel=1e-4)
+
+
+def test_graphs_that_do_not_fit_at_once_give_the_same_gradient(
+    model, chunks: ChunkReader, rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, linearity=0.7)
+    draw = sgd._draw(3, *rows, chunks.n_chunks, settings)
+    sketches = sgd._sketch(*rows, chunks.n_chunks, settings)
+    found = []
+    for limit in (sgd._LOGIT_BYTES, 4 * 61 * 20 * 3):
+        monkeypatch.setattr(sgd, "_LOGIT_BYTES", limit)
+        space = sgd.initial_space("residual", d_model=24, vocab_size=61, rank=6, n_buckets=64, seed=0)
+        gates = (torch.ones(K, 6) * 0.3).requires_grad_(True)
+        steered = SteeredModel(model, [space], 2)
+        base = BaseStates(steered, chunks, top=20, visits=0)
+        values = sgd._step_losses(steered, [gates], chunks, draw, sketches, base, settings)
+        found.append((gates.grad, values))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-7)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5, abs=1e-6)
+
+
+def test_the_logit_space_is_as_wide_as_what_the_head_reads(chunks: ChunkReader, rows) -> None:
+    """Of some models (OPT) that is a projection of the residual stream."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = OPTConfig(vocab_size=61, word_embed_proj_dim=8, max_position_embeddings=64, **sizes)
+    settings = SgdSettings(("residual", "logit"), 1, {"residual": 4, "logit": 12}, n_buckets=16, steps=2)
+    operators = fit_sgd(CausalLM(OPTForCausalLM(config)), chunks, *rows, settings)
+    assert [space.gate_size for space in operators.spaces] == [4, 16 * 8]
+
+
+def test_draws_respect_membership(rows) -> None:
+    offsets, members = rows
+    for step in range(20):
+        draw = sgd._draw(step, offsets, members, 40, SETTINGS)
+        for position, subset in enumerate(draw.subsets):
+            inside = set(members[offsets[subset] : offsets[subset + 1]].tolist())
+            assert set(draw.fidelity[position].tolist()) <= inside
+            assert not set(draw.stability[position].tolist()) & inside
+
+
+def test_an_interrupted_run_continues_to_the_same_bits(
+    model, chunks: ChunkReader, rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit_sgd(model, chunks, *rows, SETTINGS)
+    real = sgd._step_losses
+    steps = []
+
+    def dies(*arguments):
+        steps.append(1)
+        if len(steps) == 7:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(sgd, "_step_losses", dies)
+    with pytest.raises(KeyboardInterrupt):
+        fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path, save_seconds=0)
+    resumed = fit_sgd(model, chunks, *rows, SETTINGS, scratch=tmp_path, save_seconds=0)
+    assert len(steps) == 7 + SETTINGS.steps - 6
+    np.testing.assert_array_equal(whole.gates[0], resumed.gates[0])
+    np.testing.assert_array_equal(whole.seen, resumed.seen)
+    for name in CURVES:
+        np.testing.assert_array_equal(whole.log[name], resumed.log[name])
+
+
+def test_published_hyperparameters_are_the_defaults() -> None:
+    """tab:stride_hparams."""
+    settings = SgdSettings(spaces=("residual",), layer=1, ranks={"residual": 32})
+    assert (settings.steps, settings.warmup, settings.lr, settings.lr_end) == (10_000, 100, 3e-4, 3e-5)
+    assert (settings.subsets_per_step, settings.fidelity_batch, settings.stability_batch) == (8, 2, 2)
+    assert (settings.fidelity, settings.stability, settings.linearity, settings.top) == (1.0, 1.0, 0.1, 20)
+    assert [sgd._learning_rate(step, settings) for step in (0, 99, 10_000)] == pytest.approx(
+        [3e-6, 3e-4, 3e-5]
+    )
+
+
+def test_every_step_has_a_draw_of_its_own(rows) -> None:
+    """And the same one each time it is asked for, whatever came before: by the seed and the step."""
+    first, again, later, other = (
+        sgd._draw(step, *rows, 40, replace(SETTINGS, seed=seed))
+        for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    np.testing.assert_array_equal(first.fidelity, again.fidelity)
+    np.testing.assert_array_equal(first.stability, again.stability)
+    for different in (later, other):
+        assert not np.array_equal(first.fidelity, different.fidelity)
+        assert not np.array_equal(first.stability, different.stability)
+    probes = {sgd._draw(step, *rows, 40, SETTINGS).probe for step in range(60)}
+    assert len(probes) > 20  # of 40 chunks, 31 are expected
+
+
+def test_the_stability_loss_is_kl_of_the_steered_from_the_base() -> None:
+    """KL(base ∥ steered), not the other way round; against torch's own."""
+    generator = torch.Generator().manual_seed(0)
+    base, steered = (3 * torch.randn(2, 5, 7, generator=generator) for _ in range(2))
+    weights = torch.tensor([[1.0, 0, 1, 1, 0], [0, 0, 1, 0, 0]])
+    found = stability_loss("kl", base, steered, torch.zeros(0), weights)
+    each = torch.nn.functional.kl_div(
+        steered.log_softmax(-1), base.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    expected = torch.stack([row[weight > 0].mean() for row, weight in zip(each, weights, strict=True)])
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,137 @@
+"""The sweep on criteria that are known, and its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stride_cli.errors import UsageError
+from stride_cli.research.tuning.search import (
+    DIMENSIONS,
+    Trial,
+    TrialStore,
+    check_grid,
+    choose_lambda,
+    exceeds,
+    sweep,
+)
+
+START: dict[str, Any] = dict.fromkeys(DIMENSIONS) | {"space": "logit", "rank": 4, "damping": 1.0}
+GRID = {"rank": [4, 8, 16], "damping": [0.1, 1.0, 10.0]}
+
+
+def evaluate(settings: dict[str, Any]) -> Trial:
+    """Best at rank 8 and damping 10, the same for all 20 queries but for a little that is the query's own."""
+    mean = (
+        0.5 - 0.01 * abs((settings["rank"] or 4) - 8) - 0.1 * abs(np.log10((settings["damping"] or 1) / 10))
+    )
+    own = np.random.default_rng(0).normal(size=20) * 0.1
+    return Trial(dict(settings), (0.1,), (mean + own)[None], 1.0)
+
+
+@pytest.mark.parametrize(("search", "count"), [("steps", 5), ("grid", 9)])
+def test_finds_the_best_of_a_grid(search: str, count: int) -> None:
+    found = list(sweep(GRID, START, evaluate, search=search))
+    assert len(found) == count
+    best = [trial for trial, better in found if better][-1]
+    assert (best.settings["rank"], best.settings["damping"]) == (8, 10.0)
+    assert found[0][0].settings == START and found[0][1]
+    assert [t.settings for t, _ in sweep(GRID, START, evaluate, search=search, limit=3)] == [
+        t.settings for t, _ in found[:3]
+    ]
+
+
+def test_chance_is_no_reason_to_change() -> None:
+    noise = np.random.default_rng(1)
+
+    def random(settings: dict[str, Any]) -> Trial:
+        return Trial(dict(settings), (0.1,), noise.normal(size=(1, 40)), 0.0)
+
+    first, worse = random(START), Trial(START, (0.1,), np.full((1, 40), -9.0), 0.0)
+    assert exceeds(first, worse) and not exceeds(worse, first)
+    replaced = sum(exceeds(random(START), random(START)) for _ in range(400)) / 400
+    assert 0.005 < replaced < 0.06  # beyond two standard errors: about one in forty
+    one = Trial(START, (0.1,), np.array([[0.2]]), 0.0)
+    assert exceeds(one, Trial(START, (0.1,), np.array([[0.1]]), 0.0)) and not exceeds(one, one)
+
+
+def test_the_best_is_the_highest_of_those_that_beat_the_first() -> None:
+    """Whatever the order in which they come; by less than two standard errors is no win."""
+    own = np.random.default_rng(0).normal(size=20) * 0.1
+    gains = {4: 0.0, 8: 0.3, 16: 0.305, 32: 0.01}
+
+    def some(settings: dict[str, Any]) -> Trial:
+        noise = np.random.default_rng(settings["rank"]).normal(size=20) * 0.1
+        noise -= noise.mean()
+        return Trial(dict(settings), (0.1,), (own + noise + gains[settings["rank"]])[None], 1.0)
+
+    for order in ([32, 8, 16], [16, 8, 32]):
+        found = list(sweep({"rank": order}, START, some))
+        best = [trial for trial, better in found if better][-1]
+        assert best.settings["rank"] == 16
+    assert [better for _, better in sweep({"rank": [32]}, START, some)] == [True, False]
+
+
+def test_settings_that_mean_the_same_are_tried_once() -> None:
+    def identity(settings: Any) -> str:
+        return f"{settings['rank'] or 8} {settings['damping']}"
+
+    start = {**START, "rank": None}
+    found = list(sweep({"rank": [4, 8]}, start, evaluate, identity=identity))
+    assert [trial.settings["rank"] for trial, _ in found] == [None, 4]
+
+
+def test_settings_that_fail_or_do_not_matter_are_passed_over() -> None:
+    def some(settings: dict[str, Any]) -> Trial:
+        trial = evaluate(settings)
+        if settings["rank"] == 8:
+            return Trial(trial.settings, trial.lambdas, np.zeros((0, 0)), 0.0, "does not fit")
+        return trial
+
+    found = list(sweep(GRID, START, some, matters=lambda name, settings: name != "damping"))
+    assert [trial.settings["rank"] for trial, _ in found] == [4, 8, 16]
+    assert [better for _, better in found] == [True, False, False] and found[1][0].error == "does not fit"
+
+
+def test_lambda_stays_where_another_is_hardly_better() -> None:
+    own = np.random.default_rng(0).normal(size=30) * 0.1
+    trial = Trial(START, (0.01, 0.1, 0.3), np.stack([own, own + 0.001, own + 0.2]), 0.0)
+    assert choose_lambda(trial, 0.01) == 0.3 and choose_lambda(trial, 0.3) == 0.3
+    level = np.random.default_rng(1).normal(size=(2, 30)) * 0.1
+    level[1] += level[0].mean() - level[1].mean() + 1e-4
+    assert choose_lambda(Trial(START, (0.01, 0.1), level, 0.0), 0.01) == 0.01
+    assert choose_lambda(trial, 0.5) == 0.3
+
+
+def test_trials_are_kept_and_damaged_ones_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, trial = TrialStore(tmp_path / "trials"), evaluate(START)
+    assert store.read("a") is None
+    store.add("a", trial)
+    again = store.read("a")
+    assert again is not None and again.kept and again.settings == trial.settings
+    assert (again.scores == trial.scores).all() and again.lambdas == trial.lambdas
+    for content in ("{", "{}", store.path("a").read_text().replace('"a"', '"b"')):
+        store.path("a").write_text(content)
+        assert store.read("a") is None
+    assert capsys.readouterr().err.count("is damaged") == 3
+
+
+@pytest.mark.parametrize(
+    ("grid", "lambdas", "message"),
+    [
+        ({"rank": [0]}, [0.1], "--rank is 0"),
+        ({"subsets": [-1]}, [0.1], "a subsets of -1"),
+        ({"damping": [0.0]}, [0.1], "--damping is 0.0"),
+        ({"damping": [float("nan")]}, [0.1], "--damping is nan"),
+        ({}, [1.5], "--lambda-ratio is 1.5"),
+        ({}, [], "no λ"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(grid: dict, lambdas: list, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_grid(grid, lambdas)

@@ -1,0 +1,164 @@
+"""`stride tune` on a real small classifier: further training, trials, the choice, stride.yaml."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stride_cli.data.workspace import WorkspacePath
+from stride_cli.errors import UsageError
+from stride_cli.research import api
+from stride_cli.research.pages.tuning_page import tuning_page
+from stride_cli.research.tuning.responses import (
+    ContinuedTrainer,
+    WithheldChunks,
+    random_halves,
+    withheld_queries,
+)
+from stride_cli.research.tuning.tune import TuneOptions
+from stride_cli.schema import json_schema
+from stride_cli.training.jobs import Job
+
+
+@pytest.fixture
+def index(digits: Path, tmp_path: Path) -> Path:
+    shutil.copytree(digits / "run.stride", tmp_path / "run.stride")
+    return tmp_path / "run.stride"
+
+
+def where(index: Path) -> WorkspacePath:
+    return WorkspacePath(index, None, "cpu", "fp32")
+
+
+def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
+    """The gates of subsets that hold a withheld chunk are those of the same subsets without it."""
+    task = where(index).open()
+    queries, rows = withheld_queries(task, 20)
+    chunks = WithheldChunks(task.index, rows)
+    assert len(queries) == 20 and chunks.scored_tokens() == task.chunks.scored_tokens() - 20
+    assert not chunks.batch(rows).weights.any() and chunks.batch(np.setdiff1d(range(200), rows)).weights.any()
+    masks = random_halves(task, rows, 6)
+    assert not masks[:, rows].any() and set(masks.sum(axis=1)) == {90}
+    assert (random_halves(task, rows, 3) == masks[:3]).all()
+    with pytest.raises(UsageError, match=r"--held-out is 51, and the index has 200 .* 1 to 50"):
+        withheld_queries(task, 51)
+
+
+@pytest.mark.slow
+def test_further_training_helps_what_it_trains_on(index: Path) -> None:
+    """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
+    task = where(index).open()
+    queries, rows = withheld_queries(task, 40)
+    trainer = ContinuedTrainer(where(index), queries, task.n_chunks, "a", epochs=4)
+    mask = np.zeros(200, bool)
+    mask[rows[:20]] = True
+    apart = pickle.loads(pickle.dumps(trainer))
+    first, without = trainer.run([Job(mask, 1), Job(~mask, 1)])
+    inside = (first.losses - without.losses)[:20].mean()
+    assert inside < (first.losses - without.losses)[20:].mean()
+    assert apart.run([Job(mask, 1)])[0].losses.tolist() == first.losses.tolist()
+    assert apart.digest == trainer.digest != replace(trainer, epochs=3.0).digest
+
+
+@pytest.mark.slow
+def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
+    """Through the command line: with a damping of 100 directions are hardly told apart, with 1 they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stride.yaml").write_text(
+        "# mine\ntrain:\n  space: head-matrix+linear-matrix\n  damping: 100  # large\n"
+    )
+    line = "tune --index run.stride --damping 100,1 --lambda-ratio 0.01,0.1 --responses 10 "
+    line += "--epochs 2 --workers 1 --device cpu"
+    result = run(f"{line} --dry-run --html page.html")
+    assert result.code == 0, result.err
+    *trials, chosen = result.records
+    assert [trial["damping"] for trial in trials] == [100, 1]
+    assert not any(trial["kept"] for trial in trials)
+    for record in result.records:
+        fields = json_schema(record["schema"])["properties"]
+        assert set(fields) - {"error"} <= set(record) <= set(fields)
+    assert chosen["damping"] == 1 and chosen["queries"] == 24 and chosen["responses"] == 10
+    assert chosen["path"] == "" and "damping: 100 " in (tmp_path / "stride.yaml").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>damping</h2>" in page and "no LDS" in page and "<script" not in page
+    again = run(line)
+    assert again.code == 0, again.err
+    assert all(trial["kept"] for trial in again.records[:-1]) and "0 of them to do" in again.err
+    assert [t["score"] for t in again.records[:-1]] == [t["score"] for t in trials]
+    written = (tmp_path / "stride.yaml").read_text()
+    assert written.startswith("# mine\n") and "  damping: 1.0  # large\n" in written
+    assert f"lambda_ratio: {chosen['lambda_ratio']}" in written
+    assert "wrote to stride.yaml" in again.err and "Trials" in again.err
+
+
+def test_where_nothing_is_gained_nothing_is_written(index: Path, run, tmp_path: Path, monkeypatch) -> None:
+    """A default made explicit would be a setting of all other indexes too."""
+    monkeypatch.chdir(tmp_path)
+    line = "tune --index run.stride --damping 1e-9 --lambda-ratio 0.01 --responses 8 --epochs 1 --workers 1"
+    result = run(f"{line} --device cpu")
+    assert result.code == 0, result.err
+    *_, chosen = result.records
+    assert chosen["written"] == chosen["path"] == chosen["next"] == "" and chosen["gain"]["mean"] == 0
+    assert not (tmp_path / "stride.yaml").exists()
+    assert "stride.yaml stays as it is" in result.err and "next:" not in result.err
+
+
+def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
+    """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
+    grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
+    options = TuneOptions(
+        grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1
+    )
+    trials: list[dict] = []
+    found = api.tune(index, options, device="cpu", on_trial=trials.append)
+    assert [trial["damping"] for trial in trials] == [1.0, 1e-9]
+    assert found["criterion"] == "retrained" and found["damping"] == 1.0 and found["trials"] == 2
+    assert found["gain"]["mean"] == 0.0 and "train.damping" not in found["settings"]
+    assert len(list((index.parent / "run.stride.tuning/responses").glob("*.outcome"))) == 8
+    assert not where(index).open().index.has("truth")
+    again = api.tune(index, options, device="cpu", on_trial=trials.append)
+    assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
+
+
+@pytest.mark.slow
+def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
+    grid = {"layer": [99], "space": ["residual-matrix"]}
+    options = TuneOptions(grid=grid, responses=8, epochs=0.5, lambdas=(0.1,), workers=1)
+    trials: list[dict] = []
+    found = api.tune(index, options, device="cpu", on_trial=trials.append)
+    failed = [trial for trial in trials if "error" in trial]
+    assert len(failed) <= 1 and found["trials"] == len(trials)
+    assert tuning_page(trials, found).count("failed") == len(failed)
+    json.dumps([*trials, found], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"responses": 3}, "--responses is 3"),
+        ({"epochs": 0.0}, "--epochs is 0.0"),
+        ({"lr": -1.0}, "--lr is -1.0"),
+        ({"criterion": "retrained", "epochs": 2.0}, "the criterion is retrained"),
+        ({"trials": 0}, "--trials is 0"),
+        ({"search": "luck"}, "--search is .luck."),
+        ({"criterion": "luck"}, "--criterion is .luck."),
+        ({"lambdas": (2.0,)}, "--lambda-ratio is 2.0"),
+        ({"held_out": 1000}, "--held-out is 1000"),
+    ],
+)
+def test_what_cannot_be_is_refused(index: Path, change: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.tune(index, TuneOptions(**change), device="cpu")
+
+
+def test_values_on_the_command_line(run, index: Path) -> None:
+    result = run(f"tune --index {index} --rank many")
+    assert result.code == 2 and "--rank is 'many'" in result.err
+    result = run(f"tune --index {index} --criterion truth --rank 4")
+    assert result.code == 2 and "stride evaluate truth" in result.err
