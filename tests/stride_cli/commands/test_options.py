@@ -25,9 +25,9 @@ from stride_cli.operators.options import (
     train_options,
 )
 from stride_cli.options import Entry, entries
+from stride_cli.prove.options import HitOptions
 from stride_cli.research.evaluation.options import (
     CausesOptions,
-    HitOptions,
     LdsOptions,
     LooOptions,
     RankingOptions,
