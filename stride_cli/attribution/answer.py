@@ -50,7 +50,6 @@ class Answer:
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
     reliability : float or None        see `stride_cli.recovery.stability.Halves`
-    prior : str or None                what the supporters are ranked by, beside their influence
     read : int                         chunks whose influence was read from their own gradients
     estimated : bool                   others count with what their projections say, too
     redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
@@ -79,7 +78,6 @@ class Answer:
     responses: Any = None
     measured: Any = None
     reliability: float | None = None
-    prior: str | None = None
     read: int = 0
     estimated: bool = False
     redundancy: float = 0.0
@@ -119,7 +117,6 @@ class Answer:
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
                 "read": found.read if self.read or self.estimated else None,
-                "prior": None if self.prior is None else self.in_unit(found.prior),
                 "stability": found.stability,
             }
             if found.chunk in self.labels:
@@ -158,7 +155,6 @@ class Answer:
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
             "reliability": self.reliability,
-            "prior": self.prior,
             "recovery": {
                 "lambda": solution.lambda_,
                 "lambda_ratio": solution.lambda_ratio,

@@ -392,24 +392,6 @@ class Attributor:
 
         return shrink_solution(solution, self.shrinkage)
 
-    def with_prior(
-        self, found: Sequence[Attribution], similarity: np.ndarray, name: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Influences of all chunks, and what overlap with the query adds to each: two (Q, n) float64.
-
-        Parameters
-        ----------
-        similarity : (Q, n)      of `stride_cli.attribution.prior.Prior`
-        name : str               of the prior
-        """
-        from stride_cli.recovery.priors import prior_parts
-        from stride_cli.recovery.refinement import trust
-
-        weights = dense(found)
-        # what has been looked at is not the subsets' alone
-        trusted = [1.0 if self.looks_at_chunks else trust(self.designs.each, each.solution) for each in found]
-        return weights, prior_parts(weights, similarity, self.defaults["priors"][name], np.array(trusted))
-
     def halves(self, responses: np.ndarray, draws: int) -> list[Halves]:
         """Second opinions on each of Q queries, (Q, C K) responses; see `solve_halves`."""
         from stride_cli.recovery.stability import solve_halves

@@ -23,15 +23,6 @@ _SMALL_LAMBDA_RATIO = 0.01
 # and factors of 0 to .5 do about as well; .576 instead of .549 on the Factbook, which had no part in the
 # choice. In fine-tuning, influences that oppose are real, and nothing is gained
 SHRINKAGE = Shrinkage(exponent=1.3, opposing=0.3)
-# spread of a prior over chunks as a share of the influences', by LDS on queries and retrained models of their
-# own. TF-IDF without, with ¼, ½, 1 and 2: pre-training .430, .441, .440, .415, .367; fine-tuning .677, .685,
-# .663, .593, .479. Pairs with ¼, ½, 1, 2 and 4 in pre-training: .591, .622, .651, .665, .667 (without .540).
-# In fine-tuning a model answers by more than the pairs it saw: as for TF-IDF
-# States in fine-tuning with ¼, ½ and 1: .827, .815, .778 (without .826; every query was looked at); of 161
-# facts Recall@10 .872, .883, .892 (.846). In pre-training nothing was measured
-PRETRAINING_PRIORS = {"tfidf": 0.25, "pairs": 1.0, "states": 0.25}
-FINETUNING_PRIORS = {"tfidf": 0.25, "pairs": 0.25, "states": 0.25}
-
 # of 3, 5, 10, 30 on two suites of fine-tuning 5 and 10 are the best; both were looked at
 _REDUNDANCY = 10.0
 
@@ -43,8 +34,7 @@ _A_PASS = 6  # operations for each token and parameter, forward and backward
 
 def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: str | None) -> dict[str, Any]:
     """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure,
-    shrinkage (None: weights stay what the Lasso made them), redundancy (of estimated chunks), and priors (the
-    share that each has)."""
+    shrinkage (None: weights stay what the Lasso made them), and redundancy (of estimated chunks)."""
     paper = recipe == "paper"
     usual = DEFAULT_LAMBDA_RATIO[fit]
     if fit == "closed" and not model.pretrained:
@@ -55,7 +45,6 @@ def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: 
         "measure": "linear" if fit == "closed" else "exact",
         "shrinkage": SHRINKAGE if fit == "closed" and model.pretrained else None,
         "redundancy": 0.0 if model.classes else _REDUNDANCY,
-        "priors": PRETRAINING_PRIORS if model.pretrained else FINETUNING_PRIORS,
     }
 
 

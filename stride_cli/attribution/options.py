@@ -117,8 +117,6 @@ class QueryOptions(RecoveryOptions):
     check : compare a linear measurement with the exact one on a random few subsets
     halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
     stability : with halves, say of each hit how often it stays on the list
-    prior : "tfidf" (words), "pairs" (of neighbouring tokens) or "states" (from which the model says what is
-        scored): rank by influence and what is shared with the query together; each hit keeps the two apart
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
         "none". `Session.with_passages` finds the former afterwards
@@ -142,14 +140,6 @@ class QueryOptions(RecoveryOptions):
     )
     stability: bool = option(
         True, "How often each document stays on the list when half of the subsets are left out.", panel=MORE
-    )
-    prior: str | None = option(
-        None,
-        "Rank by influence and likeness to the query together, and keep the two apart. pairs: of "
-        "neighbouring tokens, nearest to retraining in pre-training; tfidf: words; states: the model's own, "
-        "alike where it is about to say the same.",
-        choices=("tfidf", "pairs", "states"),
-        panel=MORE,
     )
     passages: str = option("carrying", choices=PASSAGES)
 

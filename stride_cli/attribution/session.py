@@ -49,7 +49,6 @@ class Session:
     defaults: dict[str, Any] = field(default_factory=dict)
     # beside the index's own model
     checkpoints: list[SteeredModel] = field(default_factory=list)
-    priors: dict[str, Any] = field(default_factory=dict)  # by name, once they are asked for
     calibration: NullAnswers | None = None
 
     @cached_property
@@ -356,7 +355,6 @@ class Session:
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-            prior=None if options.prior is None else self._prior(attributor, query, found, options.prior),
         )
         supporters, opposers = (
             told_apart(hits, found.read, estimated=found.estimated) for hits in (supporters, opposers)
@@ -402,7 +400,6 @@ class Session:
             responses=responses,
             measured=attributor.explained(responses),
             reliability=reliability,
-            prior=options.prior,
             read=attributor.reads,
             recall=found.recall,
             estimated=found.estimated,
@@ -411,7 +408,7 @@ class Session:
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
-            scale=None if query.parts else self._scale(attributor, options.prior),
+            scale=None if query.parts else self._scale(attributor),
             carried=not carrying or options.passages == "carrying",
         )
 
@@ -459,11 +456,10 @@ class Session:
             return None
         return float(gradients_with_loss(asked_of, asked.batch)[1][1])  # remembered
 
-    def _scale(self, attributor: Attributor, prior: str | None) -> Nats | None:
-        """What influences are in nats: if that is sure, and they are found as they were for it. Where
-        forecasts do not add up, nothing can be added to them: with a prior there is none."""
+    def _scale(self, attributor: Attributor) -> Nats | None:
+        """What influences are in nats: if that is sure, and they are found as they were for it."""
         found = None if self.calibration is None else self.calibration.scale
-        if found is None or not found.sure or (prior is not None and not found.additive):
+        if found is None or not found.sure:
             return None
         as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
         return found if as_measured else None
@@ -521,24 +517,6 @@ class Session:
             for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
         ]
         return lists[0], lists[1]
-
-    def _prior(self, attributor: Attributor, query: Query, found: Attribution, name: str) -> Any:
-        """What a prior adds to the influence of every chunk, (n,) float64; it is fitted once a session."""
-        import numpy as np
-
-        from stride_cli.attribution.prior import Prior
-        from stride_cli.data.query_set import QuerySet
-
-        if name not in self.priors:
-            prior = Prior(name)
-            prior.fit(self.workspace)
-            self.priors[name] = prior
-        # of several sequences each by itself; not of what a response is compared with
-        said = [part for part in query.sequences if part.share > 0]
-        ids, weights = [part.ids for part in said], [part.weights for part in said]
-        asked, shares = QuerySet(ids, weights, [query.prompt] * len(said)), [part.share for part in said]
-        similarity = np.average(self.priors[name].similarity(asked), axis=0, weights=shares)[None]
-        return attributor.with_prior([found], similarity, name)[1][0]
 
     def _carrying(
         self,

@@ -53,7 +53,6 @@ Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
   stride query "The largest moon of Saturn is" --bottom 5 --explain
-  stride query "The chemical symbol of gold is" --stability --prior tfidf
   stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --file prompts.jsonl --on-bad record --json > answers.jsonl

@@ -59,7 +59,7 @@ def render_answer(
     lists = [
         Group(*_list(title, hits, record, largest))
         for title, hits in (
-            (_supporting(record), record["hits"]),
+            ("documents that support this", record["hits"]),
             ("documents that oppose this", record["opposers"]),
         )
         if hits
@@ -138,12 +138,6 @@ def _how(answer: Answer) -> str:
     return found
 
 
-def _supporting(record: AnswerRecord) -> str:
-    if record["prior"] is None:
-        return "documents that support this"
-    return "documents that support this, ranked by influence and likeness together"
-
-
 def _list(
     title: str, hits: Sequence[HitRecord], record: AnswerRecord, largest: float
 ) -> list[RenderableType]:
@@ -182,9 +176,6 @@ def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) 
     else:
         line.append(f" {hit['share']:4.0%} ")
         line.append(f"{score(hit['influence'], largest, record)} ", style="dim")
-    if hit["prior"]:
-        likeness = score(hit["prior"], largest, record).removeprefix("score ")
-        line.append(f"{likeness} by likeness ", style="dim")
     if hit["stability"] is not None:
         line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
     line.append(one_line(hit["document"]), style="bold")

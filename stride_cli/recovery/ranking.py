@@ -34,7 +34,6 @@ class Hit:
                          tells apart from it
     seen : bool          the operators were fitted on `chunk`
     read : bool          the weight of `chunk` is from its own gradient, which tells it apart from all others
-    prior : float        what a prior adds to the influence, in its unit; 0.0 without one
     stability : float, optional      see `stride_cli.recovery.stability.document_stability`
     """
 
@@ -48,7 +47,6 @@ class Hit:
     neighbours: int
     seen: bool
     read: bool = False
-    prior: float = 0.0
     stability: float | None = None
 
 
@@ -70,7 +68,6 @@ def rank_documents(
     top: int,
     bottom: int = 0,
     seen: Any = None,
-    prior: np.ndarray | None = None,
 ) -> tuple[list[Hit], list[Hit]]:
     """The documents that support a prediction most, and those that oppose it most.
 
@@ -82,14 +79,11 @@ def rank_documents(
     top, bottom : int             how many supporters and opposers at most
     seen : (n,) of bool or uint8, optional   chunks that the operators were fitted on (None: all); chunks
         beyond its end were not
-    prior : (n,) float64, ≥ 0, optional      in the unit of the weights, see `stride_cli.attribution.prior`
 
     Returns
     -------
     supporters, opposers : lists of Hit, strongest first
-        With a prior, supporters are ranked by influence + prior, summed over chunks; documents that oppose do
-        so by their influence, and their prior is left out. A document whose influence (and prior) is 0 is in
-        neither. When fewer than `top` documents support, those without
+        A document whose influence is 0 is in neither. When fewer than `top` documents support, those without
         any weight follow, by the correlation of their best chunk with the residual as long as it is positive,
         marked `backfilled`. Opposers are never backfilled.
 
@@ -103,22 +97,13 @@ def rank_documents(
         raise UsageError(f"top is {top} and bottom is {bottom}: neither can be negative")
     total = float(np.abs(solution.values).sum())
     chunks, values = solution.indices, solution.values
-    if prior is None:
-        parts = np.zeros(len(chunks))
-    else:
-        chunks = np.union1d(chunks, np.flatnonzero(prior))
-        values, parts = np.zeros(len(chunks)), np.asarray(prior[chunks], np.float64)
-        values[np.searchsorted(chunks, solution.indices)] = solution.values
     documents, owner = np.unique(np.asarray(chunk_document[chunks]), return_inverse=True)
     influence = np.bincount(owner, values, minlength=len(documents))
-    added = np.bincount(owner, parts, minlength=len(documents))
-    added[influence < -_TIE * total] = 0.0
-    both, each = influence + added, values + parts
 
     def strongest(sign: int, count: int) -> list[Hit]:
-        chosen = np.flatnonzero(sign * both > _TIE * total)
-        order = chosen[np.argsort(-sign * both[chosen], kind="stable")]
-        ranks = mid_ranks(both[order])
+        chosen = np.flatnonzero(sign * influence > _TIE * total)
+        order = chosen[np.argsort(-sign * influence[chosen], kind="stable")]
+        ranks = mid_ranks(influence[order])
         hits = []
         for rank, at in zip(ranks[:count], order[:count], strict=True):
             own = np.flatnonzero(owner == at)
@@ -129,11 +114,10 @@ def rank_documents(
                     influence=float(influence[at]),
                     share=abs(float(influence[at])) / total if total else 0.0,
                     sign="supports" if sign > 0 else "opposes",
-                    chunk=int(chunks[own[np.argmax(sign * (each if sign > 0 else values)[own])]]),
+                    chunk=int(chunks[own[np.argmax(sign * values[own])]]),
                     backfilled=False,
                     neighbours=0,
                     seen=True,
-                    prior=float(added[at]),
                 )
             )
         return hits

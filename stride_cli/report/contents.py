@@ -35,7 +35,7 @@ class ShownHit:
     whole : bool               `text` is the whole chunk
     chunk : int
     picture : str              of a classifier: its input, a ``data:`` address; else empty
-    prior, stability, above_line : as in the record of a hit
+    stability, above_line : as in the record of a hit
     """
 
     document: str
@@ -50,7 +50,6 @@ class ShownHit:
     whole: bool
     chunk: int
     picture: str = ""
-    prior: float | None = None
     stability: float | None = None
     above_line: bool | None = None
 
@@ -246,7 +245,6 @@ def _shown_hit(
         held=held,
         whole=whole,
         chunk=record["chunk"],
-        prior=record.get("prior"),
         stability=record.get("stability"),
         above_line=record.get("above_line"),
     )

@@ -193,8 +193,6 @@ def flags(hit: Mapping[str, Any]) -> list[str]:
         found.append("never seen by the operators")
     if hit["neighbours"]:
         found.append(_count(hit["neighbours"], "indistinguishable chunk"))
-    if hit.get("prior") and not hit["influence"] and not hit["backfilled"]:
-        found.append("by likeness only")
     return found
 
 

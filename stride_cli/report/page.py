@@ -205,7 +205,6 @@ def _card(number: int, answer: ShownAnswer) -> str:
     caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
     verdict = f"{found}: " if (found := _verdict(answer)) else ""
     hits = [*answer.supporters, *answer.opposers]
-    ranked = ", ranked by influence and likeness together" if record.get("prior") else ""
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
@@ -215,7 +214,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
             f"<p>{html_text(answer.explanation)}</p>",
             f'<ul class="caveats">{caveats}</ul>' if caveats else "",
-            _hits(f"Documents that support this{ranked}", answer.supporters, answer, largest),
+            _hits("Documents that support this", answer.supporters, answer, largest),
             _hits("Documents that oppose this", answer.opposers, answer, largest),
             _plots(answer),
             _certificate(answer),
@@ -242,9 +241,6 @@ def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
     if hit.influence:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
         numbers.append(f'<span class="faint">{score(hit.influence, largest, record)}</span>')
-    if hit.prior:
-        overlap = score(hit.prior, largest, record).removeprefix("score ")
-        numbers.append(f'<span class="faint">{overlap} by likeness</span>')
     if hit.stability is not None:
         numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:

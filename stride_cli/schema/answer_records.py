@@ -58,12 +58,6 @@ class HitRecord(TypedDict):
             "that chunk's influence is from its own gradient; false: recovered from subsets; null: all are",
         ]
     ]
-    prior: NotRequired[
-        Annotated[
-            float | None,
-            "with --prior: what it adds to the influence, in its unit; the rank is by the sum. Else null",
-        ]
-    ]
     stability: NotRequired[
         Annotated[
             float | None,
@@ -242,13 +236,6 @@ class AnswerRecord(TypedDict):
             float | None,
             "with --stability: correlation of what the subsets that a random half leaves out answered with "
             "what the half predicts of it, mean over halves, 0 … 1. Else null",
-        ]
-    ]
-    prior: NotRequired[
-        Annotated[
-            str | None,
-            '"tfidf", "pairs" or "states": hits are ranked by influence and likeness together; null: by '
-            "influence",
         ]
     ]
     recovery: RecoveryRecord

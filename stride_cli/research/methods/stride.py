@@ -11,7 +11,6 @@ import numpy as np
 
 from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.attribution.prior import Prior
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
@@ -41,8 +40,6 @@ class StrideMethod:
                                         `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
-    prior : str, optional               "tfidf", "pairs" or "states": likeness to the query is added, see
-                                        `stride_cli.attribution.prior`
     halves : int                        also recover from so many random halves of the subsets, for the
                                         queries' reliability, (Q,) in `reliability` once they are scored
     """
@@ -55,7 +52,6 @@ class StrideMethod:
         degree: int | None = None,
         checkpoints: str | None = None,
         stored: bool = False,
-        prior: str | None = None,
         halves: int = 0,
         **given: Any,
     ) -> None:
@@ -71,7 +67,6 @@ class StrideMethod:
         self._recovery = RecoveryOptions(**recovery)
         self._checkpoints = checkpoints
         self._stored = stored
-        self._prior = None if prior is None else Prior(prior)
         self._halves = halves
         self.reliability: list[float] | None = None
         # which model (see `_open`), and its operators
@@ -113,10 +108,8 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
-        alone = self._prior is None and not self._attributor().looks_at_chunks
+        alone = not self._attributor().looks_at_chunks
         self.active_bound = self._designs.n_subsets if alone else None
-        if self._prior is not None:
-            self._prior.fit(workspace)
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
         self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
@@ -197,14 +190,7 @@ class StrideMethod:
             batches = [queries.batch(group) for group in reading]
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):
-                part = found[first : first + QUERY_BLOCK]
-                if self._prior is None:
-                    scores = dense(part, np.float32)
-                else:
-                    similarity = self._prior.similarity(queries.take(rows[first : first + QUERY_BLOCK]))
-                    weights, added = attributor.with_prior(part, similarity, self._prior.name)
-                    scores = (weights + added).astype(np.float32)
-                yield scores
+                yield dense(found[first : first + QUERY_BLOCK], np.float32)
         self.reliability = None
         if self._halves:
             self.reliability = [attributor.halves(y[None, :], self._halves)[0].reliability for y in responses]

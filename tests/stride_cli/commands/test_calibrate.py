@@ -170,10 +170,7 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
         assert other["above_line"] == (other["influence"] > found["judged"]["line"])
     for options in ("--no-shrink", "--read 0", "--lambda-ratio 0.5"):  # not what was measured
         assert verdicts(run, index, options)["unit"] == "relative"
-    # a prior can be added to nats only where they add up
     assert scale_of(scale) == measured
-    with_prior = verdicts(run, index, "--prior pairs")
-    assert with_prior["unit"] == ("nats" if scale["link"] == "linear" else "relative")
     # asked again, the prompts are new and the scale stays
     assert run(f"calibrate --index {index} --nulls 30").records[0]["scale"] == scale
     assert verdicts(run, index)["scale"] == scale and run(f"index verify {index}").code == 0

@@ -139,8 +139,6 @@ def test_bash_completes(tmp_path: Path) -> None:
 
 
 def test_what_is_offered_is_what_is_accepted() -> None:
-    from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-    from stride_cli.attribution.prior import PRIORS
     from stride_cli.models.classifier.classifier_recipe import OPTIMIZERS, SCHEDULES
     from stride_cli.models.classifier.networks import NETWORKS
     from stride_cli.models.language.bpe import SMALLEST_VOCABULARY
@@ -159,7 +157,6 @@ def test_what_is_offered_is_what_is_accepted() -> None:
     assert set(examples["network"].about.suggest) == set(NETWORKS)
     assert examples["optimizer"].about.choices == OPTIMIZERS
     assert examples["schedule"].about.choices == SCHEDULES
-    assert entries(RecoveryOptions, QueryOptions)["prior"].about.choices == PRIORS
     assert train["vocab"].about.low == SMALLEST_VOCABULARY
 
 

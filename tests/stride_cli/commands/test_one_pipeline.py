@@ -97,19 +97,6 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
     )
 
 
-def test_with_what_is_shared(session: api.Session, samples: list[Sample]) -> None:
-    """The prior stands apart in an answer; in the evaluation's scores it is added."""
-    method = open_method("stride:stored=true,prior=pairs")
-    method.fit(Workspace.open(session.index, session.model))
-    for sample in samples[:2]:
-        answer = session.query(query_of(sample), api.QueryOptions(prior="pairs", top=5))
-        scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
-        chunks = np.asarray(session.chunk_document)
-        for hit in answer.supporters:
-            whole = scores[chunks == hit.document].sum()
-            assert whole == pytest.approx(hit.influence + hit.prior, rel=1e-5)
-
-
 def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
     """In one batch the last bits of a product of matrices may differ, and nothing else."""
     queries = [query_of(sample) for sample in samples]

@@ -144,9 +144,9 @@ def test_second_opinions_come_with_every_hit(run, workspace: Path) -> None:
 
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --bottom 2 --json"
     plain = run(line).records[0]
-    assert 0 <= plain["reliability"] <= 1 and plain["prior"] is None
+    assert 0 <= plain["reliability"] <= 1
     assert run(f"{line} --halves 0").records[0]["reliability"] is None
-    assert {hit["stability"] for hit in plain["hits"]} == {None} == {hit["prior"] for hit in plain["hits"]}
+    assert {hit["stability"] for hit in plain["hits"]} == {None}
     result = run(f"{line} --stability --explain")
     assert result.code == 0, result.err
     (answer,) = result.records
@@ -159,20 +159,6 @@ def test_second_opinions_come_with_every_hit(run, workspace: Path) -> None:
     assert without == plain["hits"]
     few = run(f"{line} --halves 4").records[0]
     assert {4 * hit["stability"] for hit in few["hits"]} <= {0.0, 1.0, 2.0, 3.0, 4.0}
-
-
-def test_a_prior_is_kept_apart_from_the_influence(run, workspace: Path) -> None:
-    line = f"query {PROMPT} --index {workspace}/run.stride --top 8 --json"
-    plain = {hit["document"]: hit["influence"] for hit in run(line).records[0]["hits"]}
-    result = run(f"{line} --prior tfidf")
-    assert result.code == 0, result.err
-    (answer,) = result.records
-    assert answer["prior"] == "tfidf" and any(hit["prior"] > 0 for hit in answer["hits"])
-    sums = [hit["influence"] + hit["prior"] for hit in answer["hits"] if not hit["backfilled"]]
-    assert sums == sorted(sums, reverse=True)
-    for hit in answer["hits"]:  # the influence is the subsets' alone
-        if hit["document"] in plain:
-            assert hit["influence"] == plain[hit["document"]]
 
 
 @pytest.mark.usefixtures("as_by_default")
@@ -301,11 +287,6 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
             f"query {PROMPT} --index {{w}}/run.stride --measure guess",
             "",
             "--measure is 'guess'",
-        ),
-        (
-            f"query {PROMPT} --index {{w}}/run.stride --prior guess",
-            "",
-            "--prior is 'guess'",
         ),
         (f"query {PROMPT} --index {{w}}/run.stride --halves -1", "", "--halves is -1"),
         (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),

@@ -143,19 +143,17 @@ def test_explained_in_two_sentences() -> None:
     assert "Look at" not in shown(160) and shown(160).splitlines()[1].startswith("No verdict: ")
 
 
-def test_second_opinions_and_a_prior_stand_beside_the_influence() -> None:
+def test_second_opinions_stand_beside_the_influence() -> None:
     from dataclasses import replace
 
     plain = answer()
     hits = [
-        replace(plain.supporters[0], prior=0.25, stability=0.85),
-        hit(2, 0.0, backfilled=False, prior=0.1),
+        replace(plain.supporters[0], stability=0.85),
     ]
-    found = replace(plain, supporters=hits, prior="tfidf", reliability=0.71)
+    found = replace(plain, supporters=hits, reliability=0.71)
     text = " ".join(shown(160, found, verbose=True).split())
-    assert "documents that support this, ranked by influence and likeness together" in text
-    assert "score +100 +31 by likeness in 85% of halves history/one" in text
-    assert "by likeness only" in text and "halves of the subsets predict each other at r = 0.71" in text
+    assert "score +100 in 85% of halves history/one" in text
+    assert "halves of the subsets predict each other at r = 0.71" in text
     assert "overlap" not in shown(160) and "predict each other" not in shown(160, found)
 
 

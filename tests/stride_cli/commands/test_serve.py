@@ -98,8 +98,8 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     [
         ("--response 1789 --bottom 2 --explain", {"response": "1789", "bottom": 2, "explain": True}),
         (
-            "--stability --prior pairs --read 0 --no-shrink --lambda-ratio 0.1",
-            {"stability": True, "prior": "pairs", "read": 0, "shrink": False, "lambda_ratio": 0.1},
+            "--stability --read 0 --no-shrink --lambda-ratio 0.1",
+            {"stability": True, "read": 0, "shrink": False, "lambda_ratio": 0.1},
         ),
     ],
 )
@@ -368,7 +368,6 @@ def test_the_interface_is_described_route_by_route(client: Any) -> None:
         (b'{"prompt": "a", "top": 1.5}', 400, "'top' is a number"),
         (b'{"prompt": "a", "top": true}', 400, "'top' is true"),
         (b'{"prompt": "a", "lambda_ratio": 1e999}', 400, "'lambda_ratio' is inf"),
-        (b'{"prompt": "a", "prior": "none"}', 400, "tfidf, pairs or states"),
         (b'{"prompt": "a", "passages": "all"}', 400, "carrying, like or none"),
         (b'{"prompt": "a", "passages": false}', 400, "'passages' is false"),
         (b'{"prompt": "a", "span": "b", "response": "c"}', 422, "not in the response"),

@@ -22,7 +22,7 @@ from tests.stride_cli.commands.test_rendering import answer
 COLUMNS = [
     "answer", "id", "verdict", "prompt", "response", "generated", "scored_tokens", "loss", "unit",
     "instead", "pooled", "list", "rank", "document", "influence", "share", "above_line", "sign", "chunk",
-    "passage", "label", "seen", "neighbours", "backfilled", "read", "prior", "stability",
+    "passage", "label", "seen", "neighbours", "backfilled", "read", "stability",
 ]  # fmt: skip
 
 
@@ -46,10 +46,10 @@ def test_keys_of_objects_within_a_record_are_joined() -> None:
 
 
 def test_what_an_answer_has_is_not_taken_for_a_hits(record) -> None:
-    """`read` and `prior` are keys of both."""
-    rows = hit_rows(record(read=40, prior="tfidf", id="a"), 7)
+    """`read` is a key of both."""
+    rows = hit_rows(record(read=40, id="a"), 7)
     assert [row["list"] for row in rows] == ["hits", "hits", "opposers"]
-    assert {row["read"] for row in rows} == {row["prior"] for row in rows} == {None}
+    assert {row["read"] for row in rows} == {None}
     assert {(row["answer"], row["id"]) for row in rows} == {(7, "a")}
 
 

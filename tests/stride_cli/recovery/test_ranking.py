@@ -160,25 +160,6 @@ def test_arguments_that_cannot_work(change, message):
         rank_documents(solution({}, 8, ZERO), **arguments)
 
 
-def test_a_prior_joins_the_ranking_and_stays_apart():
-    found = solution({0: 1.0, 2: 2.0, 7: -3.0}, 8, ZERO)
-    prior = np.array([1.5, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0, 9.0])
-    up, down = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9, prior=prior)
-    assert [(h.rank, h.document, h.influence, h.prior) for h in up[:3]] == [
-        (1, 0, 1.0, 1.5), (2, 1, 2.0, 0.0), (3, 2, 0.0, 0.2)
-    ]  # fmt: skip
-    assert [h.chunk for h in up[:3]] == [0, 2, 3] and not any(h.backfilled for h in up[:3])
-    # the prior does not turn an opposer into a supporter, nor weaken it
-    assert [(h.document, h.influence, h.prior) for h in down] == [(4, -3.0, 0.0)]
-    assert [h.share for h in up[:3]] == pytest.approx([1 / 6, 2 / 6, 0.0])
-
-
-def test_a_prior_of_zeros_changes_nothing():
-    found = solution({0: 1.0, 2: 2.0, 7: -3.0}, 8, np.arange(6) - 2.5)
-    plain = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9)
-    assert rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9, prior=np.zeros(8)) == plain
-
-
 def test_what_documents_sum_to_is_the_same_for_hits_and_for_stability():
     found = solution({0: 1.0, 1: 2.0, 2: 0.5, 3: 4.0, 4: -1.0, 5: -6.0}, 8, ZERO)
     documents, influence, least = document_influences(found, DOCUMENT)

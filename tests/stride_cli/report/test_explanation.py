@@ -130,12 +130,6 @@ def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
     assert "± 10%" in bounded and "without the document alone" in bounded and "nats do not" in bounded
 
 
-def test_a_document_known_by_its_words_alone_says_so(record) -> None:
-    hit = record([0.0])["hits"][0] | {"backfilled": False, "prior": 0.1}
-    assert flags(hit) == ["by likeness only"]
-    assert flags(hit | {"influence": 0.2}) == []
-
-
 @pytest.mark.parametrize(
     ("word", "shares", "concludes", "cannot"),
     [

@@ -155,12 +155,11 @@ def test_rows_of_a_classifier_have_labels_and_no_passages(record) -> None:
     assert "<mark>" not in text and "<u>" not in text and '<p class="text">label 3</p>' in text
 
 
-def test_second_opinions_and_a_prior_are_shown(record) -> None:
+def test_second_opinions_are_shown(record) -> None:
     known = record()
-    known |= {"reliability": 0.8, "prior": "tfidf"}
-    known["hits"][0] |= {"prior": 0.125, "stability": 0.9}
+    known |= {"reliability": 0.8}
+    known["hits"][0] |= {"stability": 0.9}
     page = render_report([from_record(known)], title="x")
-    assert "ranked by influence and likeness together" in page and "+16 by likeness" in page
     assert "in 90% of halves" in page
 
 

@@ -130,7 +130,6 @@ def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
         ("query --row 9999 --index {index}", "no row '9999'"),
         ("query --row 17 --read 10 --index {index}", "--read reads single chunks"),
         ("calibrate --index {index}", "of which there are no null prompts"),
-        ("query --row 17 --prior pairs --index {index}", "compares texts"),
         ("query --file {digits} --response 11 --index {index}", "'11' is no class"),
         ("query --file absent.npz --index {index}", "no file 'absent.npz'"),
         ("model train {digits} --network vit --out {index}.m", "'vit' is unknown"),

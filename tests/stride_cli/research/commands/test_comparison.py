@@ -182,26 +182,3 @@ def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
 def test_what_cannot_be_compared(run, workspace: Path, line: str, message: str) -> None:
     result = run(f"{line} --index {workspace}/run.stride")
     assert result.code == 2 and message in result.err and not result.out
-
-
-def test_a_prior_of_states_is_of_each_sequence(session: api.Session) -> None:
-    """Of prompts as one, the mean of what it is of each; of a comparison, of the response's token alone."""
-    asked = [{"prompt": PROMPT}, {"prompt": "The Berlin Wall fell in", "response": "1989", "instead": "1961"}]
-    options = replace(READ_ALL, prior="states")
-    together = session.query_pooled(asked, options, add="all")
-    assert any(hit.prior > 0 for hit in together.supporters) and together.prior == "states"
-    prior = session.priors["states"]
-    from stride_cli.data.query_set import QuerySet
-
-    each = [
-        prior.similarity(QuerySet([part.ids], [part.weights], ["q"]))[0]
-        for part in together.query.parts
-        if part.share > 0
-    ]
-    wanted = np.mean(each, axis=0)
-    found = np.zeros(session.index.n_chunks)
-    for hit in together.supporters:
-        found[hit.chunk] = hit.prior
-    shown = found > 0
-    ratios = found[shown] / wanted[shown]
-    assert shown.sum() > 5 and np.ptp(ratios) < 1e-3 * ratios.max()

@@ -144,30 +144,3 @@ def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
         draws=4,
     )
     assert method.reliability[1] == halves.reliability
-
-
-@pytest.mark.parametrize(("prior", "alone"), [("tfidf", "tfidf:top=100"), ("pairs", "pairs")])
-def test_a_prior_is_added_where_nothing_opposes(prior, alone, task_and_queries) -> None:
-    from stride_cli.attribution.additive import additive_measurement
-    from stride_cli.attribution.defaults import PRETRAINING_PRIORS
-    from stride_cli.recovery.priors import prior_parts
-    from stride_cli.recovery.problem import LassoSettings
-    from stride_cli.recovery.refinement import trust
-    from stride_cli.recovery.several import solve_models
-
-    task, queries = task_and_queries
-    plain = score_all(fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets"), queries)
-    method = fitted(task, f"stride:space=logit,subsets=16,degree=3,read=0,estimate=subsets,prior={prior}")
-    overlap = score_all(fitted(task, alone), queries)
-    found = score_all(method, queries)
-    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
-    ratio = method._defaults["lambda_ratio"]
-    solutions = solve_models(method._designs.each, y, LassoSettings(lambda_ratio=ratio), n_subsets=16)
-    trusted = np.array([trust(method._designs.each, solution) for solution in solutions])
-    assert (trusted < 1).all()
-    parts = prior_parts(plain, overlap, PRETRAINING_PRIORS[prior], trusted)
-    np.testing.assert_allclose(found, plain + parts, rtol=1e-5)
-    np.testing.assert_array_equal(found[plain < 0], plain[plain < 0])
-    assert (found > plain).any()
-    with pytest.raises(UsageError, match="prior"):
-        open_method("stride:prior=bm26")
