@@ -53,7 +53,6 @@ class Answer:
     read : int                         chunks whose influence was read from their own gradients
     estimated : bool                   others count with what their projections say, too
     redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
-    gauss_newton : int                 chunks whose curvature corrected the query's gradient; 0: none
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -81,7 +80,6 @@ class Answer:
     read: int = 0
     estimated: bool = False
     redundancy: float = 0.0
-    gauss_newton: int = 0
     recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
@@ -150,7 +148,6 @@ class Answer:
             "read": self.read,
             "estimated": self.estimated,
             "redundancy": self.redundancy,
-            "gauss_newton": self.gauss_newton,
             "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
-    from stride_cli.operators.gauss_newton import Corrections
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import LassoSettings, Solution
@@ -122,8 +121,6 @@ class Attributor:
     workspace : Workspace         the index, its own model, its chunks
     defaults : dict               `stride_cli.attribution.defaults.recovery_defaults`
     options : RecoveryOptions
-    corrections : Corrections     what corrects queries' gradients, where options ask for that; who asks more
-                                  than once shares it
     """
 
     operators: Sequence[Operators]
@@ -132,47 +129,14 @@ class Attributor:
     workspace: Workspace
     defaults: dict[str, Any]
     options: RecoveryOptions = field(default_factory=RecoveryOptions)
-    corrections: Corrections | None = None
 
     def steered(self, *, projected: bool = False) -> Iterator[SteeredModel]:
         """Every model (or those with projections) with its operators, loaded as it is asked for."""
         from stride_cli.operators.steered_model import SteeredModel
 
-        count = self.gauss_newton
         for number, operators in enumerate(self.operators):
-            if operators.finding is not None or not projected:
-                corrects = self._corrections.of(number, count) if count else None
-                yield SteeredModel.of(self.load(number), operators, corrects)
-
-    @property
-    def gauss_newton(self) -> int:
-        """By how many chunks' matrix queries' gradients are corrected; 0: they are not.
-
-        Raises
-        ------
-        UsageError      it is asked for of a classifier, of gates that are not whitened, or with exact
-                        measurement
-        """
-        count = self.options.gauss_newton
-        if count and (
-            self.workspace.model.classes or any(own.direct_scale is None for own in self.operators)
-        ):
-            raise UsageError(
-                "--gauss-newton is of language models whose operators are fitted in closed form",
-                fix="leave out --gauss-newton, or fit anew: stride train --overwrite",
-            )
-        if count and self.method != "linear":
-            raise UsageError(
-                "--gauss-newton corrects a gradient, and exact measurement takes none",
-                fix="leave out --gauss-newton, or --measure exact",
-            )
-        return count
-
-    @cached_property
-    def _corrections(self) -> Corrections:
-        from stride_cli.operators.gauss_newton import Corrections
-
-        return self.corrections or Corrections(self.workspace.chunks, self.workspace.index.seed)
+            if operators.projections is not None or not projected:
+                yield SteeredModel.of(self.load(number), operators)
 
     @property
     def intercept(self) -> bool:
@@ -255,7 +219,7 @@ class Attributor:
         """Whether influences are what they are by default, up to how exactly they are measured and read."""
         default = replace(self, options=RecoveryOptions())
         same = self.settings == default.settings and self.estimates == default.estimates
-        same = same and self.redundancy == default.redundancy and not self.options.gauss_newton
+        same = same and self.redundancy == default.redundancy
         return same and self.options.shrink
 
     def measure(
@@ -439,7 +403,7 @@ class Attributor:
         projected = [
             products
             for products, operators in zip(found.products, self.operators, strict=True)
-            if operators.finding is not None
+            if operators.projections is not None
         ]
         answers, explained = [], self.explained(responses)
         for query, (solution, own) in enumerate(zip(solutions, wanted, strict=True)):

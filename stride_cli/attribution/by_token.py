@@ -80,11 +80,6 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
             "a comparison is of one token, and several prompts have no one text: there is nothing to divide",
             fix="ask about one response by itself",
         )
-    if answer.gauss_newton:
-        raise UsageError(
-            "corrected gradients of tokens do not add up to the response's: there is nothing to divide",
-            fix="ask without --gauss-newton",
-        )
     steered = session.steered[0]
     direct_scale(steered.operators)  # or an error, before anything is measured
     batch, positions = _by_token(answer)
@@ -143,7 +138,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     if tokens * workspace.n_chunks <= _VALUES:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
-        steered = [each for each in session.steered[:1] if each.operators.finding is not None]
+        steered = [each for each in session.steered[:1] if each.operators.projections is not None]
         part = [batch.take(slice(0, tokens))]
         values = second_estimates(steered, queries, part, workspace).values
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()

@@ -23,8 +23,6 @@ class RecoveryOptions(Options):
     lambda_ratio : λ / λ_max
     measure : how the subsets' responses are measured
     intercept, nonneg : of the Lasso
-    gauss_newton : correct the response's gradient by the Gauss–Newton matrix of so many random chunks
-        (`operators.gauss_newton`); 0: leave it as it is
     shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
         Lasso as they are
     read : read the influences of so many chunks, those that the recovery, projections and shared pairs of
@@ -83,16 +81,6 @@ class RecoveryOptions(Options):
         high=1e6,
         setting=True,
         example=10,
-        panel=MORE,
-    )
-    gauss_newton: int = option(
-        0,
-        "Correct the response's gradient by the Gauss-Newton matrix of so many random chunks, in as much "
-        "time as reading twice as many: better after hundreds of steps of fine-tuning, worse after dozens. "
-        "[0: not]",
-        low=0,
-        setting=True,
-        example=200,
         panel=MORE,
     )
     shrink: bool = option(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
-    from stride_cli.operators.gauss_newton import Corrections
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.ranking import Hit
@@ -50,12 +49,6 @@ class Session:
     # beside the index's own model
     checkpoints: list[SteeredModel] = field(default_factory=list)
     calibration: NullAnswers | None = None
-
-    @cached_property
-    def _corrections(self) -> Corrections:
-        from stride_cli.operators.gauss_newton import Corrections
-
-        return Corrections(self.workspace.chunks, self.index.seed)
 
     @classmethod
     @without_collection()  # most of it is importing
@@ -366,7 +359,7 @@ class Session:
                 supporters, opposers = self._with_stability(attributor, halves, options, supporters, opposers)
         judged = clock()
         shown = [*supporters, *opposers]
-        asked_of = self.asked_of(attributor.gauss_newton)
+        asked_of = self.steered[0]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
@@ -404,7 +397,6 @@ class Session:
             recall=found.recall,
             estimated=found.estimated,
             redundancy=attributor.redundancy,
-            gauss_newton=attributor.gauss_newton,
             shrinkage=attributor.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
@@ -423,8 +415,7 @@ class Session:
         if answer.carried:
             return answer
         shown = [*answer.supporters, *answer.opposers]
-        asked_of = self.asked_of(answer.gauss_newton)
-        passages = self._carrying(asked_of, answer.query, answer.responses, shown)
+        passages = self._carrying(self.steered[0], answer.query, answer.responses, shown)
         passages |= self.passages(answer.query, [hit.chunk for hit in shown], known=passages)
         return replace(answer, passages=passages, carried=True)
 
@@ -440,13 +431,7 @@ class Session:
             workspace=self.workspace,
             defaults=self.defaults,
             options=options or RecoveryOptions(),
-            corrections=self._corrections,
         )
-
-    def asked_of(self, gauss_newton: int) -> SteeredModel:
-        """The index's own model with its operators, as queries are put to it (`Answer.gauss_newton`)."""
-        steered = self.steered[0]
-        return replace(steered, curvature=self._corrections.of(0, gauss_newton)) if gauss_newton else steered
 
     def _other_loss(self, asked: Asked, asked_of: SteeredModel) -> float | None:
         """Nats of the token that the response is compared with; None where it is with nothing."""
@@ -483,9 +468,8 @@ class Session:
         default = self.attributor(RecoveryOptions(read=0, estimate="subsets"))
         if attributor.like_default:
             (found,) = default.unread([found.solution])
-        else:  # null prompts' gradients were not corrected
-            plain = default.measure([asked.batch]) if attributor.gauss_newton else measured
-            (found,) = default.influences(None, [], plain.responses)
+        else:
+            (found,) = default.influences(None, [], measured.responses)
         strongest = found.strongest(self.chunk_document)
         comparable = attributor.like_default and not attributor.looks_at_chunks
         return self.calibration.judge(loss, strongest, scored), comparable

@@ -131,8 +131,6 @@ def _how(answer: Answer) -> str:
         found += f"; {found_of(recall)}"
     if answer.shrinkage is not None:
         found += ", small ones shrunk"
-    if chunks := record.get("gauss_newton"):
-        found += f"; the response's gradient corrected by the curvature of {chunks:,} chunks"
     if answer.coverage < 1:
         found += f"; {answer.coverage:.1%} of the chunks seen"
     return found

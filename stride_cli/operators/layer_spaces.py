@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache, reduce
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -93,32 +93,6 @@ class LayerMatrixSpace(OperatorSpace):
     def _shift(self, hidden: torch.Tensor, gates: torch.Tensor, number: int) -> torch.Tensor:
         V, U = self.bases(number)
         return (hidden @ V.T) @ self._matrix(gates, number).transpose(1, 2) @ U.T
-
-    @property
-    def wide(self) -> bool:
-        """Whether a shift takes more arithmetic through the bases than by weights (out, in) of each layer."""
-        through = sum(r * i + s * r + o * s for i, r, o, s in self._shapes)
-        return through > sum(i * o for i, _, o, _ in (self._shapes[first] for first, *_ in self._of_layer))
-
-    def layer_weights(self, gates: torch.Tensor) -> list[torch.Tensor]:
-        """What gates (p,) add to the weights of every layer: Σ_j U_j a_j V_j, (out, in)."""
-        found = []
-        for numbers in self._of_layer:
-            parts = []
-            for number in numbers:
-                V, U = self.bases(number)
-                parts.append(U @ self._matrix(gates, number) @ V)
-            found.append(reduce(torch.add, parts))
-        return found
-
-    def of_layer_weights(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The gradient (p,) in gates of something that has these, (out, in), in the weights of layers."""
-        parts = []
-        for numbers, gradient in zip(self._of_layer, gradients, strict=True):
-            for number in numbers:
-                V, U = self.bases(number)
-                parts.append((U.T @ gradient @ V.T).flatten())
-        return torch.cat(parts)
 
     def _matrix(self, gates: torch.Tensor, number: int) -> torch.Tensor:
         """a_j (…, r'_j, r_j) of one matrix, of gates (…, p)."""

@@ -18,7 +18,7 @@ from stride_cli.operators.steered_model import SteeredModel
 def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
     """Loss change that steering towards each subset causes, to first order in the gates.
 
-        y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}, corrected where the model has a `curvature`
+        y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
 
     For operators fitted in closed form this *is* the response that the fit defines; for gates that are not
     small it is the linear part of what `measure_exact` returns.
@@ -49,12 +49,11 @@ def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch
     """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and the losses of the batch's rows,
     (B,) float64.
 
-    As many queries at once as memory allows; of a `RememberingBatch` once for each operators, or for what
-    corrects them.
+    As many queries at once as memory allows; of a `RememberingBatch` once for each operators.
     """
     if isinstance(batch, RememberingBatch):
         found: tuple[list[torch.Tensor], np.ndarray] = batch.remembered(
-            steered.curvature or steered.operators, lambda: _gradients_with_loss(steered, batch)
+            steered.operators, lambda: _gradients_with_loss(steered, batch)
         )
         return found
     return _gradients_with_loss(steered, batch)
@@ -93,6 +92,4 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
         done += len(loss)
         losses.append(loss.cpu().numpy())
     whole = [joined(kept).cpu() for kept in gradients]
-    if steered.curvature is not None:
-        whole = steered.curvature.corrected(steered, whole)
     return whole, np.concatenate(losses)

@@ -14,7 +14,6 @@ from stride_cli.operators.spaces import reads_input
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.gauss_newton import GaussNewton
     from stride_cli.operators.layer_spaces import LayerMatrixSpace
     from stride_cli.operators.store import Operators
 
@@ -34,7 +33,6 @@ class SteeredModel:
     averaged : bool                         chunks' tokens count as on average over training
                                             (`beginnings.average_residuals`)
     normalized : float                      chunks' gradients are divided by their lengths to this power
-    curvature : GaussNewton or None         what queries' gradients are corrected by
     """
 
     model: AttributableModel
@@ -43,18 +41,13 @@ class SteeredModel:
     fitted: Operators | None = None
     averaged: bool = False
     normalized: float = 0.0
-    curvature: GaussNewton | None = None
 
     @classmethod
-    def of(
-        cls, model: AttributableModel, operators: Operators, curvature: GaussNewton | None = None
-    ) -> SteeredModel:
+    def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
         """By fitted operators, whose bases go to the model's device."""
         device = model.device
         spaces = [space if space.is_on(device) else space.to(device) for space in operators.spaces]
-        return cls(
-            model, spaces, operators.layer, operators, operators.averaged, operators.normalized, curvature
-        )
+        return cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
 
     @property
     def operators(self) -> Operators:

@@ -206,7 +206,7 @@ def _read_chunks(session: Session, answer: Answer) -> tuple[ShownHit, ...]:
     reader, hits = ChunkReader(session.index), [*answer.supporters, *answer.opposers]
     records = [*answer.to_record()["hits"], *answer.to_record()["opposers"]]
     own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
-    direction, shown = direction_of(session.asked_of(answer.gauss_newton), answer.query, own), []
+    direction, shown = direction_of(session.steered[0], answer.query, own), []
     for start in range(0, len(hits), _TOGETHER):
         group = hits[start : start + _TOGETHER]
         batch = reader.batch(np.array([hit.chunk for hit in group]))

@@ -344,8 +344,6 @@ def _certificate(answer: ShownAnswer) -> str:
         rows.append(("others", "estimated from projections, shared pairs of tokens and subsets together"))
     if answer.record.get("redundancy"):
         rows.append(("said alike by many", f"shared out (--redundancy {answer.record['redundancy']:g})"))
-    if count := answer.record.get("gauss_newton"):
-        rows.append(("gradient corrected", f"by the curvature of {count:,} random chunks (--gauss-newton)"))
     if recall := answer.record.get("recall"):
         rows.append(("strongest chunks read", found_of(recall)))
     if answer.record.get("reliability") is not None:

@@ -217,12 +217,6 @@ class AnswerRecord(TypedDict):
             "ridge with which chunks share what they say alike, read or not; 0: each counts as if alone",
         ]
     ]
-    gauss_newton: NotRequired[
-        Annotated[
-            int,
-            "random chunks by whose Gauss–Newton matrix the response's gradient was corrected; 0: it was not",
-        ]
-    ]
     recall: NotRequired[
         Annotated[
             RecallRecord | None,

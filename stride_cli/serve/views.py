@@ -177,7 +177,7 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
         each["influence"] = answer.in_unit(weights.get(each["chunk"], 0.0))
     looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
     own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
-    direction = direction_of(session.asked_of(answer.gauss_newton), answer.query, own)
+    direction = direction_of(session.steered[0], answer.query, own)
     for each in looked:
         batch = session.workspace.chunks.batch(np.array([each["chunk"]]))
         (values,) = token_influence(session.steered[0], direction, batch)

@@ -98,23 +98,6 @@ class Paths:
         assert projected_influences([steered], [batch], self.chunks.n_chunks) is not None
         return found
 
-    def corrected(self) -> list[np.ndarray]:
-        """What subsets answer gradients that the Gauss–Newton matrix corrects: through the bases of layers,
-        and by their weights."""
-        from stride_cli.operators.gauss_newton import GaussNewton
-        from stride_cli.operators.layer_spaces import LayerMatrixSpace
-        from stride_cli.operators.linear_response import measure_linear
-        from stride_cli.operators.steered_model import SteeredModel
-
-        operators = self.fit("linear-matrix+residual-matrix+logit+token-logit")
-        found = []
-        for wide in (False, True):
-            with mock.patch.object(LayerMatrixSpace, "wide", wide):
-                corrects = GaussNewton(self.chunks, np.arange(6))
-                steered = SteeredModel.of(self.model, operators, corrects)
-                found.append(measure_linear(steered, self.chunks.batch(np.arange(4))))
-        return found
-
     def projections(self) -> list[np.ndarray]:
         from stride_cli.operators.projection_pass import fit_projections
         from stride_cli.operators.steered_model import SteeredModel
@@ -235,7 +218,6 @@ def paths() -> dict[str, Callable[[Paths], list[np.ndarray]]]:
         "closed, on one spread": lambda on: on.closed("residual+logit"),
         "closed, in three turns": lambda on: on.closed_with_room_for(5),
         "closed, added up in memory": lambda on: on.closed_with_room_for(1),
-        "corrected": Paths.corrected,
         "projections": Paths.projections,
         "sgd": Paths.sgd,
         "classifier": Paths.labels,

@@ -84,12 +84,10 @@ class StrideMethod:
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.operators.checkpoints import stored_checkpoints, stored_designs
         from stride_cli.operators.designs import Designs
-        from stride_cli.operators.gauss_newton import Corrections
         from stride_cli.operators.store import Operators
 
         self._task = workspace
         self._measured.clear()
-        self._corrections = Corrections(workspace.chunks, workspace.index.seed)
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
                 raise UsageError(
@@ -204,7 +202,6 @@ class StrideMethod:
             workspace=self._task,
             defaults=self._defaults,
             options=self._recovery,
-            corrections=self._corrections,
         )
 
     def _responses(self, queries: QuerySet) -> np.ndarray:
@@ -227,23 +224,13 @@ class DirectReadout:
     space, layer, rank, damping, curvature, buckets : as `stride train --fit closed` takes them
     checkpoints : str, optional      as for `StrideMethod`; scores are added, each at unit spread
     shrink : bool                    as for `StrideMethod`
-    gauss_newton : int               correct queries' gradients by the matrix of so many random chunks, as
-                                     `stride query` takes it
     """
 
     shares_a_pass = True
 
     @takes(ClosedOptions, leave_out=("checkpoints", "seed", "stability", "project", "base"))
-    def __init__(
-        self, *, checkpoints: str | None = None, shrink: bool = True, gauss_newton: int = 0, **given: Any
-    ) -> None:
-        if gauss_newton < 0:
-            raise UsageError(
-                f"direct: gauss_newton should be 0 or more, found {gauss_newton}",
-                fix="write gauss_newton=200",
-            )
+    def __init__(self, *, checkpoints: str | None = None, shrink: bool = True, **given: Any) -> None:
         self.name = "direct"
-        self._gauss_newton = gauss_newton
         self.bytes_per_chunk = 0.0
         self._options = ClosedOptions(**given)
         self._checkpoints = checkpoints
@@ -257,7 +244,6 @@ class DirectReadout:
         UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
         """
         from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
-        from stride_cli.operators.gauss_newton import GaussNewton
         from stride_cli.operators.options import like_own, resolve_settings
         from stride_cli.operators.steered_model import SteeredModel
 
@@ -266,17 +252,9 @@ class DirectReadout:
         options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
-            if self._gauss_newton and (model.classes or not is_whitened(settings)):
-                raise UsageError(
-                    "direct: gauss_newton is of language models whose gates are whitened",
-                    fix="leave out gauss_newton, or curvature and damping",
-                )
             _know_beginnings(workspace, settings)
             steered = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
-                if self._gauss_newton:
-                    corrects = GaussNewton.drawn(workspace.chunks, self._gauss_newton, workspace.index.seed)
-                    steered = replace(steered, curvature=corrects)
                 self._parts.append((settings, steered))
                 continue
             gate_size = sum(space.gate_size for space in steered.spaces)

@@ -468,32 +468,6 @@ def test_answers_without_transformers_are_those_with_it(
     assert answer() == wanted
 
 
-def test_what_corrects_the_gradient_is_said(workspace: Path) -> None:
-    """Of an answer that is not found as null prompts' were no unit and no line are told."""
-    from stride_cli.api import QueryOptions, Session
-    from stride_cli.attribution.by_token import token_influences
-
-    session = Session.open(workspace / "run.stride")
-    plain = session.query("The French Revolution began in", QueryOptions())
-    answer = session.query("The French Revolution began in", QueryOptions(gauss_newton=5))
-    record = answer.to_record()
-    assert record["gauss_newton"] == 5 and plain.to_record()["gauss_newton"] == 0
-    assert record["unit"] == "relative" and answer.line is None
-    alone = session.query("The French Revolution began in", QueryOptions(read=0, estimate="subsets"))
-    assert answer.verdict == alone.verdict  # of the response's own gradient, as null prompts' were
-    assert answer.loss == pytest.approx(plain.loss)
-    influences = [
-        dict(zip(each.influences.indices, each.influences.values, strict=True)) for each in (plain, answer)
-    ]
-    assert influences[0] != influences[1]
-    again = session.query("The French Revolution began in", QueryOptions(gauss_newton=5))
-    assert (again.influences.values == answer.influences.values).all()
-    with pytest.raises(UsageError, match="do not add up"):
-        token_influences(session, answer, QueryOptions(gauss_newton=5))
-    with pytest.raises(UsageError, match="--gauss-newton corrects a gradient"):
-        session.query("The French Revolution began in", QueryOptions(gauss_newton=5, measure="exact"))
-
-
 def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
     """Nothing read, nothing estimated, and nothing to share out, which is said where it is asked for."""
     from stride_cli.api import QueryOptions, Session

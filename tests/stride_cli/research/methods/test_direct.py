@@ -108,39 +108,6 @@ def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
     assert (scores(f"{few},nonneg=true,read={task.n_chunks}") >= 0).all()
 
 
-def test_a_corrected_gradient_is_what_all_of_them_read(task_and_queries) -> None:
-    """Gradients of queries that the Gauss–Newton matrix has corrected are those of subsets, projections and
-    reading alike."""
-    task, queries = task_and_queries
-
-    def scores(spec: str) -> np.ndarray:
-        method = open_method(spec)
-        method.fit(task)
-        found = score_all(method, queries)
-        return found - found.mean(1, keepdims=True)
-
-    few = f"stride:subsets={K},degree={DEGREE},shrink=false,redundancy=0,gauss_newton=7"
-    read, direct = scores(f"{few},read={task.n_chunks}"), scores("direct:shrink=false,gauss_newton=7")
-    plain = scores("direct:shrink=false")
-    for a, b, before in zip(read, direct, plain, strict=True):
-        np.testing.assert_allclose(a / np.abs(a).max(), b / np.abs(b).max(), atol=1e-4)
-        assert not np.allclose(b / np.abs(b).max(), before / np.abs(before).max(), atol=1e-3)
-    for wrong in (
-        "gauss_newton=7,measure=exact",
-        "gauss_newton=7,space=residual-matrix,rank=6,curvature=fisher",
-    ):
-        method = open_method(f"stride:subsets={K},degree={DEGREE},{wrong}")
-        method.fit(task)
-        with pytest.raises(UsageError, match="--gauss-newton"):
-            score_all(method, queries)
-    method = open_method("direct:space=residual-matrix,rank=6,curvature=fisher,gauss_newton=7")
-    with pytest.raises(UsageError, match="whitened"):
-        method.fit(task)
-    for method in ("direct", "stride"):
-        with pytest.raises(UsageError, match="gauss_newton"):
-            open_method(f"{method}:gauss_newton=-1")
-
-
 def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
     task, queries = task_and_queries
     method = open_method("stride:space=residual-matrix,rank=6,curvature=fisher,subsets=12,degree=3,read=4")
