@@ -178,7 +178,7 @@ class Answer:
     def to_frame(self) -> DataFrame:
         """The documents as a pandas DataFrame: one row a hit, opposers last.
 
-        Columns as of ``stride query --format parquet``; ``stride schema stride.hit_row/1`` says what they
+        Columns as of ``stride query --format csv``; ``stride schema stride.hit_row/1`` says what they
         mean, and ``list`` which of the answer's lists a document is on.
 
         Raises

@@ -193,7 +193,7 @@ class SharingOptions(Options):
         return self.engine != "local" or (self.workers or 1) > 1
 
 
-FORMATS = ("json", "jsonl", "csv", "parquet")
+FORMATS = ("json", "jsonl", "csv")
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,14 @@ class FormatOptions(Options):
 
     Attributes
     ----------
-    format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv" and "parquet", one row a
-        hit (``stride.hit_row/1``). None: as the file's name says, else lines of JSON, or text on a terminal
+    format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv", one row a hit
+        (``stride.hit_row/1``). None: as the file's name says, else lines of JSON, or text on a terminal
     out : file that is written whole or not at all; None: stdout
     """
 
     format: str | None = option(
         None,
-        "jsonl: a record a line, as --json; json: one array; csv, parquet: one row a hit. Default: as FILE "
-        "ends.",
+        "jsonl: a record a line, as --json; json: one array; csv: one row a hit. Default: as FILE ends.",
         choices=FORMATS,
         listed=True,
     )

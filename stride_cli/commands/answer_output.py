@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from index_format.durable import replacing
 from stride_cli import output
-from stride_cli.attribution.options import FORMATS, FormatOptions
+from stride_cli.attribution.options import FormatOptions
 from stride_cli.errors import UsageError
 
-if TYPE_CHECKING:
-    from stride_cli.formats.table_files import Table
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
+_TABLES = {".parquet", ".pq", ".sqlite", ".sqlite3", ".db"}
 
 
 class AnswerOutput:
@@ -28,18 +28,22 @@ class AnswerOutput:
 
     Attributes
     ----------
-    format : "jsonl", "json", "csv", "parquet"; "text" on a terminal
+    format : "jsonl", "json", "csv"; "text" on a terminal
     out : Path, optional        else stdout
 
     Raises
     ------
-    UsageError      the two disagree, the file cannot be written, or Parquet would go to a terminal
-    MissingExtraError       of Parquet, without pyarrow
+    UsageError      the two disagree, or the file cannot be written
     """
 
     def __init__(self, wanted: FormatOptions, json: bool) -> None:
         self.out = None if wanted.out is None else Path(wanted.out)
-        format = wanted.format or (None if self.out is None else _kind(self.out))
+        if wanted.format is None and self.out is not None and self.out.suffix.lower() in _TABLES:
+            raise UsageError(
+                f"answers are not written as {self.out.suffix} (expected .csv, .jsonl or .json)",
+                fix="write .csv, which pandas and `sqlite-utils insert --csv` read",
+            )
+        format = wanted.format or (None if self.out is None else _SUFFIXES.get(self.out.suffix.lower()))
         if json and format not in (None, "json", "jsonl"):
             raise UsageError(f"--json writes JSON lines, and the format is {format}", fix="drop one of them")
         lines = output.wants_json(json) or self.out is not None
@@ -48,15 +52,6 @@ class AnswerOutput:
             from stride_cli.report.drawing import check_place
 
             check_place(self.out)
-        if self.format == "parquet":
-            from stride_cli.formats.table_files import require_pyarrow
-
-            require_pyarrow()
-            if self.out is None and sys.stdout.isatty():
-                raise UsageError(
-                    "Parquet is no text to show on a terminal (expected a file)",
-                    fix="give one with --out hits.parquet, or redirect stdout",
-                )
 
     @property
     def as_json(self) -> bool:
@@ -66,41 +61,26 @@ class AnswerOutput:
     @contextmanager
     def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """What takes one record after the other; a file is there once all of them are in it."""
-        if self.format in ("csv", "parquet"):
-            from stride_cli.formats.columns import hit_columns
-            from stride_cli.formats.table_files import CsvTable, parquet_to, table_at
-
-            with ExitStack() as stack:
-                if self.out is not None:
-                    table = stack.enter_context(table_at(self.format, hit_columns(), self.out))
-                elif self.format == "csv":
-                    table = CsvTable(hit_columns(), sys.stdout)
-                else:
-                    table = stack.enter_context(parquet_to(hit_columns(), sys.stdout.buffer))
-                yield _rows(table)
-        elif self.out is None:
-            with _json(self.format, sys.stdout) as take:
+        if self.out is None:
+            with self._written_to(sys.stdout) as take:
                 yield take
-        else:
-            with (
-                replacing(self.out) as fresh,
-                fresh.open("x", encoding="utf-8") as text,
-                _json(self.format, text) as take,
-            ):
-                yield take
+            return
+        with (
+            replacing(self.out) as fresh,
+            fresh.open("x", encoding="utf-8", newline="") as text,
+            self._written_to(text) as take,
+        ):
+            yield take
 
+    @contextmanager
+    def _written_to(self, out: IO[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        if self.format == "csv":
+            from stride_cli.formats.frames import CsvTable
 
-def _kind(path: Path) -> str | None:
-    from stride_cli.formats.table_files import kind_by_suffix
-
-    return kind_by_suffix(path, FORMATS)
-
-
-def _rows(table: Table) -> Callable[[Mapping[str, Any]], None]:
-    from stride_cli.formats.columns import hit_rows
-
-    numbers = count(1)
-    return lambda answer: table.add(hit_rows(answer, next(numbers)))
+            yield CsvTable(out).add
+            return
+        with _json(self.format, out) as take:
+            yield take
 
 
 @contextmanager

@@ -60,7 +60,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {  # module: panel, and description wher
     "train": (BUILD, "Fit the index's operators, which queries need."),
     "calibrate": (BUILD, "Learn to tell clear answers from weak ones and guesses."),
     "audit": (CHECK, "Find benchmark items that leaked into the corpus."),
-    "export": (CHECK, "Answers and audits as SQLite, CSV or Parquet."),
     "verify_hit": (CHECK, "Retrain without the top documents: did they matter?"),
     "evaluate": (RESEARCH, "How good an attribution is, measured by retraining."),
     "config": (RESEARCH, "Settings: stride.yaml, STRIDE_* variables, flags."),

@@ -202,7 +202,7 @@ def query(
     options = query_options(chosen, given)
     out = AnswerOutput(FormatOptions(**written), json)
     on_bad = InputOptions(**reading).on_bad
-    if on_bad == "record" and out.format in ("csv", "parquet"):
+    if on_bad == "record" and out.format == "csv":
         raise UsageError(
             f"--on-bad record writes JSON, and the format is {out.format}",
             fix="give --on-bad skip, or --format jsonl",

@@ -1,1 +1,1 @@
-"""Records as tables for other programs: CSV, Parquet, SQLite, pandas, notebooks."""
+"""Answers as tables (CSV, pandas, HTML), and saved answers read back."""

@@ -1,16 +1,21 @@
-"""Answers in Python: as a pandas frame, and as what a notebook shows."""
+"""Answers as one row a hit: a pandas frame, CSV lines, and the table that a notebook shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import IO, Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
 
-from stride_cli.characters import html_text, shortened
+from stride_cli.characters import cell, html_text, printable, shortened
 from stride_cli.errors import require_extra
-from stride_cli.formats.columns import Column, hit_columns, hit_rows
+from stride_cli.schema.answer_records import HitRecord, HitRow
 
-_PASSAGE = 240  # characters of a passage that a notebook shows
-# whole columns may be empty, so that their types do not follow from what is in them
+Row = dict[str, Any]
+_PASSAGE = 240  # characters of a passage in a notebook
+# stated, because a column may be empty, and pandas could not infer its type
 _DTYPES = {str: "string", float: "float64", int: "int64", bool: "boolean"}
 _VERDICTS = {
     "clear": "the model knows this, and a document taught it",
@@ -20,33 +25,87 @@ _VERDICTS = {
 _STYLE = "text-align:left;vertical-align:top"
 
 
-def _dtype(column: Column) -> str:
-    return "Int64" if column.kind is int and column.optional else _DTYPES[column.kind]
+@cache
+def hit_columns() -> dict[str, str]:
+    """Map the columns of a hit, as ``stride schema stride.hit_row/1`` describes them, to pandas dtypes."""
+    columns = {}
+    for name, hint in get_type_hints(HitRow, include_extras=True).items():
+        while get_origin(hint) in (NotRequired, Annotated):
+            hint = get_args(hint)[0]
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kind = next(part for part in parts if part is not NoneType)
+        columns[name] = "Int64" if kind is int and NoneType in parts else _DTYPES.get(kind, "")
+    del columns["schema"]
+    return columns
+
+
+def hit_rows(answer: Mapping[str, Any], number: int = 1) -> Iterator[Row]:
+    """Yield one row a hit of a ``stride.answer/1`` record, opposers last.
+
+    A key that both answer and hit have is the hit's. Infinite and undefined numbers are None.
+
+    Args:
+        answer: The record.
+        number: The answer's number, from 1.
+    """
+    of_answer = {key: answer.get(key) for key in hit_columns() if key not in HitRecord.__annotations__}
+    for name in ("hits", "opposers"):
+        for hit in answer[name]:
+            row = {**of_answer, **hit, "list": name, "answer": number}
+            yield {key: _finite(row.get(key)) for key in hit_columns()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def frame(answer: Mapping[str, Any]) -> Any:
-    """A ``stride.answer/1`` record as a pandas DataFrame: one row a hit, opposers last.
+    """Make a pandas DataFrame of a ``stride.answer/1`` record: one row a hit, opposers last.
 
-    Columns as of ``stride query --format parquet``: ``stride schema stride.hit_row/1``.
-
-    Raises
-    ------
-    MissingExtraError       pandas is not installed
+    Raises:
+        MissingExtraError: pandas is not installed.
     """
     try:
         import pandas
     except ImportError:
         raise require_extra("pandas", "frames") from None
-    rows = hit_rows(answer)
-    columns = {
-        column.name: pandas.Series([row[column.name] for row in rows], dtype=_dtype(column))
-        for column in hit_columns()
-    }
-    return pandas.DataFrame(columns)
+    rows = list(hit_rows(answer))
+    return pandas.DataFrame(
+        {
+            name: pandas.Series([row[name] for row in rows], dtype=dtype)
+            for name, dtype in hit_columns().items()
+        }
+    )
+
+
+class CsvTable:
+    """Writes answers as CSV: a header, then one line a hit; an empty cell is None.
+
+    Text that a spreadsheet would run as a formula gets an apostrophe in front. Characters that would steer a
+    terminal are escaped.
+    """
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._number = 0
+        self._writer = csv.DictWriter(out, list(hit_columns()), lineterminator="\n")
+        self._writer.writeheader()
+
+    def add(self, answer: Mapping[str, Any]) -> None:
+        """Write the hits of a ``stride.answer/1`` record."""
+        self._number += 1
+        for row in hit_rows(answer, self._number):
+            self._writer.writerow(
+                {
+                    name: cell(printable(value)) if isinstance(value, str) else value
+                    for name, value in row.items()
+                }
+            )
+        self._out.flush()
 
 
 def html_table(answer: Mapping[str, Any]) -> str:
-    """A ``stride.answer/1`` record as a small table of HTML, the verdict first; all text in it is escaped."""
+    """Write a ``stride.answer/1`` record as HTML: the verdict, then its tables; all text is escaped."""
     word = answer.get("verdict")
     parts = [f"<p><b>{word.capitalize()}</b>: {_VERDICTS[word]}.</p>"] if word in _VERDICTS else []
     unit = "nats" if answer.get("unit") == "nats" else "relative"

@@ -1,20 +1,18 @@
-"""Records that commands wrote to stdout, read back and checked, one line after the other."""
+"""Records that a command wrote to stdout, read back and checked against their schema."""
 
 from __future__ import annotations
 
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from stride_cli.characters import shortened
 from stride_cli.errors import QueryError
 from stride_cli.schema import json_schema
 
-_LARGEST = 1e100  # of such, squares and sums are finite too
-_LARGEST_WHOLE = 2**63 - 1  # what tables hold
+_LARGEST = 1e100  # squares and sums of such numbers are finite
+_LARGEST_WHOLE = 2**63 - 1
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -24,39 +22,19 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which records are read.
+def parse_records(lines: Iterable[str], source: str, name: str, *, fix: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of one kind from lines of JSON; empty lines and bad inputs are passed over.
 
-    Attributes
-    ----------
-    schemas : of str        names of records
-    passed_over : of str    names of such that are let be
-    fix : str               how to come by a file of them
+    Args:
+        lines: Text in which a byte that is not UTF-8 is half of a surrogate pair ("surrogateescape").
+        source: Name of the file in errors.
+        name: Name of the records, such as "stride.answer/1".
+        fix: Remedy in errors.
+
+    Raises:
+        QueryError: A line is no such record, or a damaged one; the message names the line.
     """
-
-    schemas: tuple[str, ...]
-    passed_over: tuple[str, ...] = ()
-    fix: str = ""
-
-    @property
-    def in_words(self) -> str:
-        *others, last = self.schemas
-        return f"{', '.join(others)} or {last}" if others else last
-
-
-def parse_records(lines: Iterable[str], source: str, wanted: Wanted) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records from lines of JSON, each with the number of its line; empty lines are passed over.
-
-    Parameters
-    ----------
-    lines :      of text in which a byte that is not UTF-8 is half of a surrogate pair ("surrogateescape")
-    source :     what errors call the file
-
-    Raises
-    ------
-    QueryError      a line is no record of those that are wanted, or a damaged one (names the line)
-    """
+    schema = json_schema(name)
     for number, line in enumerate(lines, 1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         if not line.strip():
@@ -66,65 +44,59 @@ def parse_records(lines: Iterable[str], source: str, wanted: Wanted) -> Iterator
             line.encode()
             record = json.loads(line, parse_constant=_refuse)
         except UnicodeEncodeError as error:
-            raise QueryError(f"{where} is not UTF-8, so it holds no record", fix=wanted.fix) from error
-        except (ValueError, RecursionError) as error:
-            deep = isinstance(error, RecursionError)
-            why = "it is nested too deeply" if deep else str(error).partition("; use sys.")[0]
-            raise QueryError(f"{where} is no JSON: {why}", fix=wanted.fix) from error
-        schema = record.get("schema") if isinstance(record, dict) else None
-        if schema in wanted.passed_over:
+            raise QueryError(f"{where} is not UTF-8, so it holds no record", fix=fix) from error
+        except RecursionError as error:
+            raise QueryError(f"{where} is no JSON: it is nested too deeply", fix=fix) from error
+        except ValueError as error:
+            raise QueryError(
+                f"{where} is no JSON: {str(error).partition('; use sys.')[0]}", fix=fix
+            ) from error
+        found = record.get("schema") if isinstance(record, dict) else None
+        if found == "stride.bad_input/1":
             continue
-        if schema not in wanted.schemas:
-            what = f"a {shortened(str(schema), 60)} record" if schema else "no record of stride"
-            raise QueryError(f"{where} is {what} (expected {wanted.in_words})", fix=wanted.fix)
-        wrong = _compare(record, _schema(schema))
-        if wrong:
-            what = "answer" if schema == "stride.answer/1" else f"{schema} record"
-            raise QueryError(f"{where} is a damaged {what}: {wrong}", fix=wanted.fix)
-        yield number, record
-
-
-@cache
-def _schema(name: str) -> Mapping[str, Any]:
-    return json_schema(name)
+        if found != name:
+            what = f"a {shortened(str(found), 60)} record" if found else "no record of stride"
+            raise QueryError(f"{where} is {what} (expected {name})", fix=fix)
+        if wrong := next(_problems(record, schema), None):
+            raise QueryError(f"{where} is a damaged {name} record: {wrong}", fix=fix)
+        yield record
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _compare(value: Any, schema: Mapping[str, Any], name: str = "") -> str:
-    """Where a record does not have the shape that its schema describes; empty where it does."""
-    if "properties" in schema:
-        if value is None and "null" in schema["type"]:
-            return ""
+def _problems(value: Any, schema: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """Yield each place where a value differs from its schema."""
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if "properties" in schema and not (value is None and "null" in kinds):
         if not isinstance(value, dict):
-            return f"{name} is {type(value).__name__} (expected an object)"
+            yield f"{name} is {type(value).__name__} (expected an object)"
+            return
         for key, part in schema["properties"].items():
-            if key == "seconds":  # is shown nowhere
-                continue
-            if key not in value:
-                if key not in schema["required"]:
-                    continue
-                return f"{name + '.' if name else ''}{key} is missing"
-            wrong = _compare(value[key], part, f"{name}.{key}" if name else key)
-            if wrong:
-                return wrong
-        return ""
-    if "items" in schema:
+            inner = f"{name}.{key}" if name else key
+            if key in value and key != "seconds":  # seconds are not shown anywhere
+                yield from _problems(value[key], part, inner)
+            elif key in schema["required"] and key != "seconds":
+                yield f"{inner} is missing"
+    elif "items" in schema:
         if not isinstance(value, list):
-            return f"{name} is {type(value).__name__} (expected a list)"
-        checks = (_compare(item, schema["items"], f"{name}[{place}]") for place, item in enumerate(value))
-        return next((wrong for wrong in checks if wrong), "")
-    wanted = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    kinds = tuple(kind for each in wanted for kind in _KINDS[each])
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"{name} is {reprlib.repr(value)} (expected a {' or '.join(wanted)})"
-    if value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
-        return f"{name} is null (expected a number)"
-    largest = _LARGEST_WHOLE if "number" not in wanted else _LARGEST
-    if isinstance(value, int | float) and not -largest <= value <= largest:
-        return f"{name} is larger than any number that is measured"
-    if name.endswith(".sign") and value not in ("supports", "opposes"):
-        return f"{name} is {value!r} (expected supports or opposes)"
-    return ""
+            yield f"{name} is {type(value).__name__} (expected a list)"
+            return
+        for place, item in enumerate(value):
+            yield from _problems(item, schema["items"], f"{name}[{place}]")
+    elif "properties" not in schema:
+        yield from _problems_of_scalar(value, kinds, name)
+
+
+def _problems_of_scalar(value: Any, kinds: list[str], name: str) -> Iterator[str]:
+    types = tuple(kind for each in kinds for kind in _KINDS[each])
+    largest = _LARGEST if "number" in kinds else _LARGEST_WHOLE
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        yield f"{name} is {reprlib.repr(value)} (expected a {' or '.join(kinds)})"
+    elif value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
+        yield f"{name} is null (expected a number)"
+    elif isinstance(value, int | float) and not -largest <= value <= largest:
+        yield f"{name} is larger than any number that is measured"
+    elif name.endswith(".sign") and value not in ("supports", "opposes"):
+        yield f"{name} is {value!r} (expected supports or opposes)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.formats.saved_records import Wanted, parse_records
+from stride_cli.formats.saved_records import parse_records
 
 _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
 
@@ -29,8 +29,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
     """Answers from lines of JSON; keys that the record does not have are let be, and so are records of
     prompts without an answer. Errors as `read_answers`."""
-    wanted = Wanted(("stride.answer/1",), passed_over=("stride.bad_input/1",), fix=_FIX)
-    found = [record for _, record in parse_records(lines, source, wanted)]
+    found = list(parse_records(lines, source, "stride.answer/1", fix=_FIX))
     if not found:
         raise QueryError(f"{source} holds no answer, and a report needs one or more", fix=_FIX)
     return found

@@ -269,19 +269,6 @@ class _AnswerOfHit(TypedDict):
 
 
 class HitRow(_AnswerOfHit, HitRecord):
-    """One row of the tables of ``stride query --format csv`` and ``parquet``, ``stride export`` and
-    `Answer.to_frame`: all keys but "schema" are columns, in this order."""
+    """One row of ``stride query --format csv`` and `Answer.to_frame`: all keys but "schema" are columns."""
 
     schema: Literal["stride.hit_row/1"]
-
-
-class ExportRecord(TypedDict):
-    schema: Literal["stride.export/1"]
-    path: Annotated[str, "the file that was written"]
-    to: Annotated[str, '"sqlite", "csv" or "parquet"']
-    answers: Annotated[int, "answers in it"]
-    hits: Annotated[int, "their hits, opposers too"]
-    audited: Annotated[int, "items of audits in it"]
-    bad_inputs: Annotated[int, "prompts and items without a result; in SQLite only"]
-    bytes: Annotated[int, "its size"]
-    seconds: Annotated[float, "seconds of the whole command"]

@@ -50,7 +50,6 @@ LINES = (
     ("query", "'The French' --out answers.jsonl --index run.stride", []),
     ("report", "'The French' --index run.stride", ["stride.report/1"]),
     ("audit", "queries.jsonl --index run.stride", ["stride.audit/1"] * 3),
-    ("export", "answers.jsonl --out answers.sqlite", ["stride.export/1"]),
     ("select", "queries.jsonl --index run.stride --size 4", ["stride.selection/1"]),
     ("evaluate selection", f"selection {SELECTED}", ["stride.selection_score/1"] * 4),
     ("evaluate truth", f"{ASKED} --subsets 3 --workers 1", ["stride.truth/1"]),

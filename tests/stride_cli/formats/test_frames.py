@@ -1,0 +1,68 @@
+"""Answers as one row a hit: CSV, pandas, and the table of a notebook."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from stride_cli.attribution.options import FormatOptions
+from stride_cli.commands.answer_output import AnswerOutput
+from stride_cli.errors import MissingExtraError, UsageError
+from stride_cli.formats.frames import frame, hit_columns, html_table
+from stride_cli.schema import RECORDS
+from tests.stride_cli.commands.test_rendering import answer
+
+COLUMNS = [name for name in RECORDS["stride.hit_row/1"].__annotations__ if name != "schema"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_file_of_answers_is_whole_or_as_it_was(record, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("before")
+    place = AnswerOutput(FormatOptions(out=str(tmp_path / name)), False)
+    with pytest.raises(KeyboardInterrupt), place.opened() as take:
+        take(record())
+        raise KeyboardInterrupt
+    assert (tmp_path / name).read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_csv_has_a_row_a_hit_and_no_formulas(record, tmp_path: Path) -> None:
+    # `read` and `prior` are keys of both an answer and a hit
+    answers = [record(id="a", read=40, prior="tfidf"), record([0.5, -0.1], loss=float("nan"))]
+    answers[1]["hits"][0] |= {"document": "=cmd|' /C calc'!A0", "passage": 'a,\n"b"\x1b[2J', "read": True}
+    with AnswerOutput(FormatOptions(out=str(tmp_path / "hits.csv")), False).opened() as take:
+        for each in answers:
+            take(each)
+    with (tmp_path / "hits.csv").open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert list(rows[0]) == list(hit_columns()) and set(COLUMNS) == set(hit_columns())
+    assert [(row["answer"], row["id"], row["list"]) for row in rows] == [
+        *[("1", "a", "hits")] * 2, ("1", "a", "opposers"), ("2", "", "hits"), ("2", "", "opposers"),
+    ]  # fmt: skip
+    assert rows[3]["document"] == "'=cmd|' /C calc'!A0" and rows[3]["passage"] == 'a,\n"b"\\x1b[2J'
+    assert rows[3]["loss"] == "" and rows[3]["read"] == "True" and rows[0]["read"] == rows[0]["prior"] == ""
+
+
+def test_other_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not written as"):
+        AnswerOutput(FormatOptions(out=str(tmp_path / "a.parquet")), False)
+
+
+def test_a_frame_has_the_same_columns(monkeypatch, record) -> None:
+    pandas = pytest.importorskip("pandas")
+    shown, empty = answer().to_frame(), frame(record([]))
+    assert list(shown.columns) == list(hit_columns()) and (empty.dtypes == shown.dtypes).all()
+    record_ = answer().to_record()
+    assert shown["document"].tolist() == [hit["document"] for hit in record_["hits"] + record_["opposers"]]
+    assert len(pandas.concat([shown, empty])) == len(shown)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match="pandas"):
+        frame(record())
+
+
+def test_a_notebook_shows_text_as_text(record) -> None:
+    shown = html_table(record(verdict="guessing", judged=None))
+    assert shown.startswith("<p><b>Guessing</b>: the model is no surer") and "&lt;script&gt;" in shown
+    assert "<script>" not in shown and shown.count("<table>") == 2 and "40%" in shown
