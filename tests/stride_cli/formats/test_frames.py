@@ -29,8 +29,8 @@ def test_a_file_of_answers_is_whole_or_as_it_was(record, tmp_path: Path, name: s
 
 
 def test_csv_has_a_row_a_hit_and_no_formulas(record, tmp_path: Path) -> None:
-    # `read` and `prior` are keys of both an answer and a hit
-    answers = [record(id="a", read=40, prior="tfidf"), record([0.5, -0.1], loss=float("nan"))]
+    # `read` is a key of both an answer and a hit
+    answers = [record(id="a", read=40), record([0.5, -0.1], loss=float("nan"))]
     answers[1]["hits"][0] |= {"document": "=cmd|' /C calc'!A0", "passage": 'a,\n"b"\x1b[2J', "read": True}
     with AnswerOutput(FormatOptions(out=str(tmp_path / "hits.csv")), False).opened() as take:
         for each in answers:
@@ -42,7 +42,7 @@ def test_csv_has_a_row_a_hit_and_no_formulas(record, tmp_path: Path) -> None:
         *[("1", "a", "hits")] * 2, ("1", "a", "opposers"), ("2", "", "hits"), ("2", "", "opposers"),
     ]  # fmt: skip
     assert rows[3]["document"] == "'=cmd|' /C calc'!A0" and rows[3]["passage"] == 'a,\n"b"\\x1b[2J'
-    assert rows[3]["loss"] == "" and rows[3]["read"] == "True" and rows[0]["read"] == rows[0]["prior"] == ""
+    assert rows[3]["loss"] == "" and rows[3]["read"] == "True" and rows[0]["read"] == ""
 
 
 def test_other_tables_are_refused(tmp_path: Path) -> None:
