@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stride_cli.research.methods.protocol import Method
 
 Needs = Literal["text", "model", "truth"]
-_HERE = "stride_cli.methods"
+_HERE = "stride_cli.research.methods"
 
 
 @dataclass(frozen=True)

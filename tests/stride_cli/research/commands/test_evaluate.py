@@ -19,7 +19,7 @@ from stride_cli.schema import json_schema
 from tests.prepared import Prepared
 from tests.stride_cli.commands.conftest import Outcome, one_is_killed
 
-DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+DEMO = Path(__file__).parents[4] / "stride_cli" / "demo" / "corpus.jsonl"
 N, QUERIES, SUBSETS = 40, 4, 6
 pytestmark = pytest.mark.slow
 

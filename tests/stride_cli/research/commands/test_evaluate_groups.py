@@ -15,7 +15,7 @@ from stride_cli.schema import json_schema
 pytestmark = pytest.mark.slow
 
 
-DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
+DEMO = Path(__file__).parents[4] / "stride_cli" / "demo" / "corpus.jsonl"
 
 
 @pytest.fixture(scope="module")

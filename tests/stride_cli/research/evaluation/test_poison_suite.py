@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SUITES = Path(__file__).parents[3] / "examples" / "suites"
+SUITES = Path(__file__).parents[4] / "examples" / "suites"
 
 
 @pytest.fixture

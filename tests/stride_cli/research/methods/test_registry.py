@@ -64,7 +64,7 @@ def test_importing_the_registry_loads_nothing_heavy() -> None:
 
 
 def test_extras_are_declared() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8"))
     declared = project["project"]["optional-dependencies"]
     for extra, package in EXTRAS.items():
         assert any(line.startswith(package) for line in declared[extra])

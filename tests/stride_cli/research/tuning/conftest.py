@@ -33,6 +33,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run():
     """`stride LINE` in this process; see the tests of the commands."""
-    from ..commands.conftest import run_stride
+    from tests.stride_cli.commands.conftest import run_stride
 
     return run_stride
