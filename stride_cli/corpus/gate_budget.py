@@ -98,8 +98,8 @@ def default_projection(n_chunks: int, n_gates: int) -> int:
     a sign for every two of the p gates: to turn more takes as long as it helps.
 
     By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients
-    (`tests/benchmarks/estimated.py`); of 480 chunks and 3.2 million gates 32,768 bytes have .685 of LDS,
-    65,536 .690, 262,144 .700, and the gradients .704.
+    (`tests/benchmarks/results/estimated.jsonl`); of 480 chunks and 3.2 million gates 32,768 bytes have .685
+    of LDS, 65,536 .690, 262,144 .700, and the gradients .704.
     """
     found = [min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED]
     return max(_LEAST_PROJECTED, min(max(found), max(_OF_ANY_GATES, _power(n_gates // 16))))

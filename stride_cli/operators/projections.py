@@ -12,9 +12,9 @@ same of a chunk whatever else is there: it is made in the pass that adds up the 
 comes later gets the one that it would have had.
 
 Of a chunk only signs are kept (Charikar, STOC 2002), of a query three bits a number. That is the noise of
-r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/projections.py`). Nor do leading
-directions of a sample say more: gradients have hardly any in common. Of 2,000 instruction pairs the 500
-leading directions of one quarter hold 4 % of the others.
+r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/results/projections.jsonl`). Nor do
+leading directions of a sample say more: gradients have hardly any in common. Of 2,000 instruction pairs the
+500 leading directions of one quarter hold 4 % of the others.
 """
 
 from __future__ import annotations

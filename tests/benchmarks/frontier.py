@@ -6,9 +6,7 @@ design give that design's measurements, and the Lasso recovers influences from t
 retrained models in the index's ``truth/``, with the joint bootstrap standard error over queries and subsets.
 
 `subsets`: K from n / 100 to n, with random subsets (the default), or subsets that take documents whole, so
-that neighbours share theirs. `debiased`: least squares on what the Lasso chose. `two-level`: half of the
-subsets over all chunks, the other half, for each query anew, over the quarter of the chunks that the first
-half points at; their gates would have to be fitted for each query. `read`: recovery, then so many of its
+that neighbours share theirs. `read`: recovery, then so many of its
 likeliest chunks read from their own gradients (``--read``), chosen by the recovery alone, or by the pairs
 of tokens that chunks share with the query too, by projections of so many bytes of every chunk
 (``--project``), or by pairs and projections; `recall10` and `recall50`: how many of the chunks that are
@@ -90,13 +88,6 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for design in ("random", "documents"):
             columns = columns_of(task, n_subsets, degree, design)
             scores = recover(direct, columns, n_subsets, defaults["lambda_ratio"])
-            if design == "random":
-                same = {"subsets": n_subsets, "chunks_per_subset": task.n_chunks / n_subsets}
-                other = {"debiased": debiased(direct, columns, n_subsets, scores)}
-                if n_subsets >= 4 * degree:
-                    other["two-level"] = two_level(direct, task, n_subsets, degree, defaults["lambda_ratio"])
-                for what, found in other.items():
-                    yield {"what": what, **same, **quality(found)} | about
             same = {"what": "subsets", "design": design, **cost(columns, n_subsets)}
             yield {**same, **quality(scores)} | about
 
@@ -224,48 +215,11 @@ def read(
     return dense(weights), found
 
 
-def debiased(direct: np.ndarray, columns: np.ndarray, n_subsets: int, scores: np.ndarray) -> np.ndarray:
-    """Least squares, with an intercept, on the support of each query's scores."""
-    found = np.zeros_like(scores)
-    for row, old, y in zip(found, scores, measured(direct, columns, n_subsets), strict=True):
-        support = np.flatnonzero(old)
-        design = np.zeros((n_subsets, len(support) + 1))
-        design[:, -1] = 1
-        for place, drawn in enumerate(columns[support]):
-            design[drawn, place] = 1
-        row[support] = np.linalg.lstsq(design, y, rcond=None)[0][:-1]
-    return found
-
-
-def two_level(direct: np.ndarray, task: Any, n_subsets: int, degree: int, ratio: float) -> np.ndarray:
-    """Half of the subsets over all chunks, half over the quarter that correlates most with the responses."""
-    half, n_candidates = n_subsets // 2, task.n_chunks // 4
-    first = columns_of(task, half, degree, "random")
-    fine = build_columns(0, n_candidates, n_subsets=half, degree=degree, seed=task.index.seed + 1)
-    responses = measured(direct, first, half)
-    found = recover(direct, first, half, ratio)
-    for row, y, truth in zip(found, responses, direct, strict=True):
-        promise = np.abs((y - y.mean())[first].sum(axis=1))
-        chosen = np.sort(np.argsort(-promise, kind="stable")[:n_candidates])
-        row[chosen] = recover(truth[None, chosen], fine, half, ratio)[0]
-    return found
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks frontier", description=__doc__)
     parser.add_argument("--index", required=True, help="with a truth, of a language model")
     parser.add_argument("--model")
     parser.add_argument("--space")
     parser.add_argument("--alpha", type=float, default=0.5)
-    parser.add_argument(
-        "--estimates", action="store_true", help="what to keep of each chunk, to find those worth reading"
-    )
-    parser.add_argument("--suite", default="instructions", help="--estimates: what records say it is of")
-    parser.add_argument("--queries", help="--estimates: JSON Lines, in the place of the truth's")
-    parser.add_argument("--methods", help="--estimates: these only, separated by commas")
-    given = parser.parse_args(arguments)
-    rows = run
-    if given.estimates:
-        from tests.benchmarks.candidates import rows
-    for row in rows(given):
+    for row in run(parser.parse_args(arguments)):
         emit(row)

@@ -24,7 +24,7 @@ from stride_cli.research.methods.protocol import score_all
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 from stride_cli.training.language_loop import make_optimizers
 from stride_cli.training.language_trainer import index_chunks, own_recipe
-from tests.benchmarks import unrolled as exact
+from tests.stride_cli.research.methods.gradients import exact_unrolled as exact
 
 TOWNS = [
     "Oslo",
@@ -62,6 +62,25 @@ def tuned(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     )
     task = Workspace.open(index, device="cpu")
     return task, read_texts(task.model, folder / "queries.jsonl", block_size=64)
+
+
+def test_the_reference_is_what_weights_of_chunks_do(tuned: tuple[Workspace, QuerySet]) -> None:
+    """Against the same training with one chunk counting a little more, and a little less."""
+    task, queries = tuned
+    chunks, recipe = index_chunks(task), own_recipe(task)
+    given = [asked(queries, 0, task.model.device)]
+    members = np.arange(3, len(chunks))
+
+    def trained(counts: np.ndarray | None = None) -> exact.Unrolled:
+        return exact.Unrolled(chunks, recipe, members, counts)
+
+    (found,) = trained().influences(given, len(chunks))
+    assert not found[:3].any()
+    for chunk in np.argsort(-np.abs(found))[:4]:
+        more, less = np.ones(len(chunks)), np.ones(len(chunks))
+        more[chunk], less[chunk] = 1.01, 0.99
+        (up,), (down,) = (trained(counts).losses(given) for counts in (more, less))
+        assert (down - up) / 0.02 == pytest.approx(found[chunk], rel=0.05)
 
 
 def test_against_the_training_differentiated(

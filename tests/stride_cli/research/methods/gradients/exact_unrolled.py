@@ -1,23 +1,13 @@
-"""How far any derivative goes: that of a whole training, step by step, against the direct readout.
+"""A fine-tuning replayed step by step and differentiated backwards: the reference for `unrolled`.
 
-A fine-tuning (AdamW, clipping, schedule and all) is replayed and differentiated backwards: how a query's loss
-after it changes with the weight of each chunk in each batch, to first order exact, with no curvature assumed
-and nothing projected. Of a training on everything (`--share 1`), or of trainings on random halves that no
-truth holds, with seeds of their own, each chunk in the mean of those that it was in: what the truth's own
-halves look like, up to chance. LDS against the retrained models in the index's ``truth/``, for the first
-`--queries` of its queries, and of the direct readout for the same.
-
-One training takes 2 bare passes over its batches for every query, and needs the weights of all its steps in
-memory: nothing that an answer could wait for.
+AdamW, clipping, schedule and all: how a query's loss after training changes with the weight of each chunk in
+each batch, exact to first order, with no curvature assumed and nothing projected.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,20 +15,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.language.language_recipe import Recipe
-from stride_cli.output import emit, progress
-from stride_cli.randomness import stream
-from stride_cli.research.methods.gradients.unrolled import asked, differentiated, flat, losses, put
-from stride_cli.research.methods.protocol import score_all
-from stride_cli.research.methods.registry import open_method
+from stride_cli.research.methods.gradients.unrolled import differentiated, flat, losses, put
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps
-from stride_cli.training.language_trainer import index_chunks, own_recipe
-from stride_cli.training.truth import Truth
-from tests.benchmarks import frontier
-from tests.benchmarks._machine import machine
 
 _BETAS, _EPS = (0.9, 0.95), 1e-8  # as `make_optimizers` has them; checked
 
@@ -94,21 +75,19 @@ class Unrolled:
         recipe = self._recipe
         weights = flat(self._parameters)
         first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-        total, plan = planned_steps(self._chunks, recipe, subset=members)
-        with progress("training", total, unit="steps") as bar:
-            for number, (chunks, epoch, share) in enumerate(plan, 1):
-                put(weights, self._parameters)
-                losses, places = self._losses(self._batch(chunks, epoch))
-                counts = self._counts[chunks][places]
-                gradient = self._derivative((counts * losses).sum() / counts.sum())
-                clipped = min(1.0, recipe.clip / (float(gradient.norm()) + 1e-6))
-                step = Step(
-                    chunks, epoch, recipe.adam_lr * share, weights, first, second, gradient * clipped, clipped
-                )
-                first, second, moved, spread = self._moved(step, number)
-                weights = weights - step.rate * moved / (spread + _EPS)
-                yield step
-                bar.advance()
+        _, plan = planned_steps(self._chunks, recipe, subset=members)
+        for number, (chunks, epoch, share) in enumerate(plan, 1):
+            put(weights, self._parameters)
+            losses, places = self._losses(self._batch(chunks, epoch))
+            counts = self._counts[chunks][places]
+            gradient = self._derivative((counts * losses).sum() / counts.sum())
+            clipped = min(1.0, recipe.clip / (float(gradient.norm()) + 1e-6))
+            step = Step(
+                chunks, epoch, recipe.adam_lr * share, weights, first, second, gradient * clipped, clipped
+            )
+            first, second, moved, spread = self._moved(step, number)
+            weights = weights - step.rate * moved / (spread + _EPS)
+            yield step
         self._last = weights
 
     @staticmethod
@@ -131,7 +110,7 @@ class Unrolled:
         # ∂loss/∂θ after the last step, and ∂loss/∂ Adam's m and v, which the loss does not see by itself
         of_weights = torch.stack([self._derivative(self._losses(query)[0].mean()) for query in queries])
         of_first, of_second = torch.zeros_like(of_weights), torch.zeros_like(of_weights)
-        with progress("differentiating", len(self.steps), unit="steps") as bar, sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH):
             for number in range(len(self.steps), 0, -1):
                 step = self.steps[number - 1]
                 _, _, moved, spread = self._moved(step, number)
@@ -147,7 +126,6 @@ class Unrolled:
                     along = (pulled @ step.gradient) / self._recipe.clip**2
                     pulled = step.clipped * (pulled - along[:, None] * step.gradient)
                 self._through(step, pulled, of_weights, found)
-                bar.advance()
         return -found
 
     def _through(self, step: Step, pulled: Tensor, of_weights: Tensor, found: np.ndarray) -> None:
@@ -173,53 +151,3 @@ class Unrolled:
 
     def _batch(self, chunks: np.ndarray, epoch: int) -> Batch:
         return make_batch(as_read(self._chunks, chunks, self._recipe, epoch), torch.device("cpu"))
-
-
-def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    torch.set_num_threads(given.threads)
-    task = WorkspacePath(Path(given.index), None).open()
-    truth = Truth.from_index(task.index)
-    count = min(given.queries, len(truth.queries))
-    truth = replace(truth, losses=truth.losses[..., :count], queries=truth.queries.take(range(count)))
-    quality = frontier.judge(task, truth)
-    recipe, chunks = own_recipe(task), index_chunks(task)
-    about = {
-        "benchmark": "unrolled",
-        "chunks": task.n_chunks,
-        "parameters": task.model.n_parameters,
-        "steps": recipe.steps,
-        "subsets_retrained": truth.n_subsets,
-        "seeds": truth.n_seeds,
-        "queries": count,
-    } | machine("torch")
-    method = open_method("direct")
-    method.fit(task)
-    direct = score_all(method, truth.queries)
-    yield {"what": "direct", **quality(direct)} | about
-    queries = [asked(truth.queries, number, torch.device("cpu")) for number in range(count)]
-    sums, seen = np.zeros((count, task.n_chunks)), np.zeros(task.n_chunks)
-    for number in range(given.trainings):
-        order = stream(given.seed, "unrolled", number).permutation(task.n_chunks)
-        members = np.sort(order[: round(given.share * task.n_chunks)])
-        if given.share < 1:  # the one on everything is the model's own
-            recipe = recipe.with_seed(int(stream(given.seed, "unrolled seed", number).integers(1 << 31)))
-        training = Unrolled(chunks, recipe, members)
-        sums += training.influences(queries, task.n_chunks)
-        seen[members] += 1
-        scores = sums / np.maximum(seen, 1)
-        both = sum(each / each.std(axis=1, keepdims=True) for each in (scores, direct))
-        same = {"trainings": number + 1, "share": given.share, "covered": float((seen > 0).mean())}
-        yield {"what": "unrolled", **same, **quality(scores)} | about
-        yield {"what": "unrolled and direct", **same, **quality(both)} | about
-
-
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks unrolled", description=__doc__)
-    parser.add_argument("--index", required=True, help="of a small fine-tuned model, with a truth")
-    parser.add_argument("--queries", type=int, default=10)
-    parser.add_argument("--trainings", type=int, default=1)
-    parser.add_argument("--share", type=float, default=1.0, help="of the chunks, that each training has")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    for row in run(parser.parse_args(arguments)):
-        emit(row)
