@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["missing", "extra", "length", "content", "invariant", "maker", "signature"]
+Kind = Literal["missing", "extra", "length", "content", "invariant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,9 @@ class Problem:
 
     Attributes
     ----------
-    path : str        the file, relative to the index; for an invariant or a maker's doing, the array or group
-    kind : str        "missing", "extra", "length", "content" (a digest differs), "invariant" (arrays that
-                      contradict each other), "maker" (what no build writes, digests right all the same) or
-                      "signature" (not what was signed, or not by that key)
+    path : str        the file, relative to the index; for an invariant, the array or group
+    kind : str        "missing", "extra", "length", "content" (a digest differs) or "invariant" (arrays
+                      contradict each other)
     message : str     what was expected and what was found
     """
 

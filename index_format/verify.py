@@ -20,7 +20,6 @@ from index_format.places import Place, open_place
 from index_format.problem import Problem
 from index_format.reader import Index
 from index_format.shards import ShardedArray
-from index_format.signature import SIGNATURE, read_signature
 
 Progress = Callable[[int, int], None]
 _Array = np.ndarray | ShardedArray
@@ -31,8 +30,7 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
 
     Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
     Where all bytes are right, the arrays are checked against each other (a writer's mistake, not damage).
-    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index, and
-    whose its signature is, and of what, is not asked (`signature.find_unsigned`).
+    Memory is bounded whatever the size. Unfinished stages (operators.partial) are no part of the index.
 
     Parameters
     ----------
@@ -47,17 +45,6 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
     if not _exists(place, MANIFEST) and not _exists(place, ZARR_JSON):
         Index.open(path)  # says what is there instead
         raise IndexNotFound(f"{place.path} is no index", fix="stride index build makes one")
-    problems = _find_problems(place, path, progress)
-    try:
-        read_signature(place)
-    except IndexDamaged as error:
-        problems.append(Problem(SIGNATURE, "content", error.message))
-    return problems
-
-
-def _find_problems(
-    place: Place, path: str | os.PathLike[str] | RemotePath, progress: Progress | None
-) -> list[Problem]:
     problems: list[Problem] = []
     todo: list[tuple[str, tuple[int, str]]] = []
     there = place.names()
@@ -123,7 +110,7 @@ def _find_extra(there: Iterable[str], directory: str, files: set[str]) -> Iterat
             continue
         relative = name.removeprefix(f"{directory}/") if directory else name
         top, inside, _ = relative.partition("/")
-        if not directory and relative == SIGNATURE:
+        if not directory and relative == "signature.json":  # of earlier releases
             continue
         if relative.rstrip("/") not in known and relative and not (inside and top in elsewhere):
             yield _extra(name.rstrip("/"))

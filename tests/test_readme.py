@@ -403,7 +403,7 @@ def test_the_site_has_what_its_pages_link_to() -> None:
     assert copied == "[a](../files/pre-commit-hooks.yaml)"
     assert turned("[a](https://b)", "docs/a.md", "a.md") == "[a](https://b)"
     page = hooks["_command_page"](hooks["_root"]().commands["index"], "stride index")
-    assert "## stride index verify" in page and "--deep" in page
+    assert "## stride index verify" in page and "--json" in page
     assert all(
         name in hooks["_records"]() for name in ("suites/wikitext.jsonl", "## Suite instructions_135m")
     )

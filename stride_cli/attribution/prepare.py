@@ -115,7 +115,6 @@ def _follow(
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import path_of_model
-    from stride_cli.signing import signed_by
 
     index = Index.open(index_path)
     refuse_classifier(index, "stride ask asks of texts", fix="stride query --row 0")
@@ -131,11 +130,10 @@ def _follow(
         )
     attributes = index.group_attributes("operators") if index.has("operators") else {"fit": "closed"}
     own_way = attributes["fit"] != "closed" or bool(attributes.get("checkpoints"))
-    if own_way or signed_by(index_path) is not None:
+    if own_way:
         raise UsageError(
-            f"{named} has {count - index.n_documents:,} documents more than index '{index_path}', which is "
-            + ("fitted in a way of its own" if own_way else "signed")
-            + ": it is not extended without being told",
+            f"{named} has {count - index.n_documents:,} documents more than index '{index_path}', which was "
+            "fitted with settings of its own: it is not extended without being told",
             fix=f"stride index append NEW.jsonl --index {quoted}, then stride train --overwrite as before",
         )
     where = model_path or path_of_model(index)

@@ -1,4 +1,4 @@
-"""`stride index`: plan, build, look at, verify, sign, extend and export an index."""
+"""`stride index`: plan, build, look at, verify, extend and export an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from index_format.errors import IndexDamaged
 from index_format.location import Location, RemotePath, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.characters import one_line
@@ -47,9 +46,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.index_records import (
         IndexInfoRecord,
         IndexRecord,
-        IndexSignatureRecord,
         IndexSummary,
-        IndexTransferRecord,
         IndexVerifyRecord,
     )
 
@@ -181,10 +178,8 @@ def append(
     Operators stay too, but have not seen the new chunks until `stride train` is run again.
     """
     from index_format.reader import Index
-    from stride_cli.signing import signed_by
 
     path = writable_index(index)
-    signer = signed_by(path)
     begin = time.monotonic()
     with output.progress("opening the index and its tokenizer"):
         from stride_cli.corpus.build import append_to_index
@@ -204,9 +199,6 @@ def append(
     again = ("--overwrite",) if extended.has("operators") else ()
     why = "the operators have not seen the new chunks; next" if again else "next"
     next_step("stride", "train", "--index", str(path), *again, why=why)
-    if signer is not None:
-        sign = ("stride", "index", "sign", str(path), "--key", "KEY.pem")
-        next_step(*sign, why="its signature was of what it was before, and is gone; then")
 
 
 @app.command(
@@ -397,58 +389,20 @@ def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json
 
 @app.command(
     short_help="Compare every byte of an index with its manifest.",
-    epilog=_example("stride index verify run.stride", "stride index verify run.stride --deep"),
+    epilog=_example("stride index verify run.stride"),
 )
-def verify(
-    index: IndexArgument = None,
-    index_option: IndexPath = None,
-    deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Look for what somebody could have made on purpose, digests and all."),
-    ] = False,
-    key: Annotated[
-        Path | None,
-        typer.Option("--key", metavar="PUB.pem", help="Check its signature with this ed25519 public key."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="With --deep: the model whose tokens it has; by default its own, if that is here.",
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
+def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong.
 
-    With --deep: texts, ids, tokens, subsets, operators and paths are what a build of STRIDE writes.
-    With --key: all of it is as the holder of the key signed it (stride index sign).
+    Manifests find damage, not forgery: to show who made an index, sign its manifests.
     """
-    from stride_cli import signing
-
-    if model is not None and not deep:
-        raise errors.UsageError("--model is of --deep, which is not given", fix="add --deep")
     path = _named_index(index, index_option)
-    public = None if key is None else signing.read_public_key(key)
     problems = _verified(path)
-    if public is not None:
-        problems += signing.check_signature(path, public)
-    elif signer := signing.signed_by(path):
-        output.note(
-            f"signed, as it says itself, with key {signer}: unchecked (stride index verify --key PUB.pem)"
-        )
-    if deep:
-        problems += _looked_closer(path, model, problems)
     record: IndexVerifyRecord = {
         "schema": "stride.index_verify/1",
         "index": str(path),
         "whole": not problems,
     }
-    if deep:
-        record["deep"] = True
-    if public is not None:
-        record["key"] = signing.fingerprint_of(public)
     as_json = output.wants_json(json)
     if not problems:
         from index_format.layout import STAGE_GROUPS
@@ -457,8 +411,7 @@ def verify(
         opened = Index.open(path)
         record["stages"] = [group for group in STAGE_GROUPS if opened.has(group)]
         has = f", with {', '.join(record['stages'])}" if record["stages"] else ""
-        signed = f", and signed with key {record['key']}" if "key" in record else ""
-        output.emit(record) if as_json else print(one_line(f"{path} is whole{has}{signed}"))
+        output.emit(record) if as_json else print(one_line(f"{path} is whole{has}"))
         return
     for problem in problems:
         if as_json:
@@ -471,12 +424,12 @@ def verify(
             output.emit(found)
         else:
             print(one_line(f"{problem.path}: {problem.kind}: {problem.message}"))
-    output.note(_what_to_do(path, problems))
+    output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
 
 
 def _verified(path: Location) -> list[Problem]:
-    """All that is wrong with an index's bytes, found with a bar."""
+    """Find all that is wrong with an index's bytes, with a progress bar."""
     from index_format.verify import verify as find_problems
 
     on_disk = _disk_bytes(path)
@@ -489,146 +442,6 @@ def _verified(path: Location) -> list[Problem]:
             done = read
 
         return find_problems(path, progress=tell)
-
-
-def _looked_closer(path: Location, model: str | None, problems: Sequence[Problem]) -> list[Problem]:
-    """What a maker has done to an index whose bytes are right."""
-    from index_format.reader import Index
-    from stride_cli.attribution.deep_verify import find_made_up
-
-    if any(problem.kind != "signature" for problem in problems):
-        output.note("the index is damaged: nobody has looked any closer (--deep)")
-        return []
-    return list(find_made_up(Index.open(path), model))
-
-
-def _what_to_do(path: Location, problems: Sequence[Problem]) -> str:
-    kinds, count = {problem.kind for problem in problems}, len(problems)
-    if kinds - {"maker", "signature"}:
-        return f"{path} is damaged ({count} found): restore it from a copy, or build it again"
-    if "maker" in kinds:
-        return f"{path} holds what no build of stride writes ({count} found): build it again from the corpus"
-    return f"{path} is not what was signed ({count} found): ask who signed it for a copy, or do not trust it"
-
-
-@app.command(
-    short_help="Sign an index, so that others see that it is yours.",
-    epilog=_example("stride index sign run.stride --key key.pem"),
-)
-def sign(
-    index: IndexArgument = None,
-    index_option: IndexPath = None,
-    *,
-    key: Annotated[
-        Path,
-        typer.Option(
-            "--key",
-            metavar="KEY.pem",
-            help="Private key: openssl genpkey -algorithm ed25519 -out key.pem",
-        ),
-    ],
-    json: Json = False,
-) -> None:
-    """Sign an index and its stages as they are now: others then see that it is yours, and unchanged.
-
-    They need your public key (openssl pkey -in key.pem -pubout -out pub.pem) and stride index verify --key.
-    The password of an encrypted key is taken from STRIDE_SIGN_PASSWORD. Stages that run later are not
-    signed: sign again.
-    """
-    from stride_cli import signing
-
-    path = writable_index(str(_named_index(index, index_option)))
-    signing.read_private_key(key)  # before all bytes are read
-    problems = [problem for problem in _verified(path) if problem.path != signing.SIGNATURE]
-    if problems:
-        raise IndexDamaged(
-            f"index {path} is not signed, it is damaged: {problems[0].path}: {problems[0].message}",
-            fix=f"stride index verify {path} says all of it: restore it from a copy, or build it again",
-        )
-    signed = signing.sign_index(path, key)
-    record: IndexSignatureRecord = {
-        "schema": "stride.index_signature/1",
-        "index": str(path),
-        "key": signed.key,
-        "digest": signed.statement.index,
-        "stages": sorted(signed.statement.stages),
-        "replaced": signed.replaced,
-    }
-    _show(record, json, title=f"signature of {path}")
-
-
-HubArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ADDRESS", help="hf://datasets/OWNER/NAME, with @REVISION, /PATH in it.", show_default=False
-    ),
-]
-
-
-@app.command(
-    short_help="Send an index to a dataset of the hub.",
-    epilog=_example("stride index push run.stride hf://datasets/OWNER/NAME"),
-)
-def push(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="The index.", show_default=False)],
-    address: HubArgument,
-    public: Annotated[
-        bool,
-        typer.Option("--public", help="A dataset that is made can be read by everybody, texts and all."),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Send an index to a dataset of the Hugging Face hub, made private where there is none.
-
-    It is compared with its manifests before, and is there in one commit. Its model is not sent. Interrupted,
-    the same command sends what is not there yet.
-    """
-    from stride_cli.hub import HubAddress
-    from stride_cli.index_transfer import push_index
-
-    begin = time.monotonic()
-    wanted = HubAddress.parse(address)
-    path = local_directory(locate(index))
-    _report_transfer(path, push_index(path, wanted, public=public), begin, json)
-
-
-@app.command(
-    short_help="Fetch an index from a dataset of the hub.",
-    epilog=_example("stride index pull hf://datasets/OWNER/NAME --out run.stride"),
-)
-def pull(
-    address: HubArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Where it goes; default: its name there, here."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the index at DIR.")] = False,
-    json: Json = False,
-) -> None:
-    """Fetch an index from a dataset of the Hugging Face hub, and compare every byte with its manifests.
-
-    Interrupted, the same command goes on. Who could have made it to deceive: stride index verify --deep.
-    """
-    from stride_cli.hub import HubAddress
-    from stride_cli.index_transfer import pull_index
-
-    begin = time.monotonic()
-    place = None if out is None else _new_index(out)
-    path, found = pull_index(HubAddress.parse(address), place, overwrite=overwrite)
-    _report_transfer(path, found, begin, json)
-    output.note(f'next: stride query "some text" --index {path}')
-
-
-def _report_transfer(path: Path, found: Any, begin: float, json: bool) -> None:
-    record: IndexTransferRecord = {
-        "schema": "stride.index_transfer/1",
-        "index": str(path),
-        "address": str(found.address),
-        "files": found.files,
-        "bytes": found.bytes,
-        "seconds": round(time.monotonic() - begin, 3),
-    }
-    _show(record, json, title=f"index {path}")
 
 
 class Exported(StrEnum):

@@ -144,34 +144,6 @@ class IndexVerifyRecord(TypedDict):
             ]
         ]
     ]
-    deep: NotRequired[Annotated[bool, "true: what a maker could have done was looked for, too"]]
-    key: NotRequired[
-        Annotated[str, "with --key: SHA-256 of the public key that its signature was checked with"]
-    ]
     path: NotRequired[Annotated[str, "of a problem: the file, array or group inside the index"]]
-    kind: NotRequired[
-        Annotated[
-            str,
-            'of a problem: "missing", "extra", "length", "content", "invariant", "maker" (digests are right, '
-            'and no build of stride writes that) or "signature" (not what was signed, or not with that key)',
-        ]
-    ]
+    kind: NotRequired[Annotated[str, 'of a problem: "missing", "extra", "length", "content" or "invariant"']]
     message: NotRequired[Annotated[str, "of a problem: what was expected and found"]]
-
-
-class IndexTransferRecord(TypedDict):
-    schema: Literal["stride.index_transfer/1"]
-    index: Annotated[str, "path of the index"]
-    address: Annotated[str, "where it is on the hub, at its commit"]
-    files: Annotated[int, "of the index"]
-    bytes: Annotated[int, "their length"]
-    seconds: Annotated[float, "seconds of the whole command"]
-
-
-class IndexSignatureRecord(TypedDict):
-    schema: Literal["stride.index_signature/1"]
-    index: Annotated[str, "path of the index"]
-    key: Annotated[str, "SHA-256 of the public key (DER), hex"]
-    digest: Annotated[str, "of the index's manifest, which is signed"]
-    stages: list[Annotated[str, "group whose manifest is signed with it: operators, truth, calibration"]]
-    replaced: Annotated[str | None, "key of the signature that was there before; null where none was"]

@@ -365,26 +365,7 @@ def test_tables_on_a_terminal(
     assert "manifest.json: " in stride("index verify").out
 
 
-def test_appending_says_that_the_signature_is_gone(here: Path, stride: Callable[..., Result]) -> None:
-    assert stride("index build corpus.jsonl --model model").code == 0
-    write_key(here / "key.pem")
-    assert stride("index sign run.stride --key key.pem").code == 0
-    Path("more.jsonl").write_text(corpus(5, seed=1))
-    appended = stride("index append more.jsonl")
-    assert appended.code == 0 and "its signature was of what it was before, and is gone" in appended.err
-    assert not Path("run.stride/signature.json").exists() and stride("index verify").err == ""
-
-
-def write_key(file: Path) -> None:
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    key = Ed25519PrivateKey.generate()
-    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-
-
-@pytest.mark.parametrize("command", ["build", "append", "plan", "info", "verify", "sign"])
+@pytest.mark.parametrize("command", ["build", "append", "plan", "info", "verify"])
 def test_every_help_ends_in_an_example_that_runs(
     command: str, here: Path, stride: Callable[..., Result]
 ) -> None:
@@ -392,8 +373,6 @@ def test_every_help_ends_in_an_example_that_runs(
     Path("more.jsonl.gz").write_bytes(gzip.compress(corpus(5, seed=1).encode()))
     if command != "build":
         assert stride("index build corpus.jsonl --model model --out run.stride").code == 0
-    if command == "sign":
-        write_key(here / "key.pem")
     help = stride(f"index {command} --help")
     assert help.code == 0
     examples = help.out.partition("Example:\n")[2].strip().splitlines()

@@ -69,12 +69,10 @@ LINES = (
     ("baseline", f"tfidf {ASKED} --top 2", ["stride.ranking/1"] * 3),
     ("index append", "more.jsonl --index run.stride", ["stride.index/1"]),
     ("index export", "subsets --index mlp.stride", ["stride.index_subset/1"] * 10),
-    ("index sign", "run.stride --key key.pem", ["stride.index_signature/1"]),
-    ("index verify", "run.stride --deep --key pub.pem", ["stride.index_verify/1"]),
+    ("index verify", "run.stride", ["stride.index_verify/1"]),
     ("config show", "", ["stride.setting/1"]),
 )
 ELSEWHERE = {
-    *("index push", "index pull"),  # test_hub_index.py, with a hub of its own
     "serve",  # test_serve.py; it writes none
     *("demo", "schema"),  # minutes long, in tests/test_readme.py; the schemas themselves
     # train models again and again: their own tests run them, where conftest.py looks at every record
@@ -120,8 +118,6 @@ for line in json.loads(sys.stdin.read()):
 def test_every_record_is_as_described(run, tmp_path: Path) -> None:
     """And no library's warning, leak report or progress bar is among what commands say on stderr."""
     import numpy as np
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from jsonschema import Draft202012Validator
 
     documents = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()[:33]]
@@ -134,11 +130,6 @@ def test_every_record_is_as_described(run, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 17, (24, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "digits.npz", images=images, labels=np.arange(24) % 3)
-    key = Ed25519PrivateKey.generate()
-    secret = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *secret))
-    public = serialization.PublicFormat.SubjectPublicKeyInfo
-    (tmp_path / "pub.pem").write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, public))
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONWARNINGS"}
     done = subprocess.run(
         [sys.executable, "-c", ALL],

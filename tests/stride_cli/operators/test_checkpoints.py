@@ -206,14 +206,13 @@ def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: 
 
 def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path, tmp_path: Path) -> None:
     from index_format.verify import verify
-    from stride_cli.attribution.deep_verify import find_made_up
     from stride_cli.corpus.build import append_to_index
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.tokenizer import load_tokenizer
 
     index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
-    assert verify(index) == [] and list(find_made_up(Index.open(index))) == []
+    assert verify(index) == []
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "new", "text": "Bread was dear in Paris that winter."}) + "\n")
     tokenizer = load_tokenizer(run_folder / "model")
@@ -224,7 +223,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         reading=ReadOptions(),
     )
-    assert verify(index) == [] and list(find_made_up(Index.open(index))) == []
+    assert verify(index) == []
     assert len(api.Session.open(index).checkpoints) == 2
     (damaged,) = index.glob("operators/checkpoint_2.logit_gates/c/0/*")
     content = bytearray(damaged.read_bytes())
