@@ -401,8 +401,7 @@ def chunk_influences(
     models : with their operators, the index's own first
     batches : the Q queries, in order
     rows : (t,) int64               distinct chunks; or Q of these, of each query its own: the t that are read
-                                    are then all of them, ascending, and a query's numbers of others' mean
-                                    nothing. None may be asked for
+                                    are then all of them, ascending. None may be asked for
     responses : (Q, C K) float64    of `stack_checkpoints`
     row_sizes : (K,) or (C, K)      |A_k|
     intercept : bool                whether recovery fits one; without, b is 0
@@ -411,10 +410,8 @@ def chunk_influences(
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to
     """
-    needed: np.ndarray | None = None
     if not isinstance(rows, np.ndarray):
-        each, rows = rows, np.unique(np.concatenate(rows))
-        needed = np.array([np.isin(rows, own) for own in each])  # (Q, t)
+        rows = np.unique(np.concatenate(rows))
     sizes = np.atleast_2d(np.asarray(row_sizes, np.float64))
     factors, offset = np.zeros((len(sizes), len(responses))), np.zeros(len(responses))
     read: list[np.ndarray] = []
@@ -425,7 +422,7 @@ def chunk_influences(
         own = np.asarray(responses)[:, number * operators.n_subsets : (number + 1) * operators.n_subsets]
         if len(rows):
             with progress("reading chunks", len(rows), unit="chunks") as bar:
-                found = gradient_products(steered, asked, chunks, rows, needed=needed, advance=bar.advance)
+                found = gradient_products(steered, asked, chunks, rows, advance=bar.advance)
             read.append(chunks.typical * found.sum(axis=0))
         else:
             read.append(np.zeros((len(responses), 0)))

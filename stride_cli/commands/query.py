@@ -59,7 +59,6 @@ Examples:
   stride query --file prompts.jsonl --out hits.csv
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
-  stride query "The capital of France is" --warm
   stride query --file prompts.jsonl --workers 4 --out answers.jsonl
   stride query --row 17 --index classifier.stride --top 5 --bottom 5
 """
@@ -151,15 +150,6 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
-    warm: Annotated[
-        bool,
-        typer.Option(
-            "--warm",
-            help="Where a stride serve has the index open: by the chunks' gradients that it keeps, in a "
-            "fraction of the time. Numbers differ in their last digits.",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -189,11 +179,6 @@ def query(
         )
     # many prompts of a file are read for together, which takes less time than a server saves
     here = no_server or text is None or pool
-    if warm and here:
-        raise UsageError(
-            "--warm asks a running stride serve, which --no-server, --file, --row and --pool do not",
-            fix="leave it out, or give a prompt (- for stdin) alone",
-        )
     if add not in (None, "support", "all"):
         raise UsageError(f"--add is '{add}' (expected support or all)", fix="try --add support")
     if add is not None and not pool:
@@ -212,7 +197,7 @@ def query(
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
-    served = None if here else _served(place, options, given, warm)
+    served = None if here else _served(place, options, given)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span, "instead": instead}
     asking: Any
@@ -287,9 +272,7 @@ def _shared(
     return with_judges(options, index, given), SharedSession(place, sharing)
 
 
-def _served(
-    place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any], warm: bool
-) -> ServedSession | None:
+def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:
     """What asks a running server that has the index open; None where there is none."""
     from stride_cli.serve.client import ServedSession, find_server
 
@@ -307,4 +290,4 @@ def _served(
 
     presence, served, n_chunks = server
     stability = bool(given.get("stability", False))
-    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened, warm)
+    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened)

@@ -162,8 +162,6 @@ class ChunkReader:
         self.loss_mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
         self.n_chunks = len(self.offsets) - 1
         self._scored: int | None = None
-        # `stride_cli.operators.kept_gradients.KeptGradients` of a process that answers many queries
-        self.kept: Any = None
 
     @cached_property
     def lengths(self) -> np.ndarray:

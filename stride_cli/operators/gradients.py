@@ -27,7 +27,6 @@ from stride_cli.operators.steered_model import SteeredModel
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.operators.kept_gradients import KeptGradients
 
 
 def gate_gradients(
@@ -262,7 +261,6 @@ def gradient_products(
     chunks: ChunkReader,
     rows: np.ndarray | None = None,
     *,
-    needed: np.ndarray | None = None,
     batch_tokens: int | None = None,
     advance: Callable[[float], None] | None = None,
 ) -> np.ndarray:
@@ -273,7 +271,6 @@ def gradient_products(
     queries : one (Q, p) float32 a space, on the CPU
     chunks : ChunkReader
     rows : (t,) int64, optional     which chunks, distinct; default: all n
-    needed : (Q, t) bool, optional  products that are looked at; others may be left at 0
     batch_tokens : int, optional    padded tokens at once; default: what memory allows
     advance : callable, optional    told of so many chunks read, each time
 
@@ -296,19 +293,9 @@ def gradient_products(
 
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
     moved = [query.to(steered.model.device) for query in queries]
-    kept: KeptGradients | None = chunks.kept
-    if kept is not None:
-        known = kept.known(steered, rows)
-        wanted = None if needed is None else needed[:, place(known)]
-        found[:, :, place(known)] = kept.products(steered, queries, known, wanted)
-        if advance is not None and len(known):
-            advance(len(known))
-        rows = np.setdiff1d(rows, known)
     for batch, gradients in weighted_gradients(steered, chunks, rows, batch_tokens=batch_tokens):
         for number, (query, gradient) in enumerate(zip(moved, gradients, strict=True)):
             found[number][:, place(batch.rows)] = (query @ gradient.T).cpu().numpy()
-        if kept is not None:
-            kept.add(steered, batch.rows, gradients)
         if advance is not None:
             advance(len(batch.rows))
     return found

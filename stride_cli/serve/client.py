@@ -114,8 +114,6 @@ class ServedSession:
     n_chunks : int               of the index
     halves, stability : as given
     open_session : callable      opens the index in this process, and gives its options their judges
-    warm : bool                  by the chunks' gradients that the server keeps; else to the last digit as a
-                                 process that opens the index
     """
 
     presence: Presence
@@ -124,7 +122,6 @@ class ServedSession:
     halves: int | None
     stability: bool
     open_session: Callable[[], tuple[Session, QueryOptions]]
-    warm: bool = False
 
     def outcomes(
         self,
@@ -164,7 +161,7 @@ class ServedSession:
             "halves": self.halves,
             "stability": self.stability,
             "index": self.place.name,
-            "alone": not self.warm,
+            "alone": True,
         }
         status, found = exchange(self.presence, "POST", "/query", body, patience=None)
         if status == 200 and found.get("schema") == "stride.answer/1":

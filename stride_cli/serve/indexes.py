@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.serve_records import ServedIndexRecord
 
 _KEPT = 64  # answers, for what is asked about them next: their tokens, documents, pages
-_MOST_BYTES = 3 << 29  # of chunks' gradients, of each index
-_AHEAD = 8  # chunks that are read ahead in one go; a request waits for these
 # what changes when an index is fitted, calibrated or extended anew
 _MARKS = ("zarr.json", "manifest.json", "operators/manifest.json", "calibration/manifest.json")
 
@@ -49,8 +46,6 @@ class ServedIndex:
     def __init__(self, name: str, place: WorkspacePath) -> None:
         self.name, self.place = name, place
         self._session: Session | None = None
-        self._kept: Any = None
-        self._unread: Sequence[int] = []
         self._tried = False
         self._mark: Any = None
         self._answers: OrderedDict[_Key, Answer] = OrderedDict()
@@ -74,8 +69,6 @@ class ServedIndex:
             session = Session.open(
                 place.index, model_path=place.model, device=place.device, dtype=place.dtype
             )
-            from stride_cli.operators.kept_gradients import KeptGradients
-
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query --row")
             language: Any = session.model
             language.compiled_steps = True
@@ -83,8 +76,6 @@ class ServedIndex:
                 self._answers.clear()
             self._session, self._mark, self._numbers = session, mark, None
             self._tried = False
-            self._kept, self._unread = KeptGradients(_MOST_BYTES), self._to_read(session)
-            session.workspace.chunks.kept = self._kept
             keep_imported()
         return self._session
 
@@ -93,45 +84,14 @@ class ServedIndex:
         """The session as it was opened last, for any thread that wants to know of the index what stays."""
         return self._session
 
-    @contextmanager
-    def exactly(self, wanted: bool) -> Iterator[None]:
-        """Within, where that is wanted: chunks are read anew, as a process that asks once reads them."""
-        chunks = self.session().workspace.chunks
-        chunks.kept = None if wanted else self._kept
-        try:
-            yield
-        finally:
-            chunks.kept = self._kept
-
     def warm(self) -> bool:
-        """Read a few chunks ahead of the queries that will want them; whether there are more to read."""
-        if self._session is None or self._kept is None:
+        """Ask something once after opening, so that the first client need not wait for imports and compiling;
+        whether it did."""
+        if self._session is None or self._tried:
             return False
-        session = self._session
-        if not self._unread:
-            if not self._tried:
-                self._tried = True
-                _try_out(session)
-            return False
-        import numpy as np
-
-        from stride_cli.operators.gradients import weighted_gradients
-
-        rows, self._unread = np.array(self._unread[:_AHEAD], np.int64), self._unread[_AHEAD:]
-        for steered in session.steered:
-            rest = np.setdiff1d(rows, self._kept.known(steered, rows))
-            if not self._kept.room_for(steered, len(rest)):
-                self._unread = []
-                break
-            for batch, gradients in weighted_gradients(steered, session.workspace.chunks, rest):
-                self._kept.add(steered, batch.rows, gradients)
+        self._tried = True
+        _try_out(self._session)
         return True
-
-    @staticmethod
-    def _to_read(session: Session) -> Sequence[int]:
-        """The chunks that are worth reading ahead: all, where queries read some and operators allow it."""
-        readable = all(each.operators.direct_scale is not None for each in session.steered)
-        return range(session.index.n_chunks if readable and session.attributor().reads else 0)
 
     def _found(self) -> Any:
         """What tells that a local index has changed: files that are replaced when it does."""
@@ -241,7 +201,7 @@ class Shelf:
             self.indexes[own] = ServedIndex(own, place)
 
     def warm(self) -> bool:
-        """Read ahead in one of the indexes; whether there is more to read."""
+        """Try out one of the indexes; whether there was one to try."""
         return any(index.warm() for index in self.indexes.values())
 
     def find(self, name: str | None) -> ServedIndex:

@@ -148,13 +148,12 @@ def _answered(jobs: list[Ask]) -> None:
         first = jobs[0]
         prompts: list[Mapping[str, Any] | StrideError] = [job.prompt for job in jobs]
         session = first.index.session()
-        with first.index.exactly(first.alone):
-            for outcome in session.outcomes(prompts, first.options, together=1 if first.alone else None):
-                job = waiting.popleft()
-                if isinstance(outcome, Refused):
-                    job.future.set_exception(outcome.error)
-                else:
-                    job.future.set_result(outcome)
+        for outcome in session.outcomes(prompts, first.options, together=1 if first.alone else None):
+            job = waiting.popleft()
+            if isinstance(outcome, Refused):
+                job.future.set_exception(outcome.error)
+            else:
+                job.future.set_result(outcome)
     except BaseException as error:
         for job in waiting:
             job.future.set_exception(error)

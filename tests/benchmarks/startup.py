@@ -4,7 +4,7 @@ Commands run in turn as processes of their own; processor seconds (user and syst
 and ratios. `--index` has operators. The stages of a cold query are timed in a process of its own: imports,
 loading, kernels, the first query and the second. One prompt is also asked of transformers' own model, which a
 query of a plain checkpoint does without, and held against importing torch alone; and of a running server, to
-the last digit as without one, and `--warm`: its own time is in wall seconds alone. Kernels: the first query
+the last digit as without one. Kernels: the first query
 of a process with an empty cache directory, which compiles, and with the one that this filled.
 """
 
@@ -96,15 +96,12 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "one prompt by transformers": [sys.executable, "-c", THEIRS, *asked],
         f"{given.prompts} prompts in one process": [*stride, "query", "-", *here, "--no-server"],
         "one prompt of a server": [*stride, "query", given.prompt, *here],
-        "one warm prompt of a server": [*stride, "query", given.prompt, *here, "--warm"],
-        f"{given.prompts} warm prompts of a server": [*stride, "query", "-", *here, "--warm"],
     }
     with tempfile.TemporaryDirectory() as home, served(Path(given.index), Path(home)):
         time.sleep(given.settle)
         record = _compare(queries, given.query_repeats, prompts, {"XDG_STATE_HOME": home})
     torch, one, _, theirs, many, *_ = list(record["processor_seconds"].values())[1:]
     passed = record["wall_seconds"]
-    *_, warm, warm_many = passed.values()
     yield (
         record
         | {
@@ -116,7 +113,6 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "wall_in_imports_of_torch": {
                 name: value / passed["python -c 'import torch'"] for name, value in passed.items()
             },
-            "wall_seconds_of_a_further_prompt_warm": (warm_many - warm) / (given.prompts - 1),
         }
         | about
     )

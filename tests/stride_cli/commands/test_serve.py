@@ -21,15 +21,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, NumericalError, QueryError, UsageError
-from stride_cli.operators import gradients
-from stride_cli.operators.gradients import gradient_products
-from stride_cli.operators.kept_gradients import KeptGradients
 from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
 from stride_cli.serve.app import ROUTES
@@ -111,9 +107,6 @@ def test_the_answer_is_the_record_that_stride_query_prints(
     exactly = post(client, "/query", prompt=PROMPT, alone=True, **body)
     assert without_times(exactly) == without_times(printed)
     assert list(exactly) == list(printed)
-    # chunks that were read before: the same to many digits, and the same order
-    warm = post(client, "/query", prompt=PROMPT, **body)
-    assert_alike(warm, printed)
 
 
 def test_an_answer_comes_before_the_passages_that_carry_its_influence(
@@ -527,30 +520,6 @@ def test_a_query_of_a_server_imports_next_to_nothing(server: Server, workspace: 
     assert not imported & {"numpy", "torch", "numba", "scipy", "rich", "stride_cli.api"}
 
 
-def test_a_warm_query_reads_no_chunk_that_the_server_keeps(
-    run: Callable[..., Any], server: Server, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = f'query "{PROMPT}" --json --top 3 --index {workspace}/run.stride'
-    (exact,) = run(line).records
-    run(f"{line} --warm")  # all that it reads is kept from here on
-    read: list[int] = []
-    anew = gradients.chunk_gradients
-
-    def counted(steered: Any, batch: Any) -> Any:
-        read.append(len(batch.rows))
-        return anew(steered, batch)
-
-    monkeypatch.setattr(gradients, "chunk_gradients", counted)
-    (warm,) = run(f"{line} --warm").records
-    assert warm["read"] > 0 and read == []
-    assert_alike(warm, exact)
-    assert without_times(run(line).records[0]) == without_times(exact)
-    assert sum(read) == exact["read"]
-    for more in ("--no-server", "--pool"):
-        refused = run(f"query - --warm {more} --index {workspace}/run.stride", stdin=PROMPT)
-        assert refused.code == 2 and "--warm" in refused.err and "fix:" in refused.err
-
-
 def test_a_terminal_shows_the_same(server: Server, workspace: Path) -> None:
     from rich.console import Console
 
@@ -752,27 +721,6 @@ def test_whoever_listens_is_told_of_progress_in_place_of_a_bar() -> None:
         bar.describe("more")
         bar.advance(2)
     assert told == [("reading", 0.0, 3), ("reading", 1.0, 3), ("more", 3.0, 3)]
-
-
-def test_gradients_are_kept_up_to_so_many_bytes_and_answer_as_read_anew(server: Server) -> None:
-    session = server.service.shelf.find(None).session()
-    chunks, steered = session.workspace.chunks, session.steered[0]
-    rows, before = np.array([3, 5, 8, 13]), chunks.kept
-    queries = [torch.randn(2, space.gate_size) for space in steered.spaces]
-    try:
-        chunks.kept = None
-        anew = gradient_products(steered, queries, chunks, rows)
-        chunks.kept = KeptGradients(3 * KeptGradients.bytes_of(steered))  # of three chunks
-        gradient_products(steered, queries, chunks, rows[:3])
-        assert chunks.kept.known(steered, rows).tolist() == [3, 5, 8]
-        assert not chunks.kept.room_for(steered, 1)
-        again = gradient_products(steered, queries, chunks, rows)
-        assert chunks.kept.known(steered, rows).tolist() == [5, 8, 13]  # the one of longest ago has left
-        np.testing.assert_allclose(again, anew, rtol=1e-3, atol=1e-3 * np.abs(anew).max())
-        single = gradient_products(steered, [query[:1] for query in queries], chunks, rows)
-        np.testing.assert_allclose(single, anew[:, :1], rtol=1e-3, atol=1e-3 * np.abs(anew).max())
-    finally:
-        chunks.kept = before
 
 
 def test_questions_are_checked_as_flags_are() -> None:
