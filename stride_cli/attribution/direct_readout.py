@@ -153,12 +153,9 @@ class SecondEstimates:
         Returns
         -------
         ndarray (t,) float64, 0 … 1; None where nothing is known of errors: there are no projections, or not
-        of all chunks, or those that a training gathered
+        of all chunks
         """
-        known = all(
-            part.asked.projections.errors_known and len(part) >= self.n_chunks for part in self.projected
-        )
-        if not (self.projected and known):
+        if not self.projected or any(len(part) < self.n_chunks for part in self.projected):
             return None
         from scipy.special import ndtr  # takes a tenth of a second to import
 
@@ -239,9 +236,9 @@ def projected_influences(
     SecondEstimates                 the mean over the models that have projections; None where none has
     """
     asked = [
-        steered.operators.finding.asked(query_gradients(steered, batches), steered)
+        steered.operators.projections.asked(query_gradients(steered, batches))
         for steered in models
-        if steered.operators.finding is not None
+        if steered.operators.projections is not None
     ]
     if not asked:
         return None

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from index_format.shards import ShardedArray
     from stride_cli.data.batches import Batch
     from stride_cli.operators.device_folding import DeviceFolding
-    from stride_cli.operators.steered_model import SteeredModel
 
 FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
@@ -113,12 +112,9 @@ class Projections:
     step : (n,) float32       Σ_j z_ij² / Σ_j |z_ij|; 0 of a chunk without a scored token
     seed : int                of the folding
 
-    errors_known : bool       whether estimates' errors are those of the signs alone
-
     Both arrays may lie in several files, and stay mapped.
     """
 
-    errors_known: ClassVar[bool] = True
     codes: np.ndarray | ShardedArray
     step: np.ndarray | ShardedArray
     seed: int
@@ -139,11 +135,9 @@ class Projections:
         """Name within the index's group of operators → values, for `read_projections`."""
         return {"projection_codes": self.codes, "projection_step": self.step}
 
-    def asked(
-        self, gradients: Sequence[torch.Tensor], steered: SteeredModel | None = None
-    ) -> AskedProjections:
-        """What they say of queries, whose gradients are one (Q, p) float32 a space; of which model is for
-        those who need more of it than that."""
+    def asked(self, gradients: Sequence[torch.Tensor]) -> AskedProjections:
+        """Fold queries' `gradients`, one (Q, p) float32 a space, so that ``scored_i g_i · g_q`` can be
+        estimated for every projected chunk."""
         folding = _folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
         return AskedProjections(self, *bit_planes(folding(gradients)))
 

@@ -13,7 +13,6 @@ import numpy as np
 from index_format.errors import IndexDamaged
 from stride_cli.corpus.gate_budget import PACKED_BYTES
 from stride_cli.operators.gates import Gates, PackedGates, gate_rows
-from stride_cli.operators.layer_projections import GatheredProjections
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
 from stride_cli.operators.redundancy import FORM as COMMON_FORM
@@ -55,9 +54,6 @@ class Operators:
     averaged : bool                     of chunks' tokens as on average over training, not as at its end
     normalized : float                  chunks' gradients are divided by their lengths to this power
     projections : Projections or None   a few bytes of every chunk's own gradient
-    gathered : GatheredProjections or None
-                                        the same of what its training did, where that was recorded and there
-                                        are no others
     step : float                        the share of the gates at which `exact` measures (1 for sgd)
     shared : Redundancy or None         what the projected chunks have in common, where it is known already
     log : curves of the fit, name → (steps,) float64
@@ -73,7 +69,6 @@ class Operators:
     averaged: bool = False
     normalized: float = 0.0
     projections: Projections | None = None
-    gathered: GatheredProjections | None = None
     shared: Redundancy | None = None
     log: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -98,13 +93,6 @@ class Operators:
         some = np.arange(min(_SOME, self.n_subsets))
         rows = (gate_rows(gate, some).astype(np.float64) for gate in self.gates)
         return float(np.sqrt(sum(float(np.square(each).sum(axis=1).mean()) for each in rows)))
-
-    @property
-    def finding(self) -> Projections | None:
-        """By which chunks are found that are worth reading: the operators' own projections, or those that the
-        training gathered, where they have none and act at layers inside the blocks."""
-        inside = any(space.site == "layers" for space in self.spaces)
-        return self.projections if self.projections is not None else self.gathered if inside else None
 
     @property
     def coverage(self) -> float:
@@ -211,9 +199,6 @@ class Operators:
                 names = [name for name in names if not name.startswith(_CHECKPOINT)]
             found = cls.from_arrays({name: index.array(f"{prefix}{name}") for name in names}, attributes)
             found.check(index.n_subsets, index.n_chunks)
-        # a checkpoint's would be those of a part of the training
-        if not checkpoint and found.projections is None:
-            found.gathered = GatheredProjections.from_index(index)
         return found
 
     def check(self, n_subsets: int, n_chunks: int) -> None:

@@ -26,10 +26,8 @@ from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import RECORDED, Recipe, versions
 from stride_cli.models.language.structure import context_length
 from stride_cli.models.loading import model_fingerprint
-from stride_cli.operators.layer_projections import check_bytes
 from stride_cli.output import note
 from stride_cli.training.adapters import lora_rank, refuse_other_adapters, whole_model
-from stride_cli.training.gathering import Gathering, refuse_unprojectable
 from stride_cli.training.recorded_corpus import CORPUS, Recorded, write_corpus
 from stride_cli.training.recorded_order import RecordedOrder
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, save_model
@@ -60,12 +58,6 @@ class StrideCallback(TrainerCallback):
     moments : bool
         Keep Adam's first and second moments (twice the trained weights' bytes), at the end and with each
         checkpoint.
-    projections : int
-        Bytes to keep of the gradients of every example, a multiple of 8, such as 2048:
-        random projections of what it did to the linear layers of the blocks, added up over all steps in which
-        it was seen, each times its learning rate. 0: none. ``projections/gathered.safetensors`` holds them;
-        `stride index build --from-run` takes them into the index. While training lasts they take 4 bytes for
-        each of 8 times as many numbers.
     overwrite : bool
         Replace the model at `out`, and discard an unfinished recording of another training.
 
@@ -84,20 +76,16 @@ class StrideCallback(TrainerCallback):
         *,
         checkpoints: int = 0,
         moments: bool = True,
-        projections: int = 0,
         overwrite: bool = False,
     ) -> None:
         if checkpoints < 0:
             raise UsageError(f"checkpoints is {checkpoints} (expected 0 or more)", fix="checkpoints=3")
-        check_bytes(projections)
         self._out, self._dataset = Path(out), dataset
         self._checkpoints, self._moments, self._overwrite = checkpoints, moments, overwrite
         refuse_existing(self._out, overwrite=overwrite)
         self._run: RunDirectory | None = None
         self._marks: set[int] = set()
         self._order: RecordedOrder | None = None
-        self._gathering: Gathering | None = None
-        self._projections = projections
         self._log: list[dict[str, Any]] = []
 
     # ---- what the trainer calls ----
@@ -111,12 +99,7 @@ class StrideCallback(TrainerCallback):
         _refuse_unknown(args, tokenizer)
         refuse_other_adapters(model)
         loader = given["train_dataloader"]
-        if self._gathering is not None:  # of a training that was interrupted
-            self._gathering.gatherer.remove()
-            self._gathering = None
         self._order = RecordedOrder.of(loader)
-        if self._projections:
-            refuse_unprojectable(args, self._order)
         examples = _examples(self._dataset, loader)
         staged = self._out.with_name(self._out.name + f".{CORPUS}")
         make_directory(staged.parent)
@@ -126,8 +109,6 @@ class StrideCallback(TrainerCallback):
             if (left := _unfinished.pop(self._out.absolute(), None)) is not None:
                 left.release()
             request = {"kind": RECORDED, "recipe": json.loads(replace(recipe, versions={}).to_json())}
-            if self._projections:
-                request["projections"] = self._projections
             run = RunDirectory(self._out, request, overwrite=self._overwrite)
         except BaseException:
             staged.unlink(missing_ok=True)
@@ -139,35 +120,17 @@ class StrideCallback(TrainerCallback):
         parts = self._checkpoints + 1
         self._marks = {round(state.max_steps * part / parts) for part in range(1, parts)} - {0}
         self._record_arguments(args, corpus)
-        if self._projections:
-            assert self._order is not None
-            self._gathering = Gathering(self._projections, args, state, model, loader, self._order, run)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         if self._run is not None and self._order is not None:
             self._order.epoch = math.floor((state.epoch or 0) + 1e-6)
-            self._order.taken = 0 if self._gathering is None else self._gathering.skipped(args, state)
             self._save_order()
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        if self._gathering is not None:
-            self._gathering.begin(given["optimizer"])
-
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        if self._gathering is not None:
-            self._gathering.end(more=True)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        if self._gathering is not None:
-            self._gathering.end()
         if self._run is None or state.global_step not in self._marks:
             return
         directory = self._run.model / "checkpoints" / f"step-{state.global_step:06d}"
@@ -194,8 +157,6 @@ class StrideCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         self._save_order()
-        if self._gathering is not None:
-            self._gathering.save(Path(args.output_dir), state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -208,9 +169,6 @@ class StrideCallback(TrainerCallback):
         run.save_recipe(replace(recipe, steps=state.global_step, epochs=float(state.epoch or recipe.epochs)))
         self._save_order()
         self._save_moments(state.global_step, given)
-        if self._gathering is not None:
-            self._gathering.finish()
-            self._gathering = None
         self._save_model(given, run.model)
         run.save_log(self._log)
         run.publish()

@@ -98,11 +98,7 @@ def build_index_of_run(
     ------
     ModelError      nothing was recorded there, or the corpus is another one by now; and as `build_index`
     """
-    from index_format.errors import IndexExists
-    from index_format.reader import Index
     from stride_cli.models.language.language_recipe import read_recipe
-    from stride_cli.models.loading import model_fingerprint
-    from stride_cli.operators.layer_projections import GATHERED, GROUP, take_in
     from stride_cli.training.language_trainer import check_recipe
     from stride_cli.training.recorded_corpus import find_run
 
@@ -110,18 +106,11 @@ def build_index_of_run(
     options = options or BuildOptions()
     if options.block_size is None:
         options = replace(options, block_size=found.block_size)
-    try:
-        built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
-    except IndexExists:
-        built = Index.open(out)
-        # a kill may have fallen between the two
-        same = built.attributes["fingerprints"]["model"] == model_fingerprint(found.model)
-        if not same or built.has(GROUP) or not (Path(run) / GATHERED).is_file():
-            raise
+    built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
     recipe = read_recipe(found.model)
     assert recipe is not None
     check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
-    return take_in(built, Path(run))
+    return built
 
 
 def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:

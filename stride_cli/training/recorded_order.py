@@ -6,9 +6,6 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from stride_cli.errors import UsageError
 from stride_cli.output import note
 
 
@@ -18,16 +15,13 @@ class RecordedOrder:
     Attributes
     ----------
     epoch : int             the pass that is drawn next
-    taken : int             examples of that pass that were trained on
-    batch_size : int        of the loader; None where it does not say
     drawn : dict            pass → numbers of examples; of one begun again, the last time. Of those that are
                             over until they are written
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self.epoch = self.taken = 0
-        self.batch_size: int | None = None
+        self.epoch = 0
         self.drawn: dict[int, array[int]] = {}
 
     @classmethod
@@ -40,28 +34,8 @@ class RecordedOrder:
             note("warning: the order of the examples is not recorded: the trainer's loader has no sampler")
             return None
         made = cls(getattr(holder.sampler, "_sampler", holder.sampler))
-        made.batch_size = getattr(holder, "batch_size", None)
         holder.sampler = made
         return made
-
-    def take(self, count: int) -> np.ndarray:
-        """The examples of a batch of so many, which is trained on now.
-
-        Raises
-        ------
-        UsageError      a batch has another number of examples
-        """
-        start = self.taken
-        rows = np.array(self.drawn.get(self.epoch, ())[start : start + count], np.int64)
-        wanted = min(self.batch_size or count, len(self) - start)
-        if not len(rows) == count == wanted:
-            raise UsageError(
-                f"the model sees {count} rows, and the batch is of {wanted} examples",
-                fix="examples that are packed, joined without padding or asked in pairs cannot be told "
-                "apart: packing=False, padding_free=False, or no projections",
-            )
-        self.taken += count
-        return rows
 
     def __iter__(self) -> Iterator[int]:
         numbers = array("q")

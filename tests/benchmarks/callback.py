@@ -4,9 +4,6 @@ A Llama of random weights learns the demo's corpus. Processor seconds (user and 
 the first and the last, checkpoints and moments among them; and of the whole training, with what is written
 before and after it. Minima over repeats, and their ratios; and, where other load makes even these uncertain,
 what was spent within the callback, as a share of the rest.
-
-With `--projections BYTES` one training only, in which every other step gathers projections: processor seconds
-of these steps and of those between them, and the ratio of their medians.
 """
 
 from __future__ import annotations
@@ -32,10 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoints", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--limit", type=float, default=1.1, help="The ratio of steps that is a failure.")
-    parser.add_argument("--projections", type=int, default=0, help="Bytes of an example.")
     given = parser.parse_args(arguments)
-    if given.projections:
-        return _alternating(given)
     spent: dict[str, list[tuple[float, float, float]]] = {"without": [], "with": []}
     size = 0
     for _ in range(given.repeats):
@@ -72,60 +66,6 @@ def main(arguments: list[str]) -> int:
         | machine("torch", "transformers", "accelerate")
     )
     return int(ratio["step"] > given.limit)
-
-
-def _alternating(given: argparse.Namespace) -> int:
-    """Steps that gather projections and steps that do not, in turn."""
-    import numpy as np
-    from transformers import TrainerCallback
-
-    from stride_cli import StrideCallback
-
-    class Turns(TrainerCallback):
-        """Told of a step before the callback is."""
-
-        def __init__(self, callback: Any) -> None:
-            self.at: list[float] = []
-            self._callback, self._gathering = callback, None
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            own = self._callback
-            self._gathering = self._gathering or own._gathering
-            own._gathering = self._gathering if len(self.at) % 2 else None
-            if own._gathering is None:  # whose examples pass all the same
-                own._order.taken += own._order.batch_size
-            self.at.append(time.process_time())
-
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        tokenizer, data = _corpus()
-        callback = StrideCallback(folder / "run", dataset=data, projections=given.projections, moments=False)
-        turns = Turns(callback)
-        trainer = _trainer(folder, given, tokenizer, data, [turns, callback], dataloader_drop_last=True)
-        trainer.train()
-        layers = turns._gathering.layers
-    seconds = np.diff(turns.at)[2:]  # the first of each warm up
-    without, gathering = seconds[::2], seconds[1::2]
-    spread = {name: np.quantile(own, [0.25, 0.75]).tolist() for name, own in
-              (("without", without), ("with", gathering))}  # fmt: skip
-    ratio = float(np.median(gathering) / np.median(without))
-    emit(
-        {
-            "benchmark": "callback",
-            "what": "projections",
-            "parameters": trainer.model.num_parameters(),
-            "width": given.width,
-            "bytes": given.projections,
-            "layers": len(layers.names),
-            "rank": layers.rank,
-            "steps": len(seconds),
-            "processor_seconds": {"without": float(np.median(without)), "with": float(np.median(gathering))},
-            "quartiles": spread,
-            "ratio": ratio,
-        }
-        | machine("torch", "transformers", "accelerate")
-    )
-    return int(ratio > given.limit)
 
 
 def _train(folder: Path, given: argparse.Namespace, *, recorded: bool) -> tuple[float, float, float, int]:
