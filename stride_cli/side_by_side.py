@@ -14,19 +14,6 @@ _Result = TypeVar("_Result")
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
-_other: ThreadPoolExecutor | None = None
-
-
-def beside(function: Callable[..., _Result], *given: Any) -> Future[_Result]:
-    """Have something larger done by one more thread, which stays too, and which may ask for pieces.
-
-    One such at a time: it must not ask for another.
-    """
-    global _other
-    with _lock:
-        if _other is None:
-            _other = ThreadPoolExecutor(1, thread_name_prefix="stride-beside")
-        return _other.submit(function, *given)
 
 
 def start(function: Callable[..., _Result], *given: Any) -> Future[_Result]:
@@ -76,8 +63,8 @@ def _workers() -> ThreadPoolExecutor:
 
 def _forget() -> None:
     """In a process that was forked: threads did not come along."""
-    global _pool, _other, _lock
-    _pool, _other, _lock = None, None, threading.Lock()
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -49,7 +49,6 @@ class Answer:
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
-    reliability : float or None        see `stride_cli.recovery.stability.Halves`
     read : int                         chunks whose influence was read from their own gradients
     estimated : bool                   others count with what their projections say, too
     redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
@@ -76,7 +75,6 @@ class Answer:
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
-    reliability: float | None = None
     read: int = 0
     estimated: bool = False
     redundancy: float = 0.0
@@ -115,7 +113,6 @@ class Answer:
                 "neighbours": found.neighbours,
                 "backfilled": found.backfilled,
                 "read": found.read if self.read or self.estimated else None,
-                "stability": found.stability,
             }
             if found.chunk in self.labels:
                 record["label"] = self.labels[found.chunk]
@@ -151,7 +148,6 @@ class Answer:
             "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
             "hits": [hit(found) for found in self.supporters],
             "opposers": [hit(found) for found in self.opposers],
-            "reliability": self.reliability,
             "recovery": {
                 "lambda": solution.lambda_,
                 "lambda_ratio": solution.lambda_ratio,

@@ -7,11 +7,9 @@ that has no outcome has an error in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stride_cli import side_by_side
 from stride_cli.attribution.answer import Refused
 from stride_cli.errors import NumericalError, QueryError, StrideError
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
-    from stride_cli.recovery.stability import Halves
 
 OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
@@ -37,12 +34,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """A prompt's influences, and second opinions on them where these are asked for."""
+    """A prompt's influences."""
 
     asked: Asked
     attribution: Attribution
-    halves: Halves | None
-    judging: float  # seconds that these took longer than the reading
 
 
 @dataclass(frozen=True)
@@ -143,22 +138,7 @@ class Asking:
         ]
 
     def found(self, asked: Sequence[Asked]) -> list[Found | Refused]:
-        """Influences on prompts that were measured, with second opinions."""
-        if not self.options.halves or not asked:
-            return [_paired(each, None, 0.0) for each in self._attributed(asked)]
-        # halves are solved by one core while the other waits for memory that delivers chunks' gradients
-        judging = side_by_side.beside(self._judged, asked)
-        try:
-            attributed = self._attributed(asked)
-            start = self.clock()
-        finally:
-            wait([judging])
-        judged = judging.result()
-        waited = (self.clock() - start) / len(asked)
-        return [_paired(*pair, waited) for pair in zip(attributed, judged, strict=True)]
-
-    def _attributed(self, asked: Sequence[Asked]) -> list[tuple[Asked, Attribution] | Refused]:
-        """Influences on each; where they cannot be found of all together, of each alone."""
+        """Influences on prompts that were measured; of each alone where they cannot be found together."""
         if not asked:
             return []
         try:
@@ -166,9 +146,9 @@ class Asking:
         except OF_A_PROMPT as error:
             if len(asked) == 1:
                 return [Refused(error)]
-        return [found for each in asked for found in self._attributed([each])]
+        return [found for each in asked for found in self.found([each])]
 
-    def _together(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Attribution]]:
+    def _together(self, asked: Sequence[Asked]) -> Iterator[Found]:
         """Influences on prompts that are measured; of what is done together each has its part of the time."""
         import numpy as np
 
@@ -189,24 +169,4 @@ class Asking:
             shared["read"] = reached["read"] - reached["recover"]
         for each, found in zip(asked, attributions, strict=True):
             seconds = each.seconds | {stage: spent / len(asked) for stage, spent in shared.items()}
-            yield replace(each, seconds=seconds), found
-
-    def _judged(self, asked: Sequence[Asked]) -> list[Halves | Refused]:
-        """Second opinions; of all together, or of each alone."""
-        import numpy as np
-
-        responses = np.concatenate([each.measured.responses for each in asked])
-        try:
-            return [*self.attributor.halves(responses, self.options.halves)]
-        except OF_A_PROMPT as error:
-            if len(asked) == 1:
-                return [Refused(error)]
-        return [found for each in asked for found in self._judged([each])]
-
-
-def _paired(
-    attributed: tuple[Asked, Attribution] | Refused, halves: Halves | Refused | None, waited: float
-) -> Found | Refused:
-    if isinstance(attributed, Refused):
-        return attributed
-    return halves if isinstance(halves, Refused) else Found(*attributed, halves, waited)
+            yield Found(replace(each, seconds=seconds), found)

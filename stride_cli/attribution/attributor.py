@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from stride_cli.recovery.recall import Recall
     from stride_cli.recovery.refinement import Chosen
     from stride_cli.recovery.shrinkage import Shrinkage
-    from stride_cli.recovery.stability import Halves
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _OF_MEMORY = 8  # the share of memory that their gradients may take where that is more: 1/8, twice
@@ -355,19 +354,6 @@ class Attributor:
         from stride_cli.recovery.shrinkage import shrink_solution
 
         return shrink_solution(solution, self.shrinkage)
-
-    def halves(self, responses: np.ndarray, draws: int) -> list[Halves]:
-        """Second opinions on each of Q queries, (Q, C K) responses; see `solve_halves`."""
-        from stride_cli.recovery.stability import solve_halves
-
-        return solve_halves(
-            self.designs.each,
-            self.explained(responses),
-            self.settings,
-            n_subsets=self.operators[0].n_subsets,
-            seed=self.workspace.index.seed,
-            draws=draws,
-        )
 
     def read(
         self,

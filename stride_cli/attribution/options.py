@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from stride_cli.options import MORE, Options, chat_option, engine_option, option
 
-if TYPE_CHECKING:
-    from index_format.reader import Index
-
 PASSAGES = ("carrying", "like", "none")
-HALVES = 20  # that judge the stability of single documents, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -103,8 +98,6 @@ class QueryOptions(RecoveryOptions):
     max_new_tokens : length of a generated continuation
     chat : put prompts as the corpus's prompts with responses are; None: where most of it is such
     check : compare a linear measurement with the exact one on a random few subsets
-    halves : recover from so many random halves of the subsets too, for the answer's reliability; 0: do not
-    stability : with halves, say of each hit how often it stays on the list
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
         "none". `Session.with_passages` finds the former afterwards
@@ -117,36 +110,7 @@ class QueryOptions(RecoveryOptions):
     check: bool = option(
         False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v", panel=MORE
     )
-    halves: int = option(
-        0,
-        "Random halves of the subsets that judge the answer, 0 for none; implies --stability. [20; "
-        "without --stability 4, for the answer's reliability alone, up to a million chunks]",
-        low=0,
-        high=1_000,
-        example=10,
-        panel=MORE,
-    )
-    stability: bool = option(
-        True, "How often each document stays on the list when half of the subsets are left out.", panel=MORE
-    )
     passages: str = option("carrying", choices=PASSAGES)
-
-
-def judged(options: QueryOptions, index: Index, *, halves: int | None, stability: bool) -> QueryOptions:
-    """The options with the halves of the subsets that are asked for; where none are, those that tell an
-    answer's reliability at almost no cost.
-
-    Parameters
-    ----------
-    halves : int, optional      how many; None: not given
-    stability : bool            whether the stability of single documents is asked for
-    """
-    from stride_cli.recovery.stability import quick_halves
-
-    stability = stability or bool(halves)
-    if halves is None:
-        halves = HALVES if stability else quick_halves(index)
-    return replace(options, halves=halves, stability=stability)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def as_one(one: Query, found: Sequence[Found]) -> Found:
     Returns
     -------
     Found      responses and loss are the prompts' means; the solution, whose certificate the answer shows, is
-               that of the prompt whose certificate is weakest; recall and halves, of one recovery, are none
+               that of the prompt whose certificate is weakest; recall, of one recovery, is none
     """
     measured = [each.asked.measured for each in found]
     agreements = [each.agreement for each in measured if each.agreement is not None]
@@ -78,4 +78,4 @@ def as_one(one: Query, found: Sequence[Found]) -> Found:
         read=np.unique(np.concatenate([each.attribution.read for each in found])),
         recall=None,
     )
-    return Found(Asked(one, one.batch(), together, seconds), attribution, None, 0.0)
+    return Found(Asked(one, one.batch(), together, seconds), attribution)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.ranking import Hit
-    from stride_cli.recovery.stability import Halves
 
 _SPOT_CHECK = 16
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
@@ -222,13 +221,7 @@ class Session:
                 fix="stride query --pool --add all",
             )
         attributor = self.attributor(options)
-        asking = Asking(
-            attributor,
-            replace(options, halves=0, stability=False),
-            self.build,
-            self._spot_check,
-            time.perf_counter,
-        )
+        asking = Asking(attributor, options, self.build, self._spot_check, time.perf_counter)
         found = as_one(one, each_alone(asking, queries, _together(attributor)))
         return replace(self._answer(asking, found), added=add)
 
@@ -338,7 +331,7 @@ class Session:
         from stride_cli.recovery.ranking import rank_documents, told_apart
 
         attributor, options, clock = asking.attributor, asking.options, asking.clock
-        asked, found, halves = outcome.asked, outcome.attribution, outcome.halves
+        asked, found = outcome.asked, outcome.attribution
         query, measured, start = asked.query, asked.measured, clock()
         responses = measured.responses[0]
         supporters, opposers = rank_documents(
@@ -352,12 +345,6 @@ class Session:
         supporters, opposers = (
             told_apart(hits, found.read, estimated=found.estimated) for hits in (supporters, opposers)
         )
-        ranked, reliability = clock(), None
-        if halves is not None:
-            reliability = halves.reliability
-            if options.stability:
-                supporters, opposers = self._with_stability(attributor, halves, options, supporters, opposers)
-        judged = clock()
         shown = [*supporters, *opposers]
         asked_of = self.steered[0]
         document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
@@ -381,18 +368,13 @@ class Session:
             influences=found.influences,
             method=measured.method,
             agreement=measured.agreement,
-            seconds={
-                **asked.seconds,
-                "rank": ranked - start + ended - judged,
-                **({} if halves is None else {"stability": outcome.judging + judged - ranked}),
-            },
+            seconds={**asked.seconds, "rank": ended - start},
             document_ids=document_ids,
             coverage=self.coverage,
             models=len(self.steered),
             labels=labels,
             responses=responses,
             measured=attributor.explained(responses),
-            reliability=reliability,
             read=attributor.reads,
             recall=found.recall,
             estimated=found.estimated,
@@ -481,26 +463,6 @@ class Session:
 
         order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
         return np.sort(order[:_SPOT_CHECK])
-
-    def _with_stability(
-        self,
-        attributor: Attributor,
-        halves: Halves,
-        options: QueryOptions,
-        supporters: list[Hit],
-        opposers: list[Hit],
-    ) -> tuple[list[Hit], list[Hit]]:
-        """The hits with how often they stay on the list in random halves of the subsets."""
-        from stride_cli.recovery.shrinkage import shrink_solution
-        from stride_cli.recovery.stability import with_stability
-
-        shrunk = [shrink_solution(each, attributor.shrinkage) for each in halves.solutions]
-        halves = replace(halves, solutions=shrunk)
-        lists = [
-            with_stability(halves, self.designs.columns, self.chunk_document, hits, top=top, sign=sign)
-            for hits, top, sign in ((supporters, options.top, 1), (opposers, options.bottom, -1))
-        ]
-        return lists[0], lists[1]
 
     def _carrying(
         self,

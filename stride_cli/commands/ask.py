@@ -20,7 +20,6 @@ from stride_cli.commands.options import (
     Reading,
     query_options,
     with_flags,
-    with_judges,
 )
 from stride_cli.commands.prompts import ARGUMENTS, FORMAT, BadInput, Prompt, answered, read_prompts
 from stride_cli.corpus.readers import ReadOptions
@@ -87,8 +86,6 @@ def ask(
         Flags(
             QueryOptions,
             first=("top", "bottom", "max_new_tokens", "chat"),
-            halves={"default": None},
-            stability={"default": False},
         ),
     ],
     reading: Reading,
@@ -151,7 +148,6 @@ def ask(
             fix="leave out --model to ask the one that it was built for; or have one built for this model: "
             "--index OTHER.stride",
         ) from None
-    options = with_judges(options, session.index, given)
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
     of = {"response": response, "span": span}

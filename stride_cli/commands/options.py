@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from index_format.location import Location, local_directory, locate
-from stride_cli.attribution.options import QueryOptions, judged
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.commands.completion import (
     complete_index,
     complete_method,
@@ -29,7 +29,7 @@ from stride_cli.options import MORE, Entry, entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
-    from index_format.reader import Index
+    pass
 
 _COMPLETERS = {
     "index": complete_index,
@@ -235,12 +235,6 @@ def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:
     names = entries(QueryOptions)
     shared = {name: getattr(chosen, name) for name in names if hasattr(chosen, name)}
     return QueryOptions(**shared | {name: value for name, value in given.items() if name not in shared})
-
-
-def with_judges(options: QueryOptions, index: Index, given: Mapping[str, Any]) -> QueryOptions:
-    """The options with the halves of the subsets that `--stability` and `--halves` ask for; where neither is
-    given, those that tell an answer's reliability at almost no cost."""
-    return judged(options, index, halves=given.get("halves"), stability=bool(given.get("stability", False)))
 
 
 def find_index(given: str | None) -> Location:

@@ -181,12 +181,6 @@ def answered_as_one(
             queries.append(query)
     if not queries:
         raise QueryError("none of the prompts can be asked", fix="give one or more that the model can answer")
-    supports = add == "support" or (add is None and all(query.comparison for query in queries))
-    if options.stability and supports:
-        raise UsageError(
-            "--stability is of one recovery, and what supports any of the prompts is added up",
-            fix="give --add all",
-        )
     answer = session.query_pooled([{"prompt": query} for query in queries], options, add=add)
     yield Prompt({"prompt": answer.query}, asked[0][0].source), answer
 

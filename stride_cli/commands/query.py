@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,6 @@ from stride_cli.commands.options import (
     find_index,
     query_options,
     with_flags,
-    with_judges,
 )
 from stride_cli.commands.prompts import (
     FORMAT,
@@ -131,8 +130,6 @@ def query(
         Flags(
             QueryOptions,
             first=("top", "bottom", "max_new_tokens", "chat"),
-            halves={"default": None},
-            stability={"default": False},
         ),
     ],
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
@@ -197,7 +194,7 @@ def query(
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     general = resolve("general", {"model": model})
     place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
-    served = None if here else _served(place, options, given)
+    served = None if here else _served(place, options)
     together = None if text is None else 1  # who writes to stdin waits for each answer
     asked = {"response": response, "span": span, "instead": instead}
     asking: Any
@@ -206,7 +203,7 @@ def query(
         asking, prompts = served, read_prompts(text, None)
     elif sharing.shared:
         assert file is not None
-        options, asking = _shared(place, sharing, options, given)
+        asking = _shared(place, sharing)
         prompts, total = read_prompts(None, file), count_prompts(file)
     else:
         from stride_cli import api  # which a server's answer does without
@@ -214,7 +211,6 @@ def query(
         asking = session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
         )
-        options = with_judges(options, session.index, given)
         if row is not None:
             require_examples(session.index, 'stride query "some text"')
         if session.model.table is not None and text is None:
@@ -259,20 +255,17 @@ def _record(prompt: Prompt, answer: Any, explained: bool) -> dict[str, Any]:
     return found
 
 
-def _shared(
-    place: WorkspacePath, sharing: SharingOptions, options: QueryOptions, given: Mapping[str, Any]
-) -> tuple[QueryOptions, SharedSession]:
-    """The options with what they are judged by, and who answers; no model is opened here."""
+def _shared(place: WorkspacePath, sharing: SharingOptions) -> SharedSession:
+    """Return what shares prompts out to workers; no model is opened here."""
     from index_format.reader import Index
     from stride_cli.attribution.sharing import SharedSession
     from stride_cli.models.kinds import refuse_classifier
 
-    index = Index.open(place.index)
-    refuse_classifier(index, "--workers and --engine share out prompts")
-    return with_judges(options, index, given), SharedSession(place, sharing)
+    refuse_classifier(Index.open(place.index), "--workers and --engine share out prompts")
+    return SharedSession(place, sharing)
 
 
-def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any]) -> ServedSession | None:
+def _served(place: WorkspacePath, options: QueryOptions) -> ServedSession | None:
     """What asks a running server that has the index open; None where there is none."""
     from stride_cli.serve.client import ServedSession, find_server
 
@@ -286,8 +279,7 @@ def _served(place: WorkspacePath, options: QueryOptions, given: Mapping[str, Any
         session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
         )
-        return session, with_judges(options, session.index, given)
+        return session, options
 
     presence, served, n_chunks = server
-    stability = bool(given.get("stability", False))
-    return ServedSession(presence, served, n_chunks, given.get("halves"), stability, opened)
+    return ServedSession(presence, served, n_chunks, opened)

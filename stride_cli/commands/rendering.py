@@ -81,8 +81,6 @@ def render_answer(
             f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
             f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}"
         )
-        if answer.reliability is not None:
-            certificate += f", halves of the subsets predict each other at r = {answer.reliability:.2f}"
         console.print(Text(certificate, style="dim"))
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
         console.print(Text(stages, style="dim"))
@@ -174,8 +172,6 @@ def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) 
     else:
         line.append(f" {hit['share']:4.0%} ")
         line.append(f"{score(hit['influence'], largest, record)} ", style="dim")
-    if hit["stability"] is not None:
-        line.append(f"in {hit['stability']:.0%} of halves ", style="dim")
     line.append(one_line(hit["document"]), style="bold")
     special = "; ".join(flags(hit))
     if special:

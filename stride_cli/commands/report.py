@@ -21,7 +21,6 @@ from stride_cli.commands.options import (
     find_index,
     query_options,
     with_flags,
-    with_judges,
 )
 from stride_cli.commands.prompts import (
     ARGUMENTS,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride report "The French Revolution began in" "The capital of Kenya is" --index run.stride
-  stride report --file prompts.jsonl --stability --out gallery.html
+  stride report --file prompts.jsonl --out gallery.html
   stride query --file prompts.jsonl --bottom 5 --json > answers.jsonl; stride report --answers answers.jsonl
 """
 
@@ -91,8 +90,6 @@ def report(
             leave_out=("nonneg", "intercept", "shrink", "check"),
             top={"default": 5, "help": "Supporting documents of each query."},
             bottom={"default": 3, "help": "Opposing documents of each query."},
-            halves={"default": None},
-            stability={"default": False},
         ),
     ],
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
@@ -189,7 +186,6 @@ def _ask(
     from stride_cli.report.contents import from_answer
 
     session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
-    options = with_judges(options, session.index, given)
     prompts = list(wanted.read(session))
     with progress("asking", len(prompts), unit="queries") as bar:
         asked = {"response": wanted.response}

@@ -73,27 +73,14 @@ def solve_batch(
     *,
     n_subsets: int,
     n_threads: int | None = None,
-    kept: np.ndarray | None = None,
 ) -> list[Solution]:
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
 
     Each solution has the bits of the query's own `solve_lasso`.
-
-    Parameters
-    ----------
-    kept : (Q, K) bool, optional
-        Subsets that each problem consists of: rows of M and y that are not kept do not exist for it, and a
-        chunk in none of the kept ones gets no weight. λ_max, the gap and R² are those of the smaller problem;
-        the residual is 0 in the other rows.
     """
     design = Design(columns, n_subsets)
     rows = _measurements(measurements, design)
-    if kept is not None and (kept.shape != rows.shape or kept.dtype != bool or not kept.any(axis=1).all()):
-        raise UsageError(f"kept should be {rows.shape} bool with a subset or more in each row")
-    problems = [
-        Problem(design, row, settings, number, None if kept is None else kept[number])
-        for number, row in enumerate(rows)
-    ]
+    problems = [Problem(design, row, settings, number) for number, row in enumerate(rows)]
     solutions: list[Solution] = []
     with threads(n_threads):
         for first in range(0, len(problems), kernels.BATCH):

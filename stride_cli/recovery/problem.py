@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
-from stride_cli.recovery.part_pool import PartPool
 from stride_cli.recovery.pool import ROUGH, Penalty, Pool
 from stride_cli.recovery.screening import Candidates, Design
 
@@ -95,33 +93,21 @@ class Problem:
     takes the same steps.
     """
 
-    def __init__(
-        self,
-        design: Design,
-        y: np.ndarray,
-        settings: LassoSettings,
-        number: int,
-        kept: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, design: Design, y: np.ndarray, settings: LassoSettings, number: int) -> None:
         self.design = design
         self.settings = settings
         self.number = number
-        self.kept = None if kept is None or kept.all() else kept
-        self.y = y if self.kept is None else y[self.kept]
-        centred = self.y - self.y.mean() if settings.intercept else self.y.copy()
+        self.y = y
+        centred = y - y.mean() if settings.intercept else y.copy()
         spread = float(np.abs(centred).max(initial=0.0))
-        if spread <= 8 * np.finfo(float).eps * float(np.abs(self.y).max(initial=0.0)):
-            centred, spread = np.zeros_like(self.y), 0.0  # constant: what is left is rounding
+        if spread <= 8 * np.finfo(float).eps * float(np.abs(y).max(initial=0.0)):
+            centred, spread = np.zeros_like(y), 0.0  # constant: what is left is rounding
         self.scale = float(2.0 ** np.round(np.log2(spread))) if spread else 1.0
         centred = centred / self.scale
         if settings.intercept:
             centred -= centred.mean()
         self.half = 0.5 * float(centred @ centred)
-        self.pool = (
-            Pool(centred, design.degree, design.dtype)
-            if self.kept is None
-            else PartPool(centred, self.kept, design.degree, design.dtype)
-        )
+        self.pool = Pool(centred, design.degree, design.dtype)
         self.lambda_max: float | None = None
         self._first_scores: np.ndarray | None = None
         self._seen: tuple[np.ndarray, float] | None = None  # residual of the last pass, and what it missed
@@ -327,10 +313,7 @@ class Problem:
             support = support[np.argsort(self.pool.ids[support])]
             indices, values, residual = self.pool.ids[support], weights[support], self.pool.residual
         values = values * self.scale
-        sizes: Any = self.design.degree  # |m_i|
-        if self.kept is not None:
-            sizes = self.kept[self.design.rows(indices)].sum(axis=1)
-        offset = float(self.y.mean() - (sizes * values).sum() / len(self.y))
+        offset = float(self.y.mean() - (self.design.degree * values).sum() / len(self.y))
         before = self._counted
         return Solution(
             indices=indices,

@@ -34,7 +34,6 @@ class Hit:
                          tells apart from it
     seen : bool          the operators were fitted on `chunk`
     read : bool          the weight of `chunk` is from its own gradient, which tells it apart from all others
-    stability : float, optional      see `stride_cli.recovery.stability.document_stability`
     """
 
     rank: float
@@ -47,7 +46,6 @@ class Hit:
     neighbours: int
     seen: bool
     read: bool = False
-    stability: float | None = None
 
 
 def told_apart(hits: Sequence[Hit], read: np.ndarray, *, estimated: bool = False) -> list[Hit]:

@@ -23,7 +23,6 @@ def solve_models(
     settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    kept: np.ndarray | None = None,
 ) -> list[Solution]:
     """`solve_batch` with each model's design and measurements, and `mean_solution` of every query's.
 
@@ -33,7 +32,6 @@ def solve_models(
     measurements : (Q, C K) float       those of the first model, of the second, and so on
     settings : LassoSettings
     n_subsets : int                     K, of every model
-    kept : (Q, C K) bool, optional      as for `solve_batch`
 
     Returns
     -------
@@ -43,8 +41,7 @@ def solve_models(
     found = []
     for number, own in enumerate(columns):
         rows = slice(number * n_subsets, (number + 1) * n_subsets)
-        part = None if kept is None else np.ascontiguousarray(kept[:, rows])
-        found.append(solve_batch(own, y[:, rows], settings, n_subsets=n_subsets, kept=part))
+        found.append(solve_batch(own, y[:, rows], settings, n_subsets=n_subsets))
     return [mean_solution(each) for each in zip(*found, strict=True)]
 
 

@@ -35,7 +35,7 @@ class ShownHit:
     whole : bool               `text` is the whole chunk
     chunk : int
     picture : str              of a classifier: its input, a ``data:`` address; else empty
-    stability, above_line : as in the record of a hit
+    above_line : as in the record of a hit
     """
 
     document: str
@@ -50,7 +50,6 @@ class ShownHit:
     whole: bool
     chunk: int
     picture: str = ""
-    stability: float | None = None
     above_line: bool | None = None
 
 
@@ -245,7 +244,6 @@ def _shown_hit(
         held=held,
         whole=whole,
         chunk=record["chunk"],
-        stability=record.get("stability"),
         above_line=record.get("above_line"),
     )
 

@@ -13,9 +13,6 @@ _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the
 _FELLOW = 0.5  # documents with this part of the strongest one's share stand out beside it
 _POOR_FIT = 0.5
 _FEW_SUBSETS = 100
-_UNRELIABLE = (
-    0.4  # of queries of known truth the mean LDS was .30 below this reliability, above it .39 and more
-)
 _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
@@ -118,12 +115,6 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
         found.append(
             f"The influences explain only {_percent(fit)} of what the subsets answered (R²): most of the "
             "response comes from documents too weak to tell apart, or from noise."
-        )
-    reliability = record.get("reliability")
-    if not estimated and reliability is not None and reliability < _UNRELIABLE:
-        found.append(
-            "Recovered from half of the subsets, the influences predict what the other half answered only at "
-            f"r = {reliability:.2f}: expect little of them, whatever R² says."
         )
     subsets, nonzeros = measurement["subsets"], recovery["nonzeros"]
     if not read and nonzeros > _CROWDED * subsets:
@@ -349,13 +340,10 @@ def _doubts(record: Mapping[str, Any]) -> list[str]:
     recovery, measurement = record["recovery"], record["measurement"]
     estimated = bool(record.get("estimated"))
     read, fit = bool(record.get("read")) or estimated, recovery["r_squared"]
-    reliability = None if estimated else record.get("reliability")
     first = _weighted(record)[0]
     found = []
     if not read and (fit is None or fit < _POOR_FIT):
         found.append("most of what was measured is left unexplained")
-    elif reliability is not None and reliability < _UNRELIABLE:
-        found.append("one half of the measurement hardly predicts the other")
     if not read and recovery["nonzeros"] > _CROWDED * measurement["subsets"]:
         found.append("too many chunks share what was measured")
     if measurement["agreement"] is not None and measurement["agreement"] < _AGREES:

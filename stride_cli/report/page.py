@@ -241,8 +241,6 @@ def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
     if hit.influence:
         numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
         numbers.append(f'<span class="faint">{score(hit.influence, largest, record)}</span>')
-    if hit.stability is not None:
-        numbers.append(f'<span class="faint">in {_percent(hit.stability)} of halves</span>')
     if hit.held is not None:
         numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
     flags = f'<span class="flag">{html_text("; ".join(hit.flags))}</span>' if hit.flags else ""
@@ -346,8 +344,6 @@ def _certificate(answer: ShownAnswer) -> str:
         rows.append(("said alike by many", f"shared out (--redundancy {answer.record['redundancy']:g})"))
     if recall := answer.record.get("recall"):
         rows.append(("strongest chunks read", found_of(recall)))
-    if answer.record.get("reliability") is not None:
-        rows.append(("reliability", f"{answer.record['reliability']:.2f}, from halves of the subsets"))
     if measurement["agreement"] is not None:
         rows.append(("linear against exact", f"r = {measurement['agreement']:.4f}"))
     shown = "".join(f"<dt>{key}</dt><dd>{row}</dd>" for key, row in rows)

@@ -58,13 +58,6 @@ class HitRecord(TypedDict):
             "that chunk's influence is from its own gradient; false: recovered from subsets; null: all are",
         ]
     ]
-    stability: NotRequired[
-        Annotated[
-            float | None,
-            "with --stability: share of random halves of the subsets in which the document's influence keeps "
-            "it on a list of this length, 0 … 1; null where that was not measured",
-        ]
-    ]
 
 
 # a key that no class can have
@@ -110,12 +103,6 @@ class AnswerSeconds(TypedDict):
     recover: Annotated[float, "seconds"]
     read: NotRequired[Annotated[float, "seconds"]]
     rank: Annotated[float, "seconds"]
-    stability: NotRequired[
-        Annotated[
-            float | None,
-            "seconds that halves of the subsets took beyond the reading, beside which they are solved",
-        ]
-    ]
 
 
 class RecallRecord(TypedDict):
@@ -225,13 +212,6 @@ class AnswerRecord(TypedDict):
     ]
     hits: list[HitRecord]
     opposers: list[HitRecord]
-    reliability: NotRequired[
-        Annotated[
-            float | None,
-            "with --stability: correlation of what the subsets that a random half leaves out answered with "
-            "what the half predicts of it, mean over halves, 0 … 1. Else null",
-        ]
-    ]
     recovery: RecoveryRecord
     measurement: MeasurementRecord
     explanation: NotRequired[

@@ -41,12 +41,6 @@ class MethodSeconds(TypedDict):
     query: Annotated[float | None, "seconds a query"]
 
 
-class TrackingRecord(EstimateRecord):
-    reliability: Annotated[
-        float | None, "mean over queries of the reliability they were given; null without any"
-    ]
-
-
 class ScoredRecord(TypedDict):
     method: MethodSpec
     error: NotRequired[Failure]
@@ -73,10 +67,6 @@ class ScoredRecord(TypedDict):
     ]
     seconds: MethodSeconds
     bytes_per_chunk: Annotated[float | None, "what the method keeps for later queries, bytes a chunk"]
-    tracking: Annotated[
-        TrackingRecord,
-        _mean("rank correlation over queries between reliability and true LDS; interval over queries"),
-    ]
 
 
 class LdsRecord(ScoredRecord):

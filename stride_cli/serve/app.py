@@ -116,7 +116,7 @@ class Service:
     async def query(self, request: Request) -> Response:
         question = parse_question(await _body(request), self.defaults)
         index = self.shelf.find(question.index)
-        options = await self._options(index, question)
+        options = question.options
         if question.many:
             return _stream("application/x-ndjson", self._lines(index, question, options))
         answer = await asyncio.wrap_future(self._ask(index, question.single(), options, question.alone))
@@ -210,12 +210,7 @@ class Service:
         """The answer that a request is about, and what else it says."""
         question = parse_question(await _body(request), self.defaults, also=also)
         index = self.shelf.find(question.index)
-        return index, question.single(), await self._options(index, question), question.rest
-
-    async def _options(self, index: ServedIndex, question: Question) -> QueryOptions:
-        if (opened := index.opened) is not None:  # no need to wait for what the models are busy with
-            return question.options_for(opened.index)
-        return await self._run(lambda: question.options_for(index.session().index))
+        return index, question.single(), question.options, question.rest
 
     async def _run(self, function: Callable[[], Any]) -> Any:
         """What a function returns that has to run where models do."""

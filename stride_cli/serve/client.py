@@ -64,10 +64,6 @@ class ServedAnswer:
         return self.record["read"]
 
     @property
-    def reliability(self) -> float | None:
-        return self.record["reliability"]
-
-    @property
     def agreement(self) -> float | None:
         return self.record["measurement"]["agreement"]
 
@@ -112,15 +108,12 @@ class ServedSession:
     presence : Presence
     place : ServedPlace
     n_chunks : int               of the index
-    halves, stability : as given
     open_session : callable      opens the index in this process, and gives its options their judges
     """
 
     presence: Presence
     place: ServedPlace
     n_chunks: int
-    halves: int | None
-    stability: bool
     open_session: Callable[[], tuple[Session, QueryOptions]]
 
     def outcomes(
@@ -158,8 +151,6 @@ class ServedSession:
         body = {
             **{key: value for key, value in prompt.items() if value is not None},
             **values,
-            "halves": self.halves,
-            "stability": self.stability,
             "index": self.place.name,
             "alone": True,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.options import QueryOptions, judged
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError
 from stride_cli.serve.refusals import Refusal
 from stride_cli.startup import keep_imported
@@ -174,7 +174,7 @@ def _try_out(session: Session) -> None:
     if not session.index.n_chunks:
         return
     text = str(session.model.tokenizer.decode(session.index.chunk_tokens(0)[:4], skip_special_tokens=True))
-    options = judged(QueryOptions(max_new_tokens=2), session.index, halves=None, stability=False)
+    options = QueryOptions(max_new_tokens=2)
     for _ in session.outcomes([{"prompt": text}, {"prompt": text}], options):
         pass
     for _ in session.outcomes([{"prompt": text}], options):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.options import QueryOptions, judged
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.characters import one_line, shortened
 from stride_cli.data.query_text import check_text
 from stride_cli.errors import QueryError, StrideError, UsageError, first_line
@@ -16,7 +16,7 @@ from stride_cli.options import Entry, entries
 from stride_cli.serve.options import MOST_PROMPTS
 
 if TYPE_CHECKING:
-    from index_format.reader import Index
+    pass
 
 OPTIONS: Mapping[str, Entry] = {name: each for name, each in entries(QueryOptions).items() if each.about.help}
 PASSAGES = entries(QueryOptions)["passages"]  # of requests alone: a terminal shows an answer once, whole
@@ -35,8 +35,7 @@ class Question:
         asked
     ids : of each, where it gave one
     many : bool                 "prompts" was given, so that the answer is JSON Lines
-    options : QueryOptions      without its judges; "passages" as given
-    halves, stability : as given
+    options : QueryOptions      "passages" as given
     alone : bool                not answered in one pass with other requests' prompts
     explain : bool              two sentences with the record
     """
@@ -46,15 +45,9 @@ class Question:
     ids: list[str | None]
     many: bool
     options: QueryOptions
-    halves: int | None
-    stability: bool
     alone: bool = False
     explain: bool = False
     rest: Mapping[str, Any] = field(default_factory=dict)
-
-    def options_for(self, index: Index) -> QueryOptions:
-        """The options with the judges that are asked for, or an index's usual ones."""
-        return judged(self.options, index, halves=self.halves, stability=self.stability)
 
     def single(self) -> Mapping[str, str]:
         """The only prompt; what cannot be asked of it raises."""
@@ -114,7 +107,6 @@ def parse_question(
     options = {name: option_value(OPTIONS[name], given[name]) for name in OPTIONS if name in given}
     if "passages" in given:
         options["passages"] = option_value(PASSAGES, given["passages"])
-    halves, stability = options.pop("halves", None), options.pop("stability", False)
     shared = {name: getattr(defaults, name) for name in entries(QueryOptions)}
     many = "prompts" in given
     if many == any(name in given for name in ("prompt", "id")):
@@ -133,8 +125,6 @@ def parse_question(
         ids=[name for _, name in read],
         many=many,
         options=QueryOptions(**{**shared, **options}),
-        halves=halves,
-        stability=stability,
         alone=_value(given, "alone", bool) or False,
         explain=_value(given, "explain", bool) or False,
         rest={key: given[key] for key in also if key in given},

@@ -32,7 +32,6 @@ LDS_EXAMPLE = """\b
 Examples:
   stride evaluate lds --index run.stride
   stride evaluate lds --index run.stride --methods stride,tfidf:ngrams=1,chance --alpha 0.5
-  stride evaluate lds --index run.stride --methods stride:halves=20 --json | jq .tracking
 """
 DISTRIBUTION_EXAMPLE = """\b
 Examples:
@@ -82,8 +81,6 @@ def lds(
             emit(record)
         correlations = [with_error(record[kind]) for kind in ("spearman", "pearson", "kendall")]
         rows.append([entry.method, *correlations, seconds(entry.seconds)])
-        if record["tracking"]["mean"] is not None:
-            _report_tracking(entry.method, record["tracking"])
     if not wants_json(json):
         print_table(_title(ground), ["method", "LDS (Spearman)", "Pearson", "Kendall", "time"], rows)
     if failed == len(specs):
@@ -243,16 +240,6 @@ def compare(
         note(f"wrote {html}")
     if all(entry.error is not None for entry in entries):
         raise typer.Exit(EXIT_USAGE)
-
-
-def _report_tracking(method: str, tracking: Mapping[str, Any]) -> None:
-    """Says on stderr whether a method knows on which queries it is right."""
-    from stride_cli.output import note
-
-    note(
-        f"{method}: reliability {tracking['reliability']:.2f} on average; its rank correlation with the true "
-        f"LDS over queries is {tracking['mean']:.2f} ({tracking['low']:.2f} to {tracking['high']:.2f})"
-    )
 
 
 def _report_failure(entry: Entry) -> int:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.prove.resampling import DRAWS, interval
-from stride_cli.randomness import stream
 from stride_cli.research.evaluation.metrics import mid_ranks, row_pearson
 
 if TYPE_CHECKING:
-    from stride_cli.schema.evaluation_records import GroupMean, TrackingRecord
+    from stride_cli.schema.evaluation_records import GroupMean
 
 _MOST_GROUPS = 12
 
@@ -36,35 +34,6 @@ def mean_over_queries(values: np.ndarray) -> GroupMean:
         "queries": n,
         "mean": float(np.mean(values)) if n else None,
         "se": float(np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else None,
-    }
-
-
-def reliability_tracking(
-    reliability: np.ndarray | None, correlations: np.ndarray | None, *, draws: int = DRAWS, seed: int = 0
-) -> TrackingRecord:
-    """Does a method know on which queries it is right? {reliability, mean, se, low, high}.
-
-    Spearman's correlation over queries of what the method thinks of its scores, (Q,), with their true LDS,
-    (Q,), with its bootstrap over queries; beside it the mean reliability. The LDS of one query is itself
-    noisy, so that even a perfect judge stays below 1. All None where either is not known; only the mean
-    reliability is there where all queries have the same, or there are fewer than three.
-    """
-    unknown: TrackingRecord = {"reliability": None, "mean": None, "se": None, "low": None, "high": None}
-    if reliability is None or correlations is None:
-        return unknown
-    if len(reliability) < 3 or np.ptp(reliability) == 0:
-        unknown["reliability"] = float(reliability.mean()) if len(reliability) else None
-        return unknown
-    rows = stream(seed, "bootstrap reliability").integers(0, len(reliability), (draws, len(reliability)))
-    pairs = np.concatenate([np.arange(len(reliability))[None], rows])
-    observed, *resampled = row_pearson(mid_ranks(reliability[pairs]), mid_ranks(correlations[pairs]))
-    found = interval(float(observed), np.asarray(resampled))
-    return {
-        "reliability": float(reliability.mean()),
-        "mean": found.mean,
-        "se": found.se,
-        "low": found.low,
-        "high": found.high,
     }
 
 

@@ -17,7 +17,6 @@ from stride_cli.research.evaluation.breakdown import (
     mean_over_queries,
     partial_spearman,
     query_groups,
-    reliability_tracking,
 )
 from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES
@@ -289,7 +288,6 @@ def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
     """What the records of `lds` and `compare` have in common."""
     estimates, run, correlations = entry.estimates, entry.run, entry.correlations
     spearman = estimates["spearman"] if estimates else None
-    reliability = run.reliability if run else None
     record: ScoredRecord = {
         "method": entry.method,
         "response": ground.response,
@@ -310,7 +308,6 @@ def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
             "query": run.score_seconds / ground.n_queries if run else None,
         },
         "bytes_per_chunk": run.bytes_per_chunk if run else None,
-        "tracking": reliability_tracking(reliability, correlations.spearman if correlations else None),
     }
     if entry.error is not None:
         record["error"] = entry.error

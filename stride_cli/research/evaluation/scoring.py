@@ -39,7 +39,6 @@ class Run:
     device_bytes : float, optional         peak of CUDA memory above what the model takes
     held_out : (R,) bool, optional         where the method was fitted on some of the subsets: the others,
                                            which alone may judge it
-    reliability : (Q,) float64, optional   how far the method itself trusts each query's scores, 0 … 1
     """
 
     predicted: np.ndarray
@@ -50,7 +49,6 @@ class Run:
     memory_bytes: float | None = None
     device_bytes: float | None = None
     held_out: np.ndarray | None = None
-    reliability: np.ndarray | None = None
 
 
 def run_method(
@@ -95,7 +93,6 @@ def run_method(
             aside += time.perf_counter() - paused
         ended = time.perf_counter()
     used = getattr(method, "used_truth_rows", None)
-    reliability = getattr(method, "reliability", None)
     return Run(
         predicted=np.concatenate(predicted) if predicted else np.zeros((len(queries), 0)),
         distribution=counter.result() if counter is not None else None,
@@ -103,7 +100,6 @@ def run_method(
         score_seconds=ended - fitted - aside,
         bytes_per_chunk=float(method.bytes_per_chunk),
         held_out=None if used is None or truth_rows is None else ~np.asarray(used, bool)[truth_rows],
-        reliability=None if reliability is None else np.asarray(reliability, np.float64),
     )
 
 

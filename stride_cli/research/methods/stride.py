@@ -40,8 +40,6 @@ class StrideMethod:
                                         `stride train` fits them; measured one after the other
     stored : bool                       use the operators in the index, of all its checkpoints, instead of
                                         fitting
-    halves : int                        also recover from so many random halves of the subsets, for the
-                                        queries' reliability, (Q,) in `reliability` once they are scored
     """
 
     @takes(*FLAT, RecoveryOptions, leave_out=("checkpoints", "seed", "base"))
@@ -52,7 +50,6 @@ class StrideMethod:
         degree: int | None = None,
         checkpoints: str | None = None,
         stored: bool = False,
-        halves: int = 0,
         **given: Any,
     ) -> None:
         self.name = "stride"
@@ -67,8 +64,6 @@ class StrideMethod:
         self._recovery = RecoveryOptions(**recovery)
         self._checkpoints = checkpoints
         self._stored = stored
-        self._halves = halves
-        self.reliability: list[float] | None = None
         # which model (see `_open`), and its operators
         self._fitted: list[tuple[str | int | None, Operators]] = []
         self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
@@ -189,9 +184,6 @@ class StrideMethod:
             found = attributor.influences(queries.take(rows), batches, responses[rows])
             for first in range(0, len(found), QUERY_BLOCK):
                 yield dense(found[first : first + QUERY_BLOCK], np.float32)
-        self.reliability = None
-        if self._halves:
-            self.reliability = [attributor.halves(y[None, :], self._halves)[0].reliability for y in responses]
 
     def _attributor(self) -> Attributor:
         """The pipeline, with one model at a time loaded."""

@@ -139,28 +139,6 @@ def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> Non
     assert answers[0]["hits"][0]["document"] == answers[1]["hits"][0]["document"]
 
 
-def test_second_opinions_come_with_every_hit(run, workspace: Path) -> None:
-    from stride_cli.schema import json_schema
-
-    line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --bottom 2 --json"
-    plain = run(line).records[0]
-    assert 0 <= plain["reliability"] <= 1
-    assert run(f"{line} --halves 0").records[0]["reliability"] is None
-    assert {hit["stability"] for hit in plain["hits"]} == {None}
-    result = run(f"{line} --stability --explain")
-    assert result.code == 0, result.err
-    (answer,) = result.records
-    assert not matches(answer, json_schema("stride.answer/1"))
-    assert 0 < answer["reliability"] <= 1 and answer["seconds"]["stability"] > 0
-    assert all(0 <= hit["stability"] <= 1 for hit in answer["hits"] + answer["opposers"])
-    assert answer["hits"][0]["stability"] >= 0.9
-    assert answer["explanation"].lower().startswith(answer["verdict"])
-    without = [{**hit, "stability": None} for hit in answer["hits"]]
-    assert without == plain["hits"]
-    few = run(f"{line} --halves 4").records[0]
-    assert {4 * hit["stability"] for hit in few["hits"]} <= {0.0, 1.0, 2.0, 3.0, 4.0}
-
-
 @pytest.mark.usefixtures("as_by_default")
 def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> None:
     """--read: all chunks read are the direct readout, whose order the recovery comes near."""
@@ -288,7 +266,6 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
             "",
             "--measure is 'guess'",
         ),
-        (f"query {PROMPT} --index {{w}}/run.stride --halves -1", "", "--halves is -1"),
         (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
         (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
         ("train --index {w}/run.stride", "", "has operators already"),
@@ -438,7 +415,7 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
         f"train --index {index} --space logit --project 0 --nulls 20",
     ):
         assert run(line).code == 0
-    ask = f'query "{records[0]["id"]}" --response The --index {index} --read 0 --halves 0 --json'
+    ask = f'query "{records[0]["id"]}" --response The --index {index} --read 0 --json'
     (asked,), (plain,) = run(ask).records, run(f"{ask} --no-chat").records
     assert asked["template"] == "chat" and asked["response"] == "The"
     assert plain["template"] == "none" and plain["response"] == " The" and plain["loss"] != asked["loss"]
@@ -448,7 +425,7 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
 
 
 @pytest.mark.usefixtures("as_by_default")
-@pytest.mark.parametrize("more", ["--stability", '--chat --response " in 1789" --span 1789'])
+@pytest.mark.parametrize("more", ["", '--chat --response " in 1789" --span 1789'])
 def test_answers_without_transformers_are_those_with_it(
     run, workspace: Path, monkeypatch: pytest.MonkeyPatch, more: str
 ) -> None:

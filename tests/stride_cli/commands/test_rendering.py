@@ -143,20 +143,6 @@ def test_explained_in_two_sentences() -> None:
     assert "Look at" not in shown(160) and shown(160).splitlines()[1].startswith("No verdict: ")
 
 
-def test_second_opinions_stand_beside_the_influence() -> None:
-    from dataclasses import replace
-
-    plain = answer()
-    hits = [
-        replace(plain.supporters[0], stability=0.85),
-    ]
-    found = replace(plain, supporters=hits, reliability=0.71)
-    text = " ".join(shown(160, found, verbose=True).split())
-    assert "score +100 in 85% of halves history/one" in text
-    assert "halves of the subsets predict each other at r = 0.71" in text
-    assert "overlap" not in shown(160) and "predict each other" not in shown(160, found)
-
-
 @pytest.mark.parametrize("word", ["clear", "weak", "guessing"])
 def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_below(word: str) -> None:
     found = replace(answer(), verdict=Verdict(word, 0.5, 0.09, 0.01, 0.02, 100), line=0.5)

@@ -84,23 +84,17 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
     assert not (tmp_path / "none.html").exists()
 
 
-def test_second_opinions_as_a_query_has_them(run, workspace: Path, tmp_path: Path) -> None:
+def test_what_is_read_is_shown_as_a_query_has_it(run, workspace: Path, tmp_path: Path) -> None:
     line = f"report {PROMPT} --index {workspace}/run.stride --out {tmp_path}"
-    asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 5 --stability").records[0]
-    assert run(f"{line}/stable.html --stability --bottom 0").code == 0
+    asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 5").records[0]
+    assert run(f"{line}/stable.html --bottom 0").code == 0
     text = text_of(tmp_path / "stable.html")
-    assert f"{asked['reliability']:.2f}, from halves of the subsets" in text
-    assert f"in {asked['hits'][0]['stability']:.0%} of halves" in text
     assert f"{asked['read']} chunks, from their own gradients" in text
     assert run(f"{line}/recovered.html --read 0").code == 0
     assert "from their own gradients" not in text_of(tmp_path / "recovered.html")
     assert run(f"{line}/refined.html --read 7").code == 0
     assert "7 chunks, from their own gradients" in text_of(tmp_path / "refined.html")
-    assert run(f"{line}/plain.html").code == run(f"{line}/none.html --halves 0").code == 0
-    plain, none = text_of(tmp_path / "plain.html"), text_of(tmp_path / "none.html")
-    assert "from halves of the subsets" in plain and "% of halves" not in plain
-    assert "from halves of the subsets" not in none
-    assert run(f"{line}/bad.html --halves -1").code == 2
+    assert run(f"{line}/bad.html --read -1").code == 2
     assert not (tmp_path / "bad.html").exists()
 
 

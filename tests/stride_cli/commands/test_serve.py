@@ -94,8 +94,8 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     [
         ("--response 1789 --bottom 2 --explain", {"response": "1789", "bottom": 2, "explain": True}),
         (
-            "--stability --read 0 --no-shrink --lambda-ratio 0.1",
-            {"stability": True, "read": 0, "shrink": False, "lambda_ratio": 0.1},
+            "--read 0 --no-shrink --lambda-ratio 0.1",
+            {"read": 0, "shrink": False, "lambda_ratio": 0.1},
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
     from stride_cli.attribution.attributor import Attributor
 
     session = server.service.shelf.find(None).session()
-    options = QueryOptions(top=5, halves=4, passages="like")
+    options = QueryOptions(top=5, passages="like")
     prompts: list[Any] = [{"prompt": f"{each} was"} for each in ("Rome", "The king of France", "Paris")]
     prompts += [{"prompt": "a " * 2000}, {"prompt": PROMPT, "response": "1789"}, {"prompt": ""}]
     alone = [next(session.outcomes([each], options)) for each in prompts]
@@ -225,9 +225,8 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
     monkeypatch.setattr(measuring, "measure_batch", counted("measure", measuring.measure_batch))
     reading = counted("read", direct_readout.chunk_influences)
     monkeypatch.setattr(direct_readout, "chunk_influences", reading)
-    monkeypatch.setattr(Attributor, "halves", counted("halves", Attributor.halves))
     together = list(session.outcomes(prompts, options))
-    assert calls[0] == "measure" and sorted(calls[1:]) == ["halves", "read"]  # these beside each other
+    assert calls == ["measure", "read"]
     for one, other in zip(alone, together, strict=True):
         assert isinstance(one, Refused) == isinstance(other, Refused)
         if isinstance(one, Refused):
@@ -235,7 +234,6 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
             continue
         assert not isinstance(other, Refused)
         assert_alike(dict(one.to_record()), dict(other.to_record()))
-        assert other.reliability == pytest.approx(one.reliability, abs=1e-3)
         np.testing.assert_allclose(other.responses, one.responses, atol=1e-4 * np.abs(one.responses).max())
     assert [isinstance(each, Refused) for each in together] == [False, False, False, True, False, True]
     # a measurement that fails of one is made of each alone
@@ -528,17 +526,17 @@ def test_a_terminal_shows_the_same(server: Server, workspace: Path) -> None:
 
     found = find_server(WorkspacePath(workspace / "run.stride"))
     assert found is not None
-    served = ServedSession(*found, halves=None, stability=False, open_session=lambda: pytest.fail("opened"))
+    served = ServedSession(*found, open_session=lambda: pytest.fail("opened"))
     options = QueryOptions(top=3, bottom=2, check=True)
     (by_server,) = served.outcomes([{"prompt": PROMPT}], options)
     index = server.service.shelf.find(None)
     question = parse_question({"prompt": PROMPT}, options)
-    answer = index.session().query(PROMPT, question.options_for(index.session().index))
+    answer = index.session().query(PROMPT, question.options)
     shown = []
     for each in (answer, by_server):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             render_answer(each, verbose=True, explained=True, console=Console(width=200))  # type: ignore[arg-type]
-        shown.append([line for line in out.getvalue().splitlines() if "stability 0" not in line])
+        shown.append(out.getvalue().splitlines())
     assert shown[0] == shown[1] and len(shown[0]) > 10
 
 
@@ -724,8 +722,8 @@ def test_whoever_listens_is_told_of_progress_in_place_of_a_bar() -> None:
 
 
 def test_questions_are_checked_as_flags_are() -> None:
-    question = parse_question({"prompt": "a", "halves": 6, "lambda_ratio": 1}, QueryOptions(top=4))
-    assert question.options.top == 4 and question.options.lambda_ratio == 1.0 and question.halves == 6
+    question = parse_question({"prompt": "a", "read": 6, "lambda_ratio": 1}, QueryOptions(top=4))
+    assert question.options.top == 4 and question.options.lambda_ratio == 1.0 and question.options.read == 6
     with pytest.raises(UsageError, match="expected 1 or more"):
         parse_question({"prompt": "a", "max_new_tokens": 0}, QueryOptions())
     bad = parse_question({"prompts": ["a", 3]}, QueryOptions()).prompts[1]

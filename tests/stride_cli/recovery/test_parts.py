@@ -10,7 +10,7 @@ import pytest
 
 from index_format.design import build_columns
 from index_format.shards import ShardedArray
-from stride_cli.recovery import refinement, stability
+from stride_cli.recovery import refinement
 from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.ranking import rank_documents
 from stride_cli.recovery.refinement import candidates, debiased, trust, with_weights
@@ -97,16 +97,3 @@ def test_chunks_beyond_what_the_fit_has_seen_are_new() -> None:
     up, _ = rank_documents(found, designs[0], np.arange(40), top=40, seen=np.ones(25, np.uint8))
     assert {hit.seen for hit in up if hit.chunk < 25} == {True}
     assert {hit.seen for hit in up if hit.chunk >= 25} == {False}
-
-
-def test_stability_looks_at_documents_part_by_part() -> None:
-    designs, _ = solved(200, models=1)
-    owner = np.arange(200) // 2
-    y = np.random.default_rng(2).normal(size=K)
-    (halves,) = stability.solve_halves(designs, y[None], n_subsets=K, seed=0, draws=4)
-    documents = np.array([70, 3, 99])
-    whole = stability.document_stability(halves, designs[0], owner, documents, top=10)
-    with patch.object(stability, "_ROWS", 33):
-        pieces = ShardedArray([owner[:51], owner[51:]])
-        again = stability.document_stability(halves, designs[0], pieces, documents, top=10)
-    np.testing.assert_array_equal(again, whole)

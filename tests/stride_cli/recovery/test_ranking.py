@@ -160,7 +160,7 @@ def test_arguments_that_cannot_work(change, message):
         rank_documents(solution({}, 8, ZERO), **arguments)
 
 
-def test_what_documents_sum_to_is_the_same_for_hits_and_for_stability():
+def test_what_documents_sum_to_is_what_hits_have():
     found = solution({0: 1.0, 1: 2.0, 2: 0.5, 3: 4.0, 4: -1.0, 5: -6.0}, 8, ZERO)
     documents, influence, least = document_influences(found, DOCUMENT)
     up, down = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9)

@@ -8,7 +8,6 @@ from index_format.design import build_columns
 from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.several import mean_solution, solve_models
-from stride_cli.recovery.stability import draw_halves, solve_halves
 
 K, N = 24, 60
 
@@ -57,15 +56,3 @@ def test_several_are_the_mean_of_each_on_its_own() -> None:
         assert solution.n_passes == sum(one.n_passes for one in each)
         np.testing.assert_array_equal(solution.residual, np.concatenate([one.residual for one in each]))
         assert solution.indices[np.argmax(solution.values)] == 4
-
-
-def test_halves_take_half_of_every_models_subsets() -> None:
-    designs, y = problem(2)
-    (halves,) = solve_halves(designs, y[:1], n_subsets=K, seed=5, draws=4)
-    assert halves.kept.shape == (4, 2 * K)
-    assert (halves.kept.reshape(4, 2, K).sum(2) == K // 2).all()
-    assert not (halves.kept[:, :K] == halves.kept[:, K:]).all()
-    np.testing.assert_array_equal(halves.kept[:, :K], draw_halves(K, 4, 5))
-    assert halves.reliability > 0.5
-    (single,) = solve_halves(designs[:1], y[:1, :K], n_subsets=K, seed=5, draws=4)
-    assert single.reliability > 0.3

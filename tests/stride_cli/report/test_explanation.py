@@ -30,7 +30,6 @@ REGIMES = [
     ([0.0], {}, "Conclude nothing from this list", "none of its documents has any weight"),
     ([0.4], {"recovery__r_squared": 0.2}, "Look at d0", f"{HINT}, and most of what was measured is left"),
     ([0.4], {"recovery__r_squared": None}, "Look at d0", "is left unexplained"),
-    ([0.4], {"reliability": 0.2}, "Look at d0", "one half of the measurement hardly predicts the other"),
     ([0.4], {"recovery__nonzeros": 300}, "Look at d0", "too many chunks share what was measured"),
     ([0.4], {"recovery__nonzeros": 300, "read": 300}, "Look at d0", f"{HINT}: "),
     ([0.4], {"measurement__agreement": 0.7}, "Look at d0", "exact measurement does not agree"),
@@ -105,12 +104,6 @@ def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numb
     text = explain(answer)
     assert text.endswith(".") and "None " not in text.replace("None of", "") and "nan" not in text
     assert all(caveat.endswith(".") for caveat in caveats(answer))
-
-
-def test_opinions_that_differ_are_a_caveat(record) -> None:
-    known = record() | {"reliability": 0.83}
-    assert not caveats(known)
-    assert "only at r = 0.21" in caveats(known | {"reliability": 0.21})[0]
 
 
 def test_the_line_parts_hits_where_their_order_allows_it() -> None:

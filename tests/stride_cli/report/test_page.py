@@ -155,14 +155,6 @@ def test_rows_of_a_classifier_have_labels_and_no_passages(record) -> None:
     assert "<mark>" not in text and "<u>" not in text and '<p class="text">label 3</p>' in text
 
 
-def test_second_opinions_are_shown(record) -> None:
-    known = record()
-    known |= {"reliability": 0.8}
-    known["hits"][0] |= {"stability": 0.9}
-    page = render_report([from_record(known)], title="x")
-    assert "in 90% of halves" in page
-
-
 def test_an_answer_without_hits_has_a_page(record) -> None:
     empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
     page = Page(render_report([from_record(empty)] * 2, title="x"))

@@ -148,8 +148,6 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
     result = run(f"query --file {file} --pool --add support --on-bad skip {at}")
     assert result.records[0]["added"] == "support" and result.records[0]["recall"] is None
-    result = run(f"query --file {file} --pool --add support --on-bad skip --stability {at}")
-    assert result.code == 2 and "--stability is of one recovery" in result.err and not result.out
     result = run(f"query --file {file} --pool --add support --on-bad skip --bottom 2 {at}")
     assert result.code == 2 and "found --bottom 2" in result.err and "--add all" in result.err
     result = run(f"query --file {file} --pool {at}")

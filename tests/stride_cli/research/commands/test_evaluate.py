@@ -72,17 +72,6 @@ def test_lds_of_methods(run, measured: Path) -> None:
     assert run(f"{line} --alpha 0.3").records[0]["subsets"] == 3
 
 
-def test_reliability_is_held_against_the_truth(run, measured: Path) -> None:
-    methods = "stride:space=logit,rank=8,halves=4,chance"
-    result = run(f"evaluate lds --index {measured}/run.stride --methods {methods} --alpha 0.5 --draws 100")
-    assert result.code == 0, result.err
-    stride, chance = (record["tracking"] for record in result.records)
-    check(result.records[0])
-    assert 0 <= stride["reliability"] <= 1 and -1 <= stride["low"] <= stride["mean"] <= stride["high"] <= 1
-    assert set(chance.values()) == {None}
-    assert "its rank correlation with the true LDS over queries is" in result.err
-
-
 def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_path: Path) -> None:
     """Against scipy, from the score matrix that `stride baseline` writes."""
     from scipy.stats import spearmanr

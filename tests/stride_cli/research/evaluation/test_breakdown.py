@@ -12,7 +12,6 @@ from stride_cli.research.evaluation.breakdown import (
     mean_over_queries,
     partial_spearman,
     query_groups,
-    reliability_tracking,
 )
 
 
@@ -53,26 +52,3 @@ def test_nothing_is_left_of_the_third_itself() -> None:
     random = np.random.default_rng(0)
     g, m = random.standard_normal((2, 3, 20))
     np.testing.assert_array_equal(partial_spearman(g, m, g), 0)
-
-
-def test_tracking_is_the_rank_correlation_over_queries() -> None:
-    rng = np.random.default_rng(0)
-    correlations = rng.normal(size=60)
-    reliability = np.exp(correlations)  # any increasing function
-    found = reliability_tracking(reliability, correlations, draws=200)
-    assert found["mean"] == pytest.approx(1.0) and found["low"] == pytest.approx(1.0)
-    assert found["reliability"] == pytest.approx(reliability.mean())
-    noisy = reliability_tracking(correlations + rng.normal(size=60), correlations, draws=200)
-    assert noisy["low"] < noisy["mean"] < noisy["high"] < 1.0 and noisy["se"] > 0.0
-    assert reliability_tracking(correlations, correlations) == reliability_tracking(
-        correlations, correlations
-    )
-    assert set(reliability_tracking(None, correlations).values()) == {None}
-
-
-@pytest.mark.parametrize("reliability", [[0.4], [0.4, 0.9], [0.5, 0.5, 0.5]])
-def test_what_cannot_be_tracked_is_not_zero(reliability: list[float]) -> None:
-    correlations = np.linspace(0, 0.5, len(reliability))
-    found = reliability_tracking(np.asarray(reliability), correlations)
-    assert found["reliability"] == pytest.approx(np.mean(reliability))
-    assert [found[name] for name in ("mean", "se", "low", "high")] == [None] * 4

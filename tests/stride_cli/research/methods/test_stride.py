@@ -120,27 +120,3 @@ def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> No
     task, _ = task_and_queries
     with pytest.raises(UsageError, match=words):
         fitted(task, spec)
-
-
-def test_halves_give_every_query_a_reliability(task_and_queries) -> None:
-    from stride_cli.attribution.additive import additive_measurement
-    from stride_cli.recovery.problem import LassoSettings
-    from stride_cli.recovery.stability import solve_halves
-
-    task, queries = task_and_queries
-    method = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0,halves=4")
-    scores = score_all(method, queries)
-    assert len(method.reliability) == len(queries) and all(0 <= value <= 1 for value in method.reliability)
-    plain = fitted(task, "stride:space=logit,subsets=16,degree=3,read=0")
-    np.testing.assert_array_equal(score_all(plain, queries), scores)
-    assert plain.reliability is None
-    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
-    (halves,) = solve_halves(
-        [method._designs.columns],
-        y[1:2],
-        LassoSettings(lambda_ratio=method._defaults["lambda_ratio"]),
-        n_subsets=16,
-        seed=task.index.seed,
-        draws=4,
-    )
-    assert method.reliability[1] == halves.reliability
