@@ -166,7 +166,7 @@ def _suggestions(shell, demonstrated: Path) -> None:
         top = value if "jq" in command else value["hits"][0]
         assert top["document"] in fact["documents"]
         assert "jq" in command or (fact["answer"] in value["response"] and value["verdict"] == "clear")
-        assert ("explanation" in value) == ("--explain" in command)
+        assert ("explanation" in value) == ("--verbose" in command)
 
 
 def _verdicts(shell, facts: list[dict], index: Path) -> None:

@@ -4,6 +4,6 @@
 # (Recordings of one person are alike: that the nearest supporters share the speaker is what one should see.)
 set -euo pipefail
 here=$(dirname "$0")
-TRAIN=${TRAIN:---label status --id-column name --network mlp --width 128 --shuffle --holdout 45}
+TRAIN=${TRAIN:---field label=status --field id=name --network mlp --width 128 --shuffle --holdout 45}
 export TRAIN
 exec "$here/suite.sh" "$1" "${2:-stride-parkinsons}"

@@ -72,7 +72,7 @@ def prepare(
         if kind_of(model_path) == "classifier":
             raise UsageError(
                 f"model '{model_path}' is a classifier (expected a language model)",
-                fix=f"stride index build FILE --model {model_path}; then stride train, stride query --row",
+                fix=f"stride index build FILE --model {model_path}; then stride train, stride query ROW",
             )
         if before is not None:
             from stride_cli.attribution.needs import measure_needs
@@ -117,7 +117,7 @@ def _follow(
     from stride_cli.models.loading import path_of_model
 
     index = Index.open(index_path)
-    refuse_classifier(index, "stride ask asks of texts", fix="stride query --row 0")
+    refuse_classifier(index, "stride ask asks of texts", fix="stride query 0")
     what, count = compare_corpus(index, sources, reading)
     if what == "same":
         return

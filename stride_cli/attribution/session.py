@@ -218,7 +218,7 @@ class Session:
             raise UsageError(
                 "what opposes prompts is not looked at where what supports any of them is added up "
                 f"(found --bottom {options.bottom})",
-                fix="stride query --pool --add all",
+                fix='leave --bottom out; in Python, query_pooled(add="all")',
             )
         attributor = self.attributor(options)
         asking = Asking(attributor, options, self.build, self._spot_check, time.perf_counter)

@@ -22,18 +22,12 @@ from stride_cli import __version__, errors, interrupts
 from stride_cli.characters import printable
 from stride_cli.commands import completion
 from stride_cli.commands.panels import ASK, BUILD, CHECK, RESEARCH, CommandLine
-from stride_cli.corpus.readers import Fields
-from stride_cli.options import entries
 from stride_cli.output import settle_streams
 from stride_cli.startup import own_process, share_cores
 
 # typer has a parser of its own, or click's, and does not name the class of its errors
 _ParserError: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
-_MAY_BE_EMPTY = {
-    "text",
-    "prompts",
-    *(entry.flag.strip("-").replace("-", "_") for entry in entries(Fields).values()),
-}
+_MAY_BE_EMPTY = {"text", "prompts"}
 _REMEDIES = {
     errno.EACCES: "check its permissions, or give another place",
     errno.EPERM: "check its permissions, or give another place",

@@ -12,6 +12,7 @@ from index_format.errors import IndexMismatch
 from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
+    ASKED,
     Device,
     Dtype,
     Flags,
@@ -83,16 +84,9 @@ def ask(
     ] = None,
     given: Annotated[
         dict[str, Any],
-        Flags(
-            QueryOptions,
-            first=("top", "bottom", "max_new_tokens", "chat"),
-        ),
+        Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat")),
     ],
     reading: Reading,
-    explained: Annotated[
-        bool,
-        typer.Option("--explain", help="Two sentences: what the numbers say, how far to trust them."),
-    ] = False,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -152,7 +146,7 @@ def ask(
     together = 1 if prompts == ["-"] else None
     of = {"response": response, "span": span}
     found = answered(session, asked, options, bad, given=of, together=together)
-    last = show_answers(found, out, bad, verbose=options.check, explained=explained)
+    last = show_answers(found, out, bad, verbose=options.check)
     plain = response is None and span is None and not options.chat
     if last is not None and plain and out.format == "text":
         _next(last, session.index, where)

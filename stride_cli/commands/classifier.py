@@ -54,7 +54,7 @@ def train_classifier(
         sources[0],
         out,
         options,
-        columns=Columns(label=columns.label, id=columns.id_column, drop=tuple(columns.drop)),
+        columns=Columns(label=columns.label, id=columns.id, drop=tuple(columns.drop)),
         overwrite=overwrite,
     )
     record: ClassifierRecord = {

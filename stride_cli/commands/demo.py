@@ -68,7 +68,7 @@ def suggested(index: str) -> list[str]:
     index = shlex.quote(index)
     return [
         f'stride query "The capital of Kenya is" --index {index}',
-        f'stride query "The Mughal Empire was founded by" --index {index} --explain',
+        f'stride query "The Mughal Empire was founded by" --index {index} --verbose',
         f"stride query \"The largest moon of Saturn is\" --index {index} --json | jq '.hits[0]'",
         f"stride index info {index}",
         "stride ask your-corpus.jsonl --model your-model 'a question'",

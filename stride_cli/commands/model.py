@@ -42,7 +42,7 @@ OverwriteOption = Annotated[
         "stride model train corpus.jsonl --out model",
         "stride model train corpus.jsonl --out model --layers 6 --width 256 --epochs 10 --checkpoints 4",
         "stride model train mnist.npz --out model --network mlp --rows 2000 --holdout 100",
-        "stride model train table.csv --out model --network mlp --label status --id-column name",
+        "stride model train table.csv --out model --network mlp --field label=status --field id=name",
     ),
 )
 @with_flags
@@ -56,26 +56,27 @@ def train(
             TrainOptions,
             ClassifierOptions,
             ColumnOptions,
+            *READING,
             first=("layers", "width", "heads", "vocab", "context"),
             network={"default": None},
+            leave_out=("schedule", "batch_size", "weight_decay"),
         ),
     ],
     overwrite: OverwriteOption = False,
     json: Json = False,
-    reading: Reading,
 ) -> None:
     """Train a NanoChat model, with a tokenizer of its own, on a corpus; or a classifier on examples.
 
     Size and length of the training fit the corpus: about a hundred documents take well under a minute. The
     recipe is stored with the model. Interrupted, the same command goes on where it was.
 
-    A .npz of inputs and labels, or a table with --label or --network, gives a classifier.
+    A .npz of inputs and labels, or a table with --field label= or --network, gives a classifier.
     """
     begin = time.monotonic()
     language, examples = (TrainOptions, *READING), (ClassifierOptions, ColumnOptions)
     if classifier.wants_classifier(corpus, given):
         refuse_foreign(
-            given | reading,
+            given,
             examples,
             language,
             because=f"of language models, and {corpus[0]} is read as examples of a classifier",
@@ -88,14 +89,14 @@ def train(
         language,
         examples,
         because=f"of classifiers, and {corpus[0]} is read as a corpus of texts",
-        otherwise="give a .npz of examples, or a table with --label",
+        otherwise="give a .npz of examples, or a table with --field label=",
     )
     with output.progress("making a model"):
         from stride_cli.training.ending import look_at
         from stride_cli.training.pretraining import train_model
 
         options = TrainOptions(**own(TrainOptions, given))
-        trained = train_model(corpus, out, options, reading=ReadOptions.of(reading), overwrite=overwrite)
+        trained = train_model(corpus, out, options, reading=ReadOptions.of(given), overwrite=overwrite)
         ending = look_at(trained)
     _report(trained, time.monotonic() - begin, json, ending)
     show_ending(ending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -25,12 +25,15 @@ from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.errors import UsageError
 from stride_cli.models.stream_choice import StreamOptions, streaming
-from stride_cli.options import MORE, Entry, entries
+from stride_cli.options import CORPUS, MORE, Entry, entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
     pass
 
+FIELD = "--field "  # what begins the flags of names of fields
+# how a prompt is asked, for every day; the other options of a query are settings, and a method's
+ASKED = ("top", "bottom", "chat", "lambda_ratio", "nonneg", "read", "check")
 _COMPLETERS = {
     "index": complete_index,
     "method": complete_method,
@@ -42,6 +45,8 @@ _COMPLETERS = {
 class Flags:
     """The flags of options that a command takes: an annotation of a parameter that receives, by name, those
     that were given.
+
+    Options whose flag is ``--field KEY=`` share one flag, which may be repeated.
 
     Parameters
     ----------
@@ -61,12 +66,21 @@ class Flags:
     ) -> None:
         self._classes, self._changed = classes, changed
         declared = entries(*classes)
+        ordered = {**{name: declared[name] for name in first}, **declared}
+        wanted = {
+            name: entry
+            for name, entry in ordered.items()
+            if (not only or name in only) and name not in leave_out
+        }
+        self._fields = {e.flag.removeprefix(FIELD): e for e in wanted.values() if e.flag.startswith(FIELD)}
         self._entries = {
             name: entry
-            for name, entry in {**{name: declared[name] for name in first}, **declared}.items()
-            if entry.about.help and (not only or name in only) and name not in leave_out
+            for name, entry in wanted.items()
+            if entry.about.help and not entry.flag.startswith(FIELD)
         }
         self.parameters = {name: self._parameter(entry) for name, entry in self._entries.items()}
+        if self._fields:
+            self.parameters["field"] = self._field()
 
     def _parameter(self, entry: Entry) -> inspect.Parameter:
         changed = self._changed.get(entry.name, {})
@@ -84,6 +98,17 @@ class Flags:
             default=default,
             annotation=Annotated[kind if default is not None else kind | None, about],
         )
+
+    def _field(self) -> inspect.Parameter:
+        keys = ", ".join(key.rstrip("=") for key in self._fields)
+        about = typer.Option(
+            "--field",
+            metavar="KEY=NAME",
+            help=f"Name a field of the corpus ({keys}); an empty name switches it off. May be repeated.",
+            rich_help_panel=CORPUS,
+        )
+        annotation = Annotated[list[str] | None, about]
+        return inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def _left_open(self, entry: Entry) -> bool:
         """Whether not giving an option says no value: stride.yaml may have one, or its default differs."""
@@ -103,13 +128,33 @@ class Flags:
         return list[str] if kind is list else kind
 
     def given(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Takes what is of this annotation out of a command's values, and returns what was given of it."""
-        found = {}
-        for name, parameter in self.parameters.items():
+        """Takes what is of this annotation out of a command's values, and returns what was given of it.
+
+        Raises
+        ------
+        UsageError      a ``--field`` that is no KEY=NAME
+        """
+        found = self._named(values.pop("field") or ()) if self._fields else {}
+        for name, entry in self._entries.items():
+            parameter = self.parameters[name]
             value = values.pop(parameter.name)
             own_default = "default" in self._changed.get(name, {})
             if value is not None and (own_default or value != parameter.default):
-                found[name] = False if self._entries[name].negated else value
+                found[name] = False if entry.negated else value
+        return found
+
+    def _named(self, texts: Sequence[str]) -> dict[str, Any]:
+        """The options that ``--field`` gives."""
+        found: dict[str, Any] = {}
+        for text in texts:
+            key, sep, name = text.partition("=")
+            entry = self._fields.get(key + sep)
+            if entry is None:
+                keys = ", ".join(each.rstrip("=") for each in self._fields)
+                raise UsageError(
+                    f"--field is '{text}' (expected KEY=NAME, KEY one of {keys})", fix="try --field id=name"
+                )
+            found[entry.name] = [*found.get(entry.name, ()), name] if list in entry.kinds else name
         return found
 
 
@@ -178,7 +223,7 @@ Device = Annotated[str | None, flag(Placement, "device")]
 Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
-PERMISSIONS = Flags(Permissions)
+PERMISSIONS = Flags(Permissions, only=("trust_code",))
 STREAM = Flags(StreamOptions)
 AdapterPath = Annotated[
     str | None,

@@ -152,14 +152,12 @@ def answered_as_one(
     bad: BadInput,
     *,
     given: Mapping[str, Any],
-    add: str | None,
 ) -> Iterator[tuple[Prompt, Any]]:
     """All prompts, without those that `bad` takes, with the one answer to them together.
 
     Parameters
     ----------
     given : as of `answered`
-    add : as of `Session.query_pooled`
 
     Raises
     ------
@@ -181,7 +179,7 @@ def answered_as_one(
             queries.append(query)
     if not queries:
         raise QueryError("none of the prompts can be asked", fix="give one or more that the model can answer")
-    answer = session.query_pooled([{"prompt": query} for query in queries], options, add=add)
+    answer = session.query_pooled([{"prompt": query} for query in queries], options)
     yield Prompt({"prompt": answer.query}, asked[0][0].source), answer
 
 

@@ -14,8 +14,8 @@ from stride_cli.attribution.options import (
     QueryOptions,
     SharingOptions,
 )
-from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
+    ASKED,
     Device,
     Dtype,
     Flags,
@@ -37,7 +37,6 @@ from stride_cli.commands.prompts import (
     read_rows,
 )
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.models.kinds import require_examples
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
@@ -51,22 +50,25 @@ EXAMPLE = """\b
 Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
-  stride query "The largest moon of Saturn is" --bottom 5 --explain
+  stride query "The largest moon of Saturn is" --bottom 5 --verbose
   stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
   stride query --file prompts.jsonl --on-bad record --json > answers.jsonl
-  stride query --file prompts.jsonl --out hits.csv
+  stride query --file prompts.jsonl --format csv > hits.csv
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
-  stride query --file prompts.jsonl --workers 4 --out answers.jsonl
-  stride query --row 17 --index classifier.stride --top 5 --bottom 5
+  stride query --file prompts.jsonl --workers 4 --json > answers.jsonl
+  stride query 17 --index classifier.stride --top 5 --bottom 5
 """
 
 
 @with_flags
 def query(
     text: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads one prompt a line from stdin.")
+        str | None,
+        typer.Argument(
+            help="The prompt; - reads one a line from stdin. Of a classifier: a row, or held-out."
+        ),
     ] = None,
     file: Annotated[
         Path | None,
@@ -75,21 +77,11 @@ def query(
             help=f"{FORMAT} Of a classifier, examples.",
         ),
     ] = None,
-    row: Annotated[
-        str | None,
-        typer.Option(
-            "--row",
-            help="Of a classifier: number or id of a row of its file, or held-out: all.",
-            autocompletion=one_of("held-out"),
-            rich_help_panel=MORE,
-        ),
-    ] = None,
     response: Annotated[
         str | None,
         typer.Option(
             "--response",
-            help="Attribute this continuation, not the model's own; of a classifier: this class, or "
-            "predicted, not the row's label.",
+            help="Attribute this continuation, not the model's own. Of a classifier: a class, or predicted.",
         ),
     ] = None,
     span: Annotated[
@@ -112,33 +104,16 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
-    add: Annotated[
-        str | None,
-        typer.Option(
-            "--add",
-            help="With --pool: what supports each prompt is added up (support), or all influence, that on "
-            "their mean loss (all). Default: support, where all prompts have instead; else all.",
-            autocompletion=one_of("support", "all"),
-            rich_help_panel=MORE,
-        ),
-    ] = None,
     index: IndexPath = None,
     model: ModelPath = None,
     *,
     given: Annotated[
         dict[str, Any],
-        Flags(
-            QueryOptions,
-            first=("top", "bottom", "max_new_tokens", "chat"),
-        ),
+        Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat")),
     ],
     reading: Annotated[dict[str, Any], Flags(InputOptions)],
-    written: Annotated[dict[str, Any], Flags(FormatOptions)],
+    written: Annotated[dict[str, Any], Flags(FormatOptions, only=("format",))],
     shared: Annotated[dict[str, Any], Flags(SharingOptions)],
-    explained: Annotated[
-        bool,
-        typer.Option("--explain", help="Two sentences: what to conclude, and how far to trust it."),
-    ] = False,
     no_server: Annotated[
         bool,
         typer.Option(
@@ -157,12 +132,12 @@ def query(
     from stride_cli.config import resolve
     from stride_cli.data.workspace import WorkspacePath
 
-    if sum(given is not None for given in (text, file, row)) != 1:
+    if (text is None) == (file is None):
         raise UsageError(
-            "give a prompt, or - for stdin, or --file, or --row (one of them)",
+            "give a prompt, or - for stdin, or --file (one of them)",
             fix='stride query "The French Revolution began in"',
         )
-    if pool and text not in (None, "-"):
+    if pool and text not in (None, "-", "held-out"):
         raise UsageError(
             "--pool answers several prompts as one (found one prompt)",
             fix="stride query --file prompts.jsonl --pool",
@@ -176,10 +151,6 @@ def query(
         )
     # many prompts of a file are read for together, which takes less time than a server saves
     here = no_server or text is None or pool
-    if add not in (None, "support", "all"):
-        raise UsageError(f"--add is '{add}' (expected support or all)", fix="try --add support")
-    if add is not None and not pool:
-        raise UsageError("--add is of several prompts as one", fix="give --pool, or leave --add out")
     chosen = resolve("query", {**given, "device": device, "dtype": dtype})
     options = query_options(chosen, given)
     out = AnswerOutput(FormatOptions(**written), json)
@@ -211,22 +182,20 @@ def query(
         asking = session = api.Session.open(
             place.index, model_path=place.model, device=place.device, dtype=place.dtype
         )
-        if row is not None:
-            require_examples(session.index, 'stride query "some text"')
-        if session.model.table is not None and text is None:
-            prompts = read_rows(classifier_queries(session, row, file, response, instead), file)
+        if session.model.table is not None and text != "-":
+            prompts = read_rows(classifier_queries(session, text, file, response, instead), file)
         else:
             prompts = read_prompts(text, file)
     if pool:
-        found = answered_as_one(asking, prompts, options, bad, given=asked, add=add)
+        found = answered_as_one(asking, prompts, options, bad, given=asked)
     else:
         found = answered(asking, prompts, options, bad, given=asked, together=together, total=total)
-    show_answers(found, out, bad, verbose=options.check, explained=explained)
+    show_answers(found, out, bad, verbose=options.check)
     bad.leave()
 
 
 def show_answers(
-    found: Iterable[tuple[Prompt, Any]], out: AnswerOutput, bad: BadInput, *, verbose: bool, explained: bool
+    found: Iterable[tuple[Prompt, Any]], out: AnswerOutput, bad: BadInput, *, verbose: bool
 ) -> Any:
     """Show every answer (an `Answer`, or a `ServedAnswer`) as it comes, where and how `out` says; returns the
     last, or None."""
@@ -235,20 +204,20 @@ def show_answers(
         from stride_cli.commands.rendering import render_answer
 
         for _, answer in found:
-            render_answer(answer, verbose=verbose, explained=explained)
+            render_answer(answer, verbose=verbose)
         return answer
     with out.opened() as take:
         bad.emit = take
         for prompt, answer in found:
-            take(_record(prompt, answer, explained))
+            take(_record(prompt, answer, verbose))
     return answer
 
 
-def _record(prompt: Prompt, answer: Any, explained: bool) -> dict[str, Any]:
+def _record(prompt: Prompt, answer: Any, verbose: bool) -> dict[str, Any]:
     """The answer's record, with what only the command knows."""
     named = {} if prompt.id is None else {"id": prompt.id}
     found: dict[str, Any] = {**named, **answer.to_record()}
-    if explained:
+    if verbose:
         from stride_cli.report.explanation import explain
 
         found["explanation"] = explain(found)

@@ -20,15 +20,13 @@ _COLOURS = {"supports": "green", "opposes": "magenta"}
 _VERDICTS = {"clear": "green", "weak": "yellow", "guessing": "bold yellow"}
 
 
-def render_answer(
-    answer: Answer, *, verbose: bool = False, explained: bool = False, console: Console | None = None
-) -> None:
+def render_answer(answer: Answer, *, verbose: bool = False, console: Console | None = None) -> None:
     """One answer on stdout: what was said, its documents with their passages, the certificate.
 
     Parameters
     ----------
-    verbose : bool      also time by stage, and the spot check of the measurement
-    explained : bool    also two sentences on what to conclude
+    verbose : bool      also two sentences on what to conclude, the certificate, time by stage, and the spot
+        check of the measurement
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
     from rich.console import Group
@@ -43,7 +41,7 @@ def render_answer(
     record = answer.to_record()
     console.print(_title(record))
     style = _VERDICTS.get(record["verdict"] or "", "dim")
-    if explained:
+    if verbose:
         console.print(Text(printable(explain(record)), style=style))
     elif record["verdict"] is not None or not answer.labels:
         console.print(Text(verdict(record) or no_verdict(record), style=style))

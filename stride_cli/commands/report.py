@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import InputOptions, QueryOptions
-from stride_cli.commands.completion import one_of
 from stride_cli.commands.options import (
     Device,
     Dtype,
@@ -32,8 +31,6 @@ from stride_cli.commands.prompts import (
     stdin_lines,
 )
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.models.kinds import require_examples
-from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
@@ -52,20 +49,12 @@ Examples:
 @with_flags
 def report(
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; - reads one prompt a line from stdin.")
+        list[str] | None,
+        typer.Argument(help="Prompts; - reads one a line from stdin. Of a classifier: rows, or held-out."),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", help="Prompts in a file, as for stride query; of a classifier, examples."),
-    ] = None,
-    row: Annotated[
-        str | None,
-        typer.Option(
-            "--row",
-            help="Of a classifier: number or id of a row of its file, or held-out: all.",
-            autocompletion=one_of("held-out"),
-            rich_help_panel=MORE,
-        ),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -86,8 +75,8 @@ def report(
         dict[str, Any],
         Flags(
             QueryOptions,
-            first=("top", "bottom", "max_new_tokens", "chat"),
-            leave_out=("nonneg", "intercept", "shrink", "check"),
+            only=("top", "bottom", "chat", "lambda_ratio", "read"),
+            first=("top", "bottom", "chat"),
             top={"default": 5, "help": "Supporting documents of each query."},
             bottom={"default": 3, "help": "Opposing documents of each query."},
         ),
@@ -111,10 +100,10 @@ def report(
 
     begin = time.monotonic()
     bad = BadInput(InputOptions(**reading).on_bad, as_json=wants_json(json))
-    sources = [bool(prompts), file is not None, row is not None, answers is not None]
+    sources = [bool(prompts), file is not None, answers is not None]
     if sum(sources) != 1:
         raise UsageError(
-            "give prompts, or - for stdin, or --file, or --row, or --answers (one of them)",
+            "give prompts, or - for stdin, or --file, or --answers (one of them)",
             fix='stride report "The French Revolution began in"',
         )
     check_place(out)
@@ -127,7 +116,7 @@ def report(
         name = "saved answers" if name == "-" else name
     else:
         path = find_index(index)
-        wanted = _Wanted(prompts or [], file, row, response)
+        wanted = _Wanted(prompts or [], file, response)
         if bad.stops and any(not prompt.strip() for prompt in wanted.prompts):
             raise QueryError("a prompt is empty (expected some text)", fix='stride report "some text"')
         place = WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype)
@@ -156,21 +145,20 @@ def report(
 class _Wanted:
     """What a report is asked to be about."""
 
-    def __init__(self, prompts: list[str], file: Path | None, row: str | None, response: str | None) -> None:
+    def __init__(self, prompts: list[str], file: Path | None, response: str | None) -> None:
         if "-" in prompts and len(prompts) > 1:
             raise UsageError(
                 "- reads all prompts from stdin (found other prompts beside it)", fix="drop them"
             )
-        self.prompts, self.file, self.row, self.response = prompts, file, row, response
+        self.prompts, self.file, self.response = prompts, file, response
 
     def read(self, session: Session) -> Iterator[Prompt]:
         from stride_cli.commands.classifier import classifier_queries
 
-        if self.row is not None:
-            require_examples(session.index, 'stride report "some text"')
-        if session.model.table is not None and not self.prompts:
-            queries = classifier_queries(session, self.row, self.file, self.response)
-            yield from read_rows(queries, self.file)
+        if session.model.table is not None and self.prompts != ["-"]:
+            rows: list[str | None] = [*self.prompts] or [None]
+            for row in rows:
+                yield from read_rows(classifier_queries(session, row, self.file, self.response), self.file)
         elif self.file is not None or self.prompts == ["-"]:
             yield from read_prompts(None if self.file is not None else "-", self.file)
         else:

@@ -39,7 +39,7 @@ def serve(
         dict[str, Any],
         Flags(
             QueryOptions,
-            only=("top", "bottom", "max_new_tokens"),
+            only=("top", "bottom"),
             top={"help": "Supporting documents, unless a request says otherwise. [10]"},
         ),
     ],

@@ -31,6 +31,9 @@ Examples:
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 
+# what only research changes: options of `stride:` in stride baseline, and of `SgdOptions` and `ClosedOptions`
+_RESEARCH = ("stability", "variant", "fidelity", "linearity", "lr", "buckets", "curvature")
+
 
 @with_flags
 def train(
@@ -40,7 +43,7 @@ def train(
     index: IndexPath = None,
     model: ModelPath = None,
     *,
-    given: Annotated[dict[str, Any], Flags(*FLAT)],
+    given: Annotated[dict[str, Any], Flags(*FLAT, leave_out=_RESEARCH)],
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from index_format.location import Location
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.commands.options import (
     Device,
@@ -32,15 +31,14 @@ Examples:
   stride verify-hit "The capital of France is" --response "Paris" --seeds 10 --random 3
   stride verify-hit "The capital of France is" --documents history/paris,geography/france
   stride verify-hit --file habit.jsonl --top 40
-  stride verify-hit --row 17 --index classifier.stride --top 20 --json | jq .verdict
+  stride verify-hit 17 --index classifier.stride --top 20 --json | jq .verdict
 """
 
 
 @with_flags
 def verify_hit(
-    text: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
-    row: Annotated[
-        str | None, typer.Option("--row", help="Of a classifier: number or id of a row of its file.")
+    text: Annotated[
+        str | None, typer.Argument(help="The prompt; of a classifier: number or id of a row.")
     ] = None,
     response: Annotated[
         str | None,
@@ -71,7 +69,7 @@ def verify_hit(
         dict[str, Any],
         Flags(
             QueryOptions,
-            only=("top", "lambda_ratio", "max_new_tokens", "chat"),
+            only=("top", "lambda_ratio", "chat"),
             top={"help": "How many of the top documents. [10]"},
         ),
     ],
@@ -97,16 +95,15 @@ def verify_hit(
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
 
-    if sum(each is not None for each in (text, row, file)) != 1:
+    if (text is None) == (file is None):
         raise UsageError(
-            "give a prompt, or --file, or --row of a classifier (one of them)",
+            "give a prompt, or --file (one of them)",
             fix='stride verify-hit "The French Revolution began in"',
         )
     chosen = resolve("query", {**given, "bottom": 0, "device": device, "dtype": dtype})
     options, hits = query_options(chosen, given), HitOptions(**check)
     path = find_index(index)
-    check_kind(path, row)
-    prompt: Any = text if text is not None else row
+    prompt: Any = text
     if instead is not None:
         if text is None:
             raise UsageError(
@@ -135,15 +132,6 @@ def verify_hit(
         note(found["sentence"])
         return
     render_check(found)
-
-
-def check_kind(path: Location, row: str | None) -> None:
-    """UsageError where a row is asked of a language model's index."""
-    from index_format.reader import Index
-    from stride_cli.models.kinds import require_examples
-
-    if row is not None:
-        require_examples(Index.open(path), 'stride verify-hit "some text"')
 
 
 def render_check(found: VerifyHitRecord) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stride_cli.corpus.ids import SeenIds
 from stride_cli.errors import CorpusError
-from stride_cli.options import CORPUS, option
+from stride_cli.options import option
 
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # What the chain of document digests, which is a corpus' fingerprint, starts from
@@ -100,15 +100,11 @@ def merged_digest(parts: Sequence[str]) -> bytes:
 class Fields:
     """The names that a corpus gives its fields; an empty name switches a field off."""
 
-    id: str = option("id", "Field of the ids.", flag="--id-field", panel=CORPUS)
-    text: str = option("text", "Field of the text; '' switches it off.", flag="--text-field", panel=CORPUS)
-    prompt: str = option(
-        "prompt", "Field of the prompt; '' switches it off.", flag="--prompt-field", panel=CORPUS
-    )
-    response: str = option("response", "Field of the answer.", flag="--response-field", panel=CORPUS)
-    messages: str = option(
-        "messages", "Field of a conversation; '' switches it off.", flag="--messages-field", panel=CORPUS
-    )
+    id: str = option("id", flag="--field id=")
+    text: str = option("text", flag="--field text=")
+    prompt: str = option("prompt", flag="--field prompt=")
+    response: str = option("response", flag="--field response=")
+    messages: str = option("messages", flag="--field messages=")
 
     def names(self) -> list[str]:
         """The names in use."""
@@ -174,7 +170,7 @@ class DocumentParser:
             found = "an empty one" if value == "" else f"the fields {_listed(available or record)}"
             raise CorpusError(
                 f"{where}: expected an id in the field '{field}', found {found}",
-                fix="name the field that holds the ids with --id-field NAME, or number the documents with "
+                fix="name the field that holds the ids with --field id=NAME, or number the documents with "
                 "--number-ids",
             )
         if isinstance(value, int) and not isinstance(value, bool):
@@ -190,7 +186,7 @@ class DocumentParser:
             raise CorpusError(
                 f"{where}: expected an id of at most {MOST_ID_BYTES:,} bytes in the field '{field}', found "
                 f"{len(value.encode()):,}",
-                fix="name the field that holds the ids with --id-field NAME, or number the documents with "
+                fix="name the field that holds the ids with --field id=NAME, or number the documents with "
                 "--number-ids",
             )
         return value
@@ -215,7 +211,7 @@ class DocumentParser:
         if len(forms) > 1:
             raise CorpusError(
                 f"{where}: expected one form of content, found {' and also '.join(forms)}",
-                fix="switch a field off with an empty name: --text-field '' (or --messages-field)",
+                fix="switch a field off with an empty name: --field text= (or messages=)",
             )
         if not forms:
             named = (names.text, names.prompt, names.response, names.messages)
@@ -226,8 +222,8 @@ class DocumentParser:
             raise CorpusError(
                 f"{where}: expected '{names.text}', or '{names.prompt}' and '{names.response}', or "
                 f"'{names.messages}', found the fields {_listed(available or record)}",
-                fix="name the field that holds the text with --text-field NAME (or --prompt-field, "
-                "--response-field, --messages-field)",
+                fix="name the field that holds the text with --field text=NAME (or prompt=, response=, "
+                "messages=)",
             )
         if text is not None:
             return {

@@ -40,20 +40,6 @@ def refuse_classifier(index: Index, why: str, *, fix: str = "give the index of a
         raise UsageError(f"index '{index.path}' is of a classifier, and {why}", fix=fix)
 
 
-def require_examples(index: Index, fix: str) -> None:
-    """Refuse `--row` where the index holds no rows.
-
-    Raises
-    ------
-    UsageError
-    """
-    if kind_of_index(index) != "classifier":
-        raise UsageError(
-            f"--row asks for an example of a classifier, and index '{index.path}' is of a language model",
-            fix=fix,
-        )
-
-
 def is_examples(path: str | Path) -> bool:
     """Whether a path is, by its suffix, a file of labelled examples (Parquet may hold text as well)."""
     return Path(path).suffix.lower() in DATA_SUFFIXES

@@ -140,7 +140,7 @@ def caveats(record: Mapping[str, Any]) -> list[str]:
     if agreement is not None and agreement < _AGREES:
         found.append(
             f"Linear and exact measurement agree only at r = {agreement:.2f}: the model does not respond "
-            "linearly here; try --measure exact."
+            "linearly here; try query.measure: exact in stride.yaml."
         )
     if record["loss"] is not None and record["loss"] > _SURPRISING:
         found.append(

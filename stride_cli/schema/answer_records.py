@@ -217,7 +217,7 @@ class AnswerRecord(TypedDict):
     explanation: NotRequired[
         Annotated[
             str,
-            "two sentences on what to conclude, how far to trust it and what it cannot say, with --explain",
+            "two sentences on what to conclude, how far to trust it and what it cannot say, with --verbose",
         ]
     ]
     seconds: AnswerSeconds

@@ -69,7 +69,7 @@ class ServedIndex:
             session = Session.open(
                 place.index, model_path=place.model, device=place.device, dtype=place.dtype
             )
-            refuse_classifier(session.index, "stride serve", fix="ask it with stride query --row")
+            refuse_classifier(session.index, "stride serve", fix="ask it with stride query ROW")
             language: Any = session.model
             language.compiled_steps = True
             with self._lock:

@@ -167,9 +167,9 @@ class ClassifierOptions(Options):
 class ColumnOptions(Options):
     """Which columns of a table of examples are what: see `Columns`."""
 
-    label: str | None = option(None, "Column of the labels, in a table.", panel=_PANEL)
-    id_column: str | None = option(None, "Column of the ids; default: rows are numbered.", panel=_PANEL)
-    drop: Sequence[str] = option((), "A column that is no input; may be repeated.", panel=_PANEL)
+    label: str | None = option(None, flag="--field label=")
+    id: str | None = option(None, flag="--field id=")
+    drop: Sequence[str] = option((), flag="--field drop=")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _SHAPE = {
 _SAMPLED = 0.01  # seconds between two looks at memory
 _ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "STRIDE_NO_PROGRESS": "1"}
 _DOCUMENTS, _SUBSETS = 12, 3
-_FEW = ("--max-new-tokens", "4")
+_FEW = {"STRIDE_QUERY_MAX_NEW_TOKENS": "4"}
 _ROWS, _LENGTHS = 4, (8, 48)  # of batches whose gradients are taken
 
 
@@ -88,14 +88,12 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
         "plan": ["index", "plan", str(corpus), "--model", str(model), *drawn, *streamed],
         "build": ["index", "build", str(corpus), "--model", str(model), "--out", str(out), *drawn, "--json"],
         "fit": fit,
-        # as long a response as a plan reckons with, where there is one
         "query": [
             "query",
             "Ada number 7 lives in",
             *place,
             *streamed,
             "--no-server",
-            *(_FEW if spaces else ()),
         ],
     }
     if spaces:  # of which no plan is made
@@ -144,7 +142,7 @@ def watched(command: list[str], limit: int) -> tuple[dict[str, Any], bytes]:
     """
     began, before = time.perf_counter(), os.times()
     process = subprocess.Popen(
-        command, env=os.environ | _ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env=os.environ | _ALONE | _FEW, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     peak = 0
     while process.poll() is None:

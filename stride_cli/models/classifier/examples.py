@@ -123,7 +123,7 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
     if labels is None and need_labels:
         raise CorpusError(
             f"{path}: there are no labels (expected an array {', '.join(LABEL_NAMES)})",
-            fix="numpy.savez(FILE, inputs=…, labels=…); of a table: --label COLUMN",
+            fix="numpy.savez(FILE, inputs=…, labels=…); of a table: --field label=COLUMN",
         )
     _check_finite(file, inputs, columns)
     ids = [str(row) for row in range(len(inputs))] if ids is None else ids
@@ -131,7 +131,7 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
     if repeated:
         raise CorpusError(
             f"{path}: the id '{repeated[0]}' occurs more than once",
-            fix="leave --id-column out to number rows",
+            fix="leave --field id= out to number rows",
         )
     return Examples(str(path), inputs, labels, ids, columns)
 
@@ -201,7 +201,7 @@ def find_classes(examples: Examples) -> list[str]:
     if len(classes) > 2 and len(classes) > len(examples) / 2:
         raise CorpusError(
             f"{examples.path}: {len(classes):,} labels in {len(examples):,} rows (expected classes)",
-            fix="give the column of the classes with --label",
+            fix="give the column of the classes with --field label=",
         )
     return classes
 
@@ -294,7 +294,7 @@ def _read_npz(file: Path, columns: Columns) -> tuple[np.ndarray, list[str] | Non
         labels = label_names(arrays[label], str(file))
     key = columns.id or "ids"
     if columns.id is not None and key not in arrays:
-        raise CorpusError(f"{file}: there is no array '{key}' (found {found})", fix="leave --id-column out")
+        raise CorpusError(f"{file}: there is no array '{key}' (found {found})", fix="leave --field id= out")
     if key in arrays and arrays[key].shape != (len(inputs),):
         raise CorpusError(
             f"{file}: '{key}' has shape {arrays[key].shape} (expected ({len(inputs)},))",
@@ -365,10 +365,10 @@ def _from_table(
         if need_labels:
             raise CorpusError(
                 f"{file}: which column holds the labels? (found {', '.join(header)})",
-                fix="name it with --label COLUMN",
+                fix="name it with --field label=COLUMN",
             )
     elif need_labels or columns.label in place:
-        values = column(columns.label, "--label")
+        values = column(columns.label, "--field label=")
         missing = next((row for row, value in enumerate(values) if _is_missing(value)), None)
         if missing is not None:
             raise CorpusError(f"{file}: row {missing} has no label", fix="fill it in, or remove the row")
@@ -377,13 +377,13 @@ def _from_table(
             labels = label_names(np.array([float(name) for name in labels]), str(file))
     ids = None
     if columns.id is not None and (need_labels or columns.id in place):
-        ids = [str(value) for value in column(columns.id, "--id-column")]
+        ids = [str(value) for value in column(columns.id, "--field id=")]
     for name in columns.drop if not columns.features else ():
-        column(name, "--drop")
+        column(name, "--field drop=")
     taken = {columns.label, columns.id, *columns.drop}
     features = list(columns.features) or [name for name in header if name not in taken]
     if not features:
-        raise CorpusError(f"{file}: no column is left to be an input", fix="--drop fewer columns")
+        raise CorpusError(f"{file}: no column is left to be an input", fix="--field drop=NAME of fewer")
     numbers = [_numbers(file, name, column(name, "the columns: they are the model's")) for name in features]
     inputs = np.stack(numbers, axis=1) if numbers[0].size else np.zeros((0, len(features)))
     return inputs, labels, ids, features
@@ -398,7 +398,7 @@ def _numbers(file: Path, name: str, values: Sequence[Any]) -> np.ndarray:
         except (TypeError, ValueError):
             raise CorpusError(
                 f"{file}: column '{name}' holds text (row {row}: {str(value)[:40]!r}; expected numbers)",
-                fix=f"leave it out with --drop '{name}', or make it the --id-column",
+                fix=f"leave it out with --field 'drop={name}', or make it the ids with --field 'id={name}'",
             ) from None
     return found
 

@@ -93,7 +93,7 @@ def refuse_download(path_or_id: str, *, named_by: str, beside: str = "") -> None
             f"{named_by} names the hub model '{path_or_id}', which is not in the hub's cache: it was not "
             "downloaded",
             fix=f"give it yourself (--model {path_or_id}{beside}), or let it be downloaded with "
-            f"--allow-download (general.allow_download, {variable('allow_download')})",
+            f"general.allow_download in stride.yaml, or {variable('allow_download')}=1",
         )
 
 

@@ -28,7 +28,7 @@ from tests.fuzz.targets.indexes import SECRET, sample
 _LONG = ("tune", "verify-hit", "train", "calibrate", "model train", "model finetune", "evaluate")
 _LEFT_OUT = ("demo",)
 # run a shell, reach for a network, or end in a shell's configuration
-_NEVER = ("--command", "--allow-download", "--install-completion", "--show-completion", "--help")
+_NEVER = ("--command", "--install-completion", "--show-completion", "--help")
 _NUMBERS = (
     "nan", "inf", "-inf", "-1", "0", "1", "2", "3", "0.5", "1e-300", "1e400", str(10**400), str(2**64),
     "-0.0", "٣", "1_0", "0x10",
@@ -62,8 +62,8 @@ _WORDS = (
 _SENTENCE = "The French Revolution began in"
 _USUAL = {
     "--model": "model", "--out": "out", "--file": "prompts.jsonl", "--queries": "prompts.jsonl",
-    "--read": "0", "--max-new-tokens": "2", "--size": "5", "--device": "cpu", "--chunks": "3",
-    "--halves": "2", "--controls": "prompts.jsonl", "--title": "x",
+    "--read": "0", "--size": "5", "--device": "cpu", "--chunks": "3",
+    "--controls": "prompts.jsonl", "--title": "x",
     "--methods": "tfidf",
 }  # fmt: skip
 _SOON = (

@@ -38,12 +38,16 @@ class Outcome:
 
 
 def run_stride(line: str, *, stdin: str = "") -> Outcome:
-    """`stride LINE` through `main`, as the console script calls it."""
+    """`stride LINE` through `main`, as the console script calls it; NAME=VALUE before it are settings."""
     from stride_cli.__main__ import main
 
+    words, settings = shlex.split(line), {}
+    while words and words[0].startswith("STRIDE_"):
+        name, _, settings[name] = words.pop(0).partition("=")
     out, err = io.StringIO(), io.StringIO()
     with (
-        mock.patch.object(sys, "argv", ["stride", *shlex.split(line)]),
+        mock.patch.dict(os.environ, settings),
+        mock.patch.object(sys, "argv", ["stride", *words]),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -107,10 +107,10 @@ def test_everyday_options_come_first(run) -> None:
     text = run("query --help").out
     everyday = section(text, "Options")
     assert len(everyday) <= 12 and text.index("\nOptions:") < text.index(f"\n{MORE}:")
-    assert {row.split()[0] for row in everyday} >= {"--response", "--index", "--top", "--explain", "--json"}
+    assert {row.split()[0] for row in everyday} >= {"--response", "--index", "--top", "--verbose", "--json"}
     shown = section(run("train --help").out, PAPER)
     assert {row.split()[0] for row in shown} == {
-        "--fit", "--recipe", "--steps", "--lr", "--stability-loss", "--fidelity", "--linearity",
+        "--fit", "--recipe", "--steps",
     }  # fmt: skip
     query = typer.main.get_command(command_line()).commands["query"]
     assert all(option.opts[0] in text for option in query.params if option.param_type_name == "option")

@@ -46,7 +46,7 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
     plain, unread = (verdicts(run, workspace / "run.stride", options) for options in ("", "--read 0"))
     assert plain["read"] > 0 == unread["read"]
-    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--no-shrink", "--read 20"):
+    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--read 20"):
         other = verdicts(run, workspace / "run.stride", options)
         assert other["verdict"] == plain["verdict"] == unread["verdict"]
         # null prompts' chunks were read by default; other influences than these are judged without
@@ -168,7 +168,7 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
         forecast = measured.rise(one["influence"], total, relative["loss"])
         assert other["influence"] == pytest.approx(forecast, rel=1e-2, abs=1e-6)
         assert other["above_line"] == (other["influence"] > found["judged"]["line"])
-    for options in ("--no-shrink", "--read 0", "--lambda-ratio 0.5"):  # not what was measured
+    for options in ("--read 0", "--lambda-ratio 0.5"):  # not what was measured
         assert verdicts(run, index, options)["unit"] == "relative"
     assert scale_of(scale) == measured
     # asked again, the prompts are new and the scale stays

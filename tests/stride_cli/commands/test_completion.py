@@ -85,11 +85,11 @@ def test_without_a_name_it_is_the_shell_around(tmp_path: Path) -> None:
 def test_zsh_and_fish_ask_with_a_line(stride: Callable[..., str], shell: str) -> None:
     asked = {
         "_STRIDE_COMPLETE": f"complete_{shell}",
-        "_TYPER_COMPLETE_ARGS": "stride query --measure ",
+        "_TYPER_COMPLETE_ARGS": "stride train --recipe ",
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
     found = stride(**asked)
-    assert all(value in found for value in ("auto", "linear", "exact"))
+    assert all(value in found for value in ("paper",))
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_bash_completes(tmp_path: Path) -> None:
     lines = {
         "ev": ["evaluate"],
         "evaluate comp": ["compare"],
-        "query --meas": ["--measure"],
-        "query --measure ": ["auto", "linear", "exact"],
+        "query --resp": ["--response"],
+        "query --dtype ": ["auto", "fp32", "bf16"],
         "train --space residual+res": ["residual+residual-matrix"],
         "audit --format s": ["sarif"],
         "evaluate compare --methods bm25,tf": ["bm25,tfidf"],

@@ -157,12 +157,12 @@ def test_an_index_downloads_no_model(
         result = run(command)
         assert result.code == 2 and fetched == [], result.err
         assert f"index '{index}' names the hub model 'someone/model'" in result.err
-        assert "--model someone/model" in result.err and "--allow-download" in result.err
+        assert "--model someone/model" in result.err and "STRIDE_GENERAL_ALLOW_DOWNLOAD" in result.err
     cached = True
     result = run(f"index append {workspace}/corpus.jsonl --index {index}")
     assert result.code == 2 and "hub" not in result.err and fetched == []  # its documents are there already
     cached = False
-    result = run(f"{train} --allow-download")
+    result = run(f"STRIDE_GENERAL_ALLOW_DOWNLOAD=1 {train}")
     assert result.code == 0 and "someone/model" in fetched, result.err
     fetched.clear()
     monkeypatch.setenv("STRIDE_GENERAL_ALLOW_DOWNLOAD", "true")

@@ -60,7 +60,7 @@ def test_an_option_refuses_what_is_no_value(entry: Entry) -> None:
         (["query", "a", "--model", ""], "--model is empty"),
         (["query", "--file", ""], "--file is empty"),
         (["query", "a", "--response", ""], "--response is empty"),
-        (["query", "a", "--measure", "\x1b[2J"], r"--measure is '\x1b[2J'"),
+        (["query", "a", "--on-bad", "\x1b[2J"], r"\x1b[2J"),
         (["query", "a", f"--{BYTE}"], r"\xff"),
         (["query", "a", "--top", "9" * 5000], "--top"),
         (["report", "a", "--out", ""], "--out is empty"),

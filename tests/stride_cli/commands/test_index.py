@@ -155,7 +155,7 @@ def test_build_options_arrive(here: Path, stride: Callable[..., Result]) -> None
     Path("qa.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, {"key": 1}]))
     result = stride(
         "index build qa.jsonl --model model --out qa.stride --block-size 16 --subsets 7 --degree 3 --seed 5 "
-        "--id-field key --prompt-field q --response-field a --on-bad skip --no-text --json"
+        "--field id=key --field prompt=q --field response=a --on-bad skip --no-text --json"
     )
     assert result.code == 0
     (record,) = result.records()
@@ -239,7 +239,7 @@ BAD_INPUT = {
     "escaped NUL": (b'{"id": "a", "text": "\\u0000"}\n', "bad.jsonl:2: expected text, found a NUL"),
     "long line": (b'{"id": "a", "text": "' + b"x" * 50_000_000 + b'"}\n', "at most 16,777,216 bytes"),
     "wrong type": (b'{"id": "a", "text": 1}\n', "bad.jsonl:2: expected the field 'text' to be a string"),
-    "no text": (b'{"id": "a", "body": "x"}\n', "--text-field"),
+    "no text": (b'{"id": "a", "body": "x"}\n', "--field text="),
 }  # fmt: skip
 
 

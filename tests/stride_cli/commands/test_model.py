@@ -97,7 +97,7 @@ def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:
 def test_other_field_names(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text('{"name": "a", "body": "one text"}\n{"name": "b", "body": "another"}\n')
-    fields = ["--id-field", "name", "--text-field", "body"]
+    fields = ["--field", "id=name", "--field", "text=body"]
     result = run("train", str(path), "--out", str(tmp_path / "m"), *TINY, *fields)
     assert result.exit_code == 0 and json.loads(result.stdout)["documents"] == 2
 
@@ -112,7 +112,7 @@ def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
     assert "exclude each other" in refused(UsageError, *tune, "--lora", "2", "--full").message
     assert "--lora is 0" in refused(UsageError, *tune, "--lora", "0").message
     assert "gone.jsonl" in refused(CorpusError, "train", str(tmp_path / "gone.jsonl"), "--out", out).message
-    assert run("train", corpus, "--out", out, "--schedule", "stairs").exit_code == 2
+    assert run("train", corpus, "--out", out, "--optimizer", "stairs").exit_code == 2
     assert run("finetune", corpus, "--out", out).exit_code == 2  # no --model
     assert not list(tmp_path.iterdir())
 

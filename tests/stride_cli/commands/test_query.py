@@ -132,7 +132,7 @@ def test_the_same_question_has_the_same_answer(run, workspace: Path) -> None:
 @pytest.mark.usefixtures("as_by_default")
 def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> None:
     answers = [
-        run(f"query {PROMPT} --index {workspace}/run.stride --measure {method} --top 3").records[0]
+        run(f"STRIDE_QUERY_MEASURE={method} query {PROMPT} --index {workspace}/run.stride --top 3").records[0]
         for method in ("linear", "exact")
     ]
     assert answers[1]["measurement"]["agreement"] > 0.99
@@ -145,7 +145,8 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     from stride_cli.api import QueryOptions, Session
 
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --json"
-    plain, some = run(f"{line} --read 0 --estimate subsets").records[0], run(f"{line} --read 40").records[0]
+    plain = run(f"STRIDE_QUERY_ESTIMATE=subsets {line} --read 0").records[0]
+    some = run(f"{line} --read 40").records[0]
     assert plain["read"] == 0 and some["read"] == 40
     assert "read" in some["seconds"] and "read" not in plain["seconds"]
     assert some["hits"][0]["document"] == plain["hits"][0]["document"]
@@ -212,7 +213,7 @@ def test_projections_choose_what_is_read(run, workspace: Path, tmp_path: Path) -
 
 def test_small_influences_are_shrunk_unless_told_otherwise(run, workspace: Path) -> None:
     line = f"query {PROMPT} --index {workspace}/run.stride --top 9 --bottom 9 --json"
-    shrunk, raw = run(line).records[0], run(f"{line} --no-shrink").records[0]
+    shrunk, raw = run(line).records[0], run(f"STRIDE_QUERY_SHRINK=false {line}").records[0]
     assert (shrunk["recovery"]["shrink_exponent"], shrunk["recovery"]["shrink_opposing"]) == (1.3, 0.3)
     assert (raw["recovery"]["shrink_exponent"], raw["recovery"]["shrink_opposing"]) == (1.0, 1.0)
     assert [hit["document"] for hit in shrunk["hits"]] == [hit["document"] for hit in raw["hits"]]
@@ -261,11 +262,7 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
         (f"query {PROMPT} --index {{w}}/nothing", "", "nothing"),
         (f"query {PROMPT} --index {{w}}/run.stride --lambda-ratio 0", "", "--lambda-ratio is 0"),
         (f"query {PROMPT} --index {{w}}/run.stride --top -1", "", "--top is -1"),
-        (
-            f"query {PROMPT} --index {{w}}/run.stride --measure guess",
-            "",
-            "--measure is 'guess'",
-        ),
+        (f"STRIDE_QUERY_MEASURE=guess query {PROMPT}", "", "STRIDE_QUERY_MEASURE is 'guess'"),
         (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
         (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
         ("train --index {w}/run.stride", "", "has operators already"),

@@ -1,4 +1,4 @@
-"""`stride report` and `stride query --explain` on a small real run."""
+"""`stride report` and `stride query --verbose` on a small real run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> 
     assert filed.code == piped.code == 0, filed.err + piped.err
     assert (tmp_path / "file.html").read_bytes() == (tmp_path / "stdin.html").read_bytes()
     assert "a: a given response" in text_of(tmp_path / "file.html")
-    asked = run(f"query --file {prompts} {index} --top 2 --bottom 1 --explain")
+    asked = run(f"query --file {prompts} {index} --top 2 --bottom 1 --verbose")
     assert all(record["explanation"].count(".") >= 2 for record in asked.records)
     (tmp_path / "answers.jsonl").write_text(asked.out)
     saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --title Saved")
@@ -134,7 +134,7 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
         ('report "x" --index {w}/none --out {o}', "", "none"),
         ('report "x" --index {w}/run.stride --out {w}/none/r.html', "", "there is no directory"),
         ('report "x" --index {w}/run.stride --out {w}', "", "is a directory"),
-        ("report --row 3 --index {w}/run.stride --out {o}", "", "an example of a classifier"),
+        ("report 3 --index {w}/run.stride --out {o}", "", "an example of a classifier"),
         ('report "x" --read -2 --index {w}/run.stride --out {o}', "", "--read is -2"),
         ("report --answers {w}/none.jsonl --out {o}", "", "there is no file"),
         ("report --answers {w}/corpus.jsonl --out {o}", "", "corpus.jsonl:1 is no record of stride"),

@@ -71,7 +71,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def line(workspace: Path, prompts: Path) -> str:
-    return f"query --file {prompts} --index {workspace}/run.stride --top 3 --read 10 --max-new-tokens 4"
+    return f"query --file {prompts} --index {workspace}/run.stride --top 3 --read 10"
 
 
 def exact(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def test_a_form_is_switched_off_by_an_empty_name(write_jsonl: Callable[..., str]
     path = write_jsonl([{"id": "a", "text": "x", "prompt": "y", "response": "z"}])
     with pytest.raises(CorpusError, match="'text' and also 'prompt' and 'response'") as error:
         list(read_documents([path]))
-    assert "--text-field ''" in (error.value.fix or "")
+    assert "--field text=" in (error.value.fix or "")
     assert next(read_documents([path], ReadOptions(fields=Fields(text="")))).response == "z"
     assert next(read_documents([path], ReadOptions(fields=Fields(prompt="")))).text == "x"
 
@@ -127,15 +127,15 @@ BAD = [
     (b'"a"\n', "corpus.jsonl:2: .*found a string", "--on-bad"),
     (b"[" * 100_000 + b"\n", "corpus.jsonl:2: .*nested too deeply", "--on-bad"),
     (b'{"name": "a", "text": "x"}\n', "corpus.jsonl:2: .*'id', found the fields 'name', ", "--number-ids"),
-    (b'{"id": "", "text": "x"}\n', "corpus.jsonl:2: .*found an empty one", "--id-field"),
-    (b'{"id": null, "text": "x"}\n', "corpus.jsonl:2: .*expected an id", "--id-field"),
+    (b'{"id": "", "text": "x"}\n', "corpus.jsonl:2: .*found an empty one", "--field id="),
+    (b'{"id": null, "text": "x"}\n', "corpus.jsonl:2: .*expected an id", "--field id="),
     (b'{"id": 1.5, "text": "x"}\n', "corpus.jsonl:2: .*a string or an integer, found a number", "--on-bad"),
     (b'{"id": true, "text": "x"}\n', "corpus.jsonl:2: .*found true or false", "--on-bad"),
     (b'{"id": ' + b"9" * 5000 + b', "text": "x"}\n', "corpus.jsonl:2: ", "--on-bad"),
     (b'{"id": "a\\u0000", "text": "x"}\n', "corpus.jsonl:2: .*NUL", "--on-bad"),
     (GOOD, "corpus.jsonl:2: .*'good' again, first at .*corpus.jsonl:1", "--number-ids"),
-    (b'{"id": "a"}\n', "corpus.jsonl:2: expected 'text', or .* found the fields 'id'", "--text-field"),
-    (b'{"id": "a", "prompt": "x"}\n', "corpus.jsonl:2: expected 'text', or", "--text-field"),
+    (b'{"id": "a"}\n', "corpus.jsonl:2: expected 'text', or .* found the fields 'id'", "--field text="),
+    (b'{"id": "a", "prompt": "x"}\n', "corpus.jsonl:2: expected 'text', or", "--field text="),
     (b'{"id": "a", "text": null}\n', "corpus.jsonl:2: .*found null in the field 'text'", "--on-bad"),
     (b'{"id": "a", "text": ""}\n', "corpus.jsonl:2: .*found the field 'text' empty", "--on-bad"),
     (b'{"id": "a", "text": " \\n\\t"}\n', "corpus.jsonl:2: .*empty", "--on-bad"),
@@ -164,7 +164,7 @@ BAD = [
     (b'{"id": "a", "n": ' + b"9" * 5000 + b', "text": "x"}\n', "corpus.jsonl:2: .*: an integer of m", "--on"),
     (b'{"id": "a", "text": "x"}\r{"id": "b", "text": "y"}\n', "corpus.jsonl:2: .*carriage returns", "tr '"),
     (b'{"id": "a", "\x1b[31m": 1}\n', "corpus.jsonl:2: expected a JSON object", "--on-bad"),
-    (b'{"id": "a", "\\u001b[31m": 1}\n', r"corpus.jsonl:2: .*the fields 'id', '\\x1b\[31m'", "--text-field"),
+    (b'{"id": "a", "\\u001b[31m": 1}\n', r"corpus.jsonl:2: .*the fields 'id', '\\x1b\[31m'", "--field text="),
 ]  # fmt: skip
 
 

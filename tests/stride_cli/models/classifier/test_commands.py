@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from stride_cli import api
 from stride_cli.errors import QueryError
+from tests.stride_cli.commands.conftest import run_stride
 
 
 def run(line: str) -> tuple[int, list[dict[str, Any]], str]:
     """`stride LINE`: exit code, records, stderr."""
-    from stride_cli.__main__ import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["stride", *shlex.split(line)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as ended,
-    ):
-        main()
-    assert "Traceback" not in err.getvalue()
-    return (
-        int(ended.value.code or 0),
-        [json.loads(line) for line in out.getvalue().splitlines()],
-        err.getvalue(),
-    )
+    found = run_stride(line)
+    return found.code, found.records, found.err
 
 
 def test_the_top_row_has_the_querys_label(digits_index: Path) -> None:
@@ -77,31 +58,31 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
     )
     assert code == 0 and record["rows"] == 300 and record["held_out_accuracy"] > 0.5
     assert f"stride index build {digits_file} --model {model}" in err
-    for flag in ("--block-size 64", "--no-text", "--on-bad skip", "--text-field body"):
+    for flag in ("--block-size 64", "--no-text", "--on-bad skip", "--field text=body"):
         code, found, err = run(f"index build {digits_file} --model {model} --out {index} {flag}")
-        name = flag.split()[0]
+        name = flag.replace("text=body", "text=") if "text=" in flag else flag.split()[0]
         assert code == 2 and not found and f"{name} is an option of a corpus of text" in err
         assert f"leave out {name}" in err and not index.exists()
     assert run(f"index build {digits_file} --model {model} --out {index} --subsets 200")[0] == 0
     code, (record,), _ = run(f"train --index {index}")
     assert code == 0 and record["space"] == "head-matrix+linear-matrix" and record["coverage"] == 1.0
-    code, (answer,), _ = run(f"query --row 305 --index {index} --top 3 --bottom 2")
+    code, (answer,), _ = run(f"query 305 --index {index} --top 3 --bottom 2")
     assert code == 0 and len(answer["hits"]) == 3 and answer["prompt"] == "row 305 → "
     assert all(hit["label"] in "0123456789" for hit in answer["hits"] + answer["opposers"])
     assert {hit["sign"] for hit in answer["opposers"]} == {"opposes"}
-    code, answers, _ = run(f"query --row held-out --index {index} --top 1")
+    code, answers, _ = run(f"query held-out --index {index} --top 1")
     assert code == 0 and len(answers) == 20
     # why this class and not that one: the difference of the two classes' influences
     (own,), (other,), (compared,) = (
-        run(f"query --row 305 --index {index} --top 300 --response {asked} --no-shrink")[1]
+        run(f"STRIDE_QUERY_SHRINK=false query 305 --index {index} --top 300 --response {asked}")[1]
         for asked in ("3", "8", "3 --instead 8")
     )
     assert compared["comparison"]["token"] == "3" and compared["comparison"]["other_token"] == "8"
     assert compared["comparison"]["other_probability"] == pytest.approx(np.exp(-other["loss"]), rel=1e-4)
     assert compared["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    code, _, err = run(f"query --row 305 --index {index} --response 3 --instead 3")
+    code, _, err = run(f"query 305 --index {index} --response 3 --instead 3")
     assert code == 2 and "no token in which" in err
-    code, (together,), _ = run(f"query --row held-out --index {index} --pool --top 1")
+    code, (together,), _ = run(f"query held-out --index {index} --pool --top 1")
     assert code == 0 and together["pooled"] == 20
     file = np.load(digits_file)
     np.savez(tmp_path / "rows.npz", images=file["images"][305:307], labels=file["labels"][305:307])
@@ -114,21 +95,21 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
-    line = f"model train {table_file} --label status --id-column name --drop remark --shuffle --holdout 9 "
+    columns = "--field label=status --field id=name --field drop=remark"
+    line = f"model train {table_file} {columns} --shuffle --holdout 9 "
     code, (record,), _ = run(line + f"--out {tmp_path}/m --network logistic --epochs 4")
     assert code == 0 and record["classes"] == 2 and record["held_out"] == 9
-    code, _, err = run(f"model train {table_file} --label stat --out {tmp_path}/n")
+    code, _, err = run(f"model train {table_file} --field label=stat --out {tmp_path}/n")
     assert code == 2 and "no column 'stat' (found name, a, a.1" in err and "fix:" in err
-    code, _, err = run(f"model train {table_file} --label status --out {tmp_path}/n")
+    code, _, err = run(f"model train {table_file} --field label=status --out {tmp_path}/n")
     assert code == 2 and "column 'name' holds text" in err and not (tmp_path / "n").exists()
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("query --row 17 3 --index {index}", "one of them"),
-        ("query --row 9999 --index {index}", "no row '9999'"),
-        ("query --row 17 --read 10 --index {index}", "--read reads single chunks"),
+        ("query 9999 --index {index}", "no row '9999'"),
+        ("query 17 --read 10 --index {index}", "--read reads single chunks"),
         ("calibrate --index {index}", "of which there are no null prompts"),
         ("query --file {digits} --response 11 --index {index}", "'11' is no class"),
         ("query --file absent.npz --index {index}", "no file 'absent.npz'"),
@@ -161,7 +142,7 @@ def test_a_file_without_labels_asks_for_the_prediction(
     image.fromarray(images[505]).save(tmp_path / "row.png")
     image.fromarray(images[505, :4]).save(tmp_path / "half.png")
     asked = f"--index {digits_index} --top 3"
-    code, (expected,), _ = run(f"query --row 505 --response predicted {asked}")
+    code, (expected,), _ = run(f"query 505 --response predicted {asked}")
     assert code == 0
     for name, count in (("rows.npz", 2), ("row.npz", 1), ("row.png", 1)):
         code, answers, err = run(f"query --file {tmp_path}/{name} {asked}")
@@ -179,7 +160,7 @@ def test_a_file_without_labels_asks_for_the_prediction(
 def test_a_report_shows_the_inputs(digits_index: Path, tmp_path: Path) -> None:
     """The query's picture and one for each row, framed by sign."""
     page = tmp_path / "report.html"
-    code, (record,), err = run(f"report --row 505 --top 3 --bottom 2 --index {digits_index} --out {page}")
+    code, (record,), err = run(f"report 505 --top 3 --bottom 2 --index {digits_index} --out {page}")
     assert code == 0 and record["queries"] == 1, err
     text = page.read_text(encoding="utf-8")
     assert text.count('src="data:image/png;base64,') == 6

@@ -59,7 +59,7 @@ def test_suites_with_data_of_ones_own(script: str, tmp_path: Path, prepared: Pre
         images = noise.integers(0, 17, (80, 4, 4)) + 9 * labels[:, None, None]
         np.savez(data, images=images.astype(np.uint8), labels=labels)
     else:
-        data, train = tmp_path / "voices.csv", f"--label status --id-column name --shuffle {network}"
+        data, train = tmp_path / "voices.csv", f"--field label=status --field id=name --shuffle {network}"
         rows = [f"r{n},{noise.normal() + label:.3f},{label}" for n, label in enumerate(labels)]
         data.write_text("\n".join(["name,pitch,status", *rows]) + "\n")
     small = {"SUBSETS": "4", "SEEDS": "1", "ALPHAS": "0.5", "METHODS": "stride,chance", "RESPONSES": "loss"}

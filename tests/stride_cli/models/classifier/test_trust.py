@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, table_file: Path) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "net.py").write_text(CODE.format(marker=str(folder / "marker")))
     shutil.copy(table_file, folder / "data.csv")
-    columns = "--label status --id-column name --drop remark --holdout 9 --epochs 2"
+    columns = "--field label=status --field id=name --field drop=remark --holdout 9 --epochs 2"
     for line in (
         f"model train {folder}/data.csv {columns} --network {folder}/net.py --out {folder}/model",
         f"index build {folder}/data.csv --model {folder}/model --out {folder}/run.stride --subsets 30",
@@ -54,7 +54,7 @@ def foreign(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_what_was_made_here_runs_here(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permissions, "_named", set())  # another process
-    code, records, err = run(f"query --row p115 --index {made}/run.stride")
+    code, records, err = run(f"query p115 --index {made}/run.stride")
     assert code == 0 and records, err
 
 
@@ -64,7 +64,7 @@ def test_code_from_elsewhere_is_not_run_unasked(made: Path, foreign: Path) -> No
     assert record["parameters"] == 4 * 8 + 8 + 8 * 2 + 2 and record["vocabulary"] == 2
     code, _, err = run(f"index build {foreign}/data.csv --model {foreign}/model --out {foreign}/new.stride")
     assert code == 0, err
-    for command in ("query --row p115", "train --overwrite"):
+    for command in ("query p115", "train --overwrite"):
         code, records, err = run(f"{command} --index {foreign}/run.stride")
         assert code == 2 and not records and f"{foreign}/model/network.py is Python code" in err
         assert "--trust-code" in err
@@ -75,7 +75,7 @@ def test_code_from_elsewhere_is_not_run_unasked(made: Path, foreign: Path) -> No
 
 
 def test_told_so_it_is_run_once(made: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = f"query --row p115 --index {foreign}/run.stride"
+    query = f"query p115 --index {foreign}/run.stride"
     code, records, err = run(f"{query} --trust-code")
     assert code == 0 and records, err
     assert (made / "marker").exists()
@@ -90,13 +90,13 @@ def test_whoever_trusts_it_in_a_build_trusts_it_in_the_index(
     build = f"index build {foreign}/data.csv --model {foreign}/model --out {foreign}/new.stride"
     assert run(f"{build} --trust-code")[0] == 0 and (made / "marker").exists()
     monkeypatch.setattr(permissions, "_named", set())
-    assert run(f"query --row p115 --index {foreign}/run.stride")[0] == 0
+    assert run(f"query p115 --index {foreign}/run.stride")[0] == 0
 
 
 def test_fingerprints_come_first(made: Path, foreign: Path) -> None:
     code = foreign / "model" / "network.py"
     code.write_text(code.read_text() + "\n# and more\n")
-    exit_code, _, err = run(f"query --row p115 --index {foreign}/run.stride --trust-code")
+    exit_code, _, err = run(f"query p115 --index {foreign}/run.stride --trust-code")
     assert exit_code == 3 and "was built for model" in err
     assert not (made / "marker").exists()
 

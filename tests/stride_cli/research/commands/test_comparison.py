@@ -146,10 +146,6 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     assert answer["added"] == "all" and "added" not in bad
     assert answer["pooled"] == 2 and answer["prompt"].splitlines() == [PROMPT, "The Berlin Wall fell in"]
     assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
-    result = run(f"query --file {file} --pool --add support --on-bad skip {at}")
-    assert result.records[0]["added"] == "support" and result.records[0]["recall"] is None
-    result = run(f"query --file {file} --pool --add support --on-bad skip --bottom 2 {at}")
-    assert result.code == 2 and "found --bottom 2" in result.err and "--add all" in result.err
     result = run(f"query --file {file} --pool {at}")
     assert result.code == 2 and f"{file}:2:" in result.err and not result.out
 
@@ -157,11 +153,11 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
 def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
     from stride_cli.commands.rendering import render_answer
 
-    render_answer(session.query(PROMPT, response="1789", instead="1917"), explained=False)
+    render_answer(session.query(PROMPT, response="1789", instead="1917"))
     shown = capsys.readouterr().out
     assert "rather than 1917" in shown and "where they part: probability of" in shown
     assert "No verdict: a comparison" in shown and "calibrat" not in shown
-    render_answer(session.query_pooled([{"prompt": PROMPT}, {"prompt": "The Berlin Wall"}]), explained=True)
+    render_answer(session.query_pooled([{"prompt": PROMPT}, {"prompt": "The Berlin Wall"}]), verbose=True)
     shown = capsys.readouterr().out
     assert "2 prompts as one\n" in shown and "retraining" in shown and "not calibrated" not in shown
 
@@ -173,8 +169,6 @@ def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
         ('query "a" --response "b" --instead " "', "is empty"),
         ('query "a" --response "b c" --instead "d" --span c', "and a span is another"),
         ('query "a" --pool', "found one prompt"),
-        ('query "a" --add all', "--add is of several prompts"),
-        ("query - --pool --add most", "--add is 'most'"),
     ],
 )
 def test_what_cannot_be_compared(run, workspace: Path, line: str, message: str) -> None:
