@@ -107,7 +107,7 @@ def test_everyday_options_come_first(run) -> None:
     text = run("query --help").out
     everyday = section(text, "Options")
     assert len(everyday) <= 12 and text.index("\nOptions:") < text.index(f"\n{MORE}:")
-    assert {row.split()[0] for row in everyday} >= {"--response", "--index", "--top", "--verbose", "--json"}
+    assert {row.split()[0] for row in everyday} >= {"--response", "--index", "--top", "--json"}
     shown = section(run("train --help").out, PAPER)
     assert {row.split()[0] for row in shown} == {
         "--fit", "--recipe", "--steps",

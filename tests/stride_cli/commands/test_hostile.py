@@ -176,7 +176,7 @@ def test_closed_streams(line: str, code: int, told: str) -> None:
     assert told in done.stderr and (told or done.stderr == "")
 
 
-@pytest.mark.parametrize("module", ["typer", "stride_cli.corpus.readers", "stride_cli.commands.schema"])
+@pytest.mark.parametrize("module", ["typer", "stride_cli.errors", "stride_cli.commands.schema"])
 @pytest.mark.parametrize("kind", ["signal", "error"])
 def test_ctrl_c_during_the_first_imports(module: str, kind: str) -> None:
     """Also where what is imported turns it into another error."""

@@ -114,7 +114,7 @@ def on_the_command_line() -> Iterator[Any]:
     for line, cls in COMMANDS:
         flags = offered(line)
         for entry in entries(cls).values():
-            if entry.flag in flags and not entry.about.listed:
+            if entry.about.help and entry.flag in flags and not entry.about.listed:
                 for value in wrong_values(entry):
                     yield pytest.param(
                         line, entry, value, id=f"{line.split(' gone')[0]} {entry.flag} {value}"
