@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
-from stride_cli.data.texts import TEXT_BLOCK, chunk_texts, query_texts, require_text
+from stride_cli.data.texts import chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, entries, option, takes
 from stride_cli.randomness import stream
 from stride_cli.research.methods.embeddings import packaged_encoder
-from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds
+from stride_cli.research.methods.protocol import query_blocks
+from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds, training_rows
 from stride_cli.research.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
@@ -71,15 +71,13 @@ class AirRepOptions(Options):
 class AirRep(LearnsFromTruth):
     """Inner product between the vectors of a query's and a chunk's text.
 
-    Either ``model``, a trained encoder, or ``train``, which trains one: on "proxy" subsets of the corpus as
-    the paper does (splits of the corpus into examples and subsets; a model is trained on every subset by the
-    recipe of the index's model), or on a part of the "truth" that the index has already, with the truth's
-    queries as examples. What of the truth was trained on must not be scored on: `used_truth_rows`.
+    Either ``model``, a trained encoder, or ``train``, which trains one. On "proxy" subsets of the corpus, as
+    the paper does: a model is trained on every subset by the recipe of the index's model. Or on a part of the
+    "truth" that the index has, with its queries as examples; `used_truth_rows` must not judge it.
 
     Parameters
     ----------
-    given : options of `AirRepOptions`; fold, folds and alpha as `Datamodels`, those of the training as
-        `airrep_training.Settings`
+    given : options of `AirRepOptions`; fold, folds and alpha as for `Datamodels`
 
     Attributes
     ----------
@@ -115,15 +113,11 @@ class AirRep(LearnsFromTruth):
             )
         else:
             self._encoder = self._trained(workspace)
-        self._table = VectorTable(workspace.n_chunks, self._encoder.width, normalise=False)
+        self._table = VectorTable.of_texts(workspace, self._embed, normalise=False)
         self.bytes_per_chunk = self._table.bytes_per_chunk
-        for start in range(0, workspace.n_chunks, TEXT_BLOCK):
-            rows = np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks))
-            self._table.put(rows, self._embed(workspace.texts(rows)))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+        for rows in query_blocks(queries):
             block = self._table.products(self._embed(query_texts(self._task, queries, rows)))
             yield attended(block) if self.options.attention else block
 
@@ -132,7 +126,7 @@ class AirRep(LearnsFromTruth):
 
     def _trained(self, workspace: Workspace) -> AirRepEncoder:
         from stride_cli.research.methods.airrep_encoder import new_airrep
-        from stride_cli.research.methods.airrep_training import Settings, train_encoder
+        from stride_cli.research.methods.airrep_training import train_encoder
 
         options = self.options
         encoder = new_airrep(
@@ -141,17 +135,8 @@ class AirRep(LearnsFromTruth):
             seed=workspace.seed,
             max_length=options.max_length,
         )
-        settings = Settings(
-            epochs=options.epochs,
-            learning_rate=options.learning_rate,
-            top_k=options.top_k,
-            examples=options.examples,
-            pool=options.pool,
-            whole_encoder=options.tune == "all",
-            batch_size=options.batch_size,
-        )
         splits = self._truth_split(workspace) if options.train == "truth" else self._proxy_splits(workspace)
-        train_encoder(encoder, list(chunk_texts(workspace)), splits, settings, seed=workspace.seed)
+        train_encoder(encoder, list(chunk_texts(workspace)), splits, options, seed=workspace.seed)
         if options.save is not None:
             encoder.save(options.save)
         return encoder
@@ -161,15 +146,10 @@ class AirRep(LearnsFromTruth):
         from stride_cli.research.methods.airrep_training import Split
         from stride_cli.training.truth import Truth
 
-        part = self.use_truth(
-            Truth.from_index(workspace.index),
-            fold=self.options.fold,
-            folds=self.options.folds,
-            seed=workspace.seed,
-            alpha=self.options.alpha,
-            least=2,
-            name=self.name,
-        )
+        options = self.options
+        truth = Truth.from_index(workspace.index)
+        used = training_rows(truth.alpha, options.fold, options.folds, workspace.seed, alpha=options.alpha)
+        part = self.learn_from(truth, used, least=2, name=self.name)
         texts = query_texts(workspace, part.queries, range(len(part.queries)))
         return [Split(texts, part.masks, part.losses.mean(1))]
 

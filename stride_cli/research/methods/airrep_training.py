@@ -15,6 +15,7 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
+    from stride_cli.research.methods.airrep import AirRepOptions
     from stride_cli.research.methods.airrep_encoder import AirRepEncoder
 
 _WARMUP = 10  # steps
@@ -37,31 +38,13 @@ class Split:
     losses: np.ndarray
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How the encoder is trained; defaults of app:baseline_details.
-
-    Attributes
-    ----------
-    epochs, learning_rate
-    top_k : int            subsets compared with each other in one step
-    examples : int         most examples of a split in one step
-    pool : int             most chunks encoded in one step: a larger union of subsets is sampled
-    whole_encoder : bool   False leaves BERT as it is and trains the projection alone
-    batch_size : int       texts encoded at once
-    """
-
-    epochs: int = 50
-    learning_rate: float = 1e-4
-    top_k: int = 32
-    examples: int = 200
-    pool: int = 1000
-    whole_encoder: bool = True
-    batch_size: int = 64
-
-
 def train_encoder(
-    encoder: AirRepEncoder, chunks: Sequence[str], splits: Sequence[Split], settings: Settings, *, seed: int
+    encoder: AirRepEncoder,
+    chunks: Sequence[str],
+    splits: Sequence[Split],
+    options: AirRepOptions,
+    *,
+    seed: int,
 ) -> list[float]:
     """Fit an encoder in place, by AdamW with the pairwise ranking loss.
 
@@ -83,28 +66,28 @@ def train_encoder(
         texts.extend(split.texts)
         first.append(len(texts))
     targets = [normalised_losses(split.losses) for split in splits]
-    cached: Tensor | None = None
-    if not settings.whole_encoder:
-        cached = encoder.embed(texts, batch_size=settings.batch_size, projected=False)
-    trained = encoder if settings.whole_encoder else encoder.projector
+    cached: Tensor | None = None  # BERT's vectors of all texts, where the projector alone is trained
+    if options.tune == "projector":
+        cached = encoder.embed(texts, batch_size=options.batch_size, projected=False)
+    trained = encoder if cached is None else encoder.projector
     parameters = list(trained.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
+    optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / _WARMUP))
     history = []
-    with progress("training the encoder", settings.epochs, unit="epochs") as bar:
-        for epoch in range(settings.epochs):
+    with progress("training the encoder", options.epochs, unit="epochs") as bar:
+        for epoch in range(options.epochs):
             random = stream(seed, "airrep epoch", epoch)
             losses = []
             for number in random.permutation(len(splits)):
                 split = splits[number]
                 order = random.permutation(len(split.masks))
-                for start in range(0, len(order), settings.top_k):
-                    subsets = order[start : start + settings.top_k]
+                for start in range(0, len(order), options.top_k):
+                    subsets = order[start : start + options.top_k]
                     if len(subsets) < 2:  # nothing to compare it with
                         continue
-                    examples = random.permutation(len(split.texts))[: settings.examples]
+                    examples = random.permutation(len(split.texts))[: options.examples]
                     union = np.flatnonzero(split.masks[subsets].any(0))
-                    pool = np.sort(random.permutation(union)[: settings.pool])
+                    pool = np.sort(random.permutation(union)[: options.pool])
                     rows = np.concatenate([pool, first[number] + examples])
                     members = torch.from_numpy(split.masks[np.ix_(subsets, pool)]).to(encoder.device)
                     wanted = torch.from_numpy(targets[number][np.ix_(examples, subsets)]).to(encoder.device)
@@ -115,7 +98,7 @@ def train_encoder(
                         loss.backward()
                     else:
                         loss = _backward_in_batches(
-                            encoder, [texts[row] for row in rows], members, wanted, settings.batch_size
+                            encoder, [texts[row] for row in rows], members, wanted, options.batch_size
                         )
                     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                     optimizer.step()

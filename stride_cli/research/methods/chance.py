@@ -1,4 +1,4 @@
-"""Random scores: where every measure of agreement has its zero."""
+"""Random scores: the zero of every measure of agreement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.randomness import stream
+from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 class Chance:
     """Independent standard normal scores.
 
-    They come from the task's seed and the query's own tokens, hence do not depend on the order of the queries
-    or on how they are grouped.
+    They follow from the workspace's seed and the query's tokens, not from the order or grouping of queries.
 
     Parameters
     ----------
@@ -38,8 +37,7 @@ class Chance:
         self._n_chunks = workspace.n_chunks
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+        for rows in query_blocks(queries):
             block = np.empty((len(rows), self._n_chunks), np.float32)
             for position, row in enumerate(rows):
                 content = queries.ids[row].tobytes() + queries.weights[row].tobytes()

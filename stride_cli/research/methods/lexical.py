@@ -1,24 +1,25 @@
-"""Word overlap: BM25, beside the TF-IDF and the shared pairs that influences can be combined with."""
+"""Text overlap of chunks with a query, without a model: BM25, TF-IDF, pairs of neighbouring tokens."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.data.texts import chunk_texts, query_texts, require_text
 from stride_cli.errors import UsageError, require_extra
-from stride_cli.research.methods.words import SharedPairs, TfIdf
+from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-__all__ = ["BM25", "SharedPairs", "TfIdf"]
-_WORD = re.compile(r"(?u)\b\w\w+\b")  # words of two characters or more: scikit-learn's and bm25s's own rule
+SIMILARITY_CHUNKS = 25_000  # chunks compared with a block of queries at once (app:baseline_details)
+UNITS = ("words", "tokens")
+_WORD = re.compile(r"(?u)\b\w\w+\b")  # two characters or more: the rule of scikit-learn and of bm25s
 
 
 class BM25:
@@ -34,7 +35,7 @@ class BM25:
     Parameters
     ----------
     k1 : float       saturation of the term frequency
-    b : float        how much long chunks are discounted, 0 to 1
+    b : float        discount of long chunks, 0 to 1
 
     Raises
     ------
@@ -48,8 +49,7 @@ class BM25:
     def __init__(self, *, k1: float = 1.5, b: float = 0.75) -> None:
         if k1 <= 0 or not 0 <= b <= 1:
             raise UsageError(f"bm25: k1 should be above 0 and b between 0 and 1, found {k1:g} and {b:g}")
-        self.k1 = k1
-        self.b = b
+        self.k1, self.b = k1, b
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -65,16 +65,14 @@ class BM25:
             for text in chunk_texts(workspace)
         ]
         self._index = None
-        if not self._vocabulary:
-            return
-        self._index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
-        self._index.index((chunks, self._vocabulary), show_progress=False, create_empty_token=False)
-        held = sum(self._index.scores[part].nbytes for part in ("data", "indices", "indptr"))
-        self.bytes_per_chunk = held / workspace.n_chunks
+        if self._vocabulary:
+            self._index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
+            self._index.index((chunks, self._vocabulary), show_progress=False, create_empty_token=False)
+            held = sum(self._index.scores[part].nbytes for part in ("data", "indices", "indptr"))
+            self.bytes_per_chunk = held / workspace.n_chunks
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        for start in range(0, len(queries), QUERY_BLOCK):
-            rows = range(start, min(start + QUERY_BLOCK, len(queries)))
+        for rows in query_blocks(queries):
             block = np.zeros((len(rows), self._task.n_chunks), np.float32)
             for position, text in enumerate(query_texts(self._task, queries, rows)):
                 known = [self._vocabulary[word] for word in _words(text) if word in self._vocabulary]
@@ -83,5 +81,126 @@ class BM25:
             yield block
 
 
+class TfIdf:
+    """Cosine of TF-IDF vectors, by scikit-learn's `TfidfVectorizer` (app:baseline_details).
+
+    Sublinear term frequency, l2 normalisation, the 50,000 most frequent n-grams; vocabulary and document
+    frequencies are the corpus's. Fitting holds the counts of all n-grams of the corpus, 12 bytes each.
+
+    Parameters
+    ----------
+    ngrams : int          1 for words, 2 for words and pairs (the paper: 2 in pre-training, 1 in fine-tuning)
+    units : str           "words", or "tokens" of the model's tokenizer
+    max_features : int    most n-grams kept, by frequency in the corpus
+
+    Raises
+    ------
+    UsageError            an option out of range, or a workspace without text
+    MissingExtraError     scikit-learn is not installed
+    """
+
+    name = "tfidf"
+    bytes_per_chunk = 0.0
+
+    def __init__(self, *, ngrams: int = 2, units: str = "words", max_features: int = 50_000) -> None:
+        if ngrams < 1 or max_features < 1:
+            raise UsageError(f"tfidf: ngrams and max_features start at 1, found {ngrams} and {max_features}")
+        if units not in UNITS:
+            raise UsageError(f"tfidf: units should be {' or '.join(UNITS)}, found '{units}'")
+        self.ngrams, self.units, self.max_features = ngrams, units, max_features
+
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ModuleNotFoundError as error:
+            raise require_extra("scikit-learn", "baselines") from error
+        self._task = workspace
+        settings: dict[str, Any] = {}
+        if self.units == "tokens":  # texts are token numbers, split at spaces
+            settings = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
+        vectorizer = TfidfVectorizer(
+            ngram_range=(1, self.ngrams),
+            max_features=self.max_features,
+            sublinear_tf=True,
+            norm="l2",
+            dtype=np.float32,
+            **settings,
+        )
+        self._vectorizer = self._vectors = None
+        if not workspace.n_chunks:
+            return
+        try:
+            self._vectors = vectorizer.fit_transform(self._chunks(workspace))  # (n, features) CSR
+        except ValueError as error:
+            if "empty vocabulary" not in str(error):
+                raise
+            return  # no chunk has a word: nothing overlaps with anything
+        self._vectorizer = vectorizer
+        self.bytes_per_chunk = sparse_bytes(self._vectors) / workspace.n_chunks
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        n_chunks = self._task.n_chunks
+        for rows in query_blocks(queries):
+            block = np.zeros((len(rows), n_chunks), np.float32)
+            if self._vectorizer is not None and self._vectors is not None:
+                wanted = self._vectorizer.transform(self._queries(queries, rows)).T.tocsc()  # (features, q)
+                for first in range(0, n_chunks, SIMILARITY_CHUNKS):
+                    part = self._vectors[first : first + SIMILARITY_CHUNKS] @ wanted
+                    block[:, first : first + part.shape[0]] = part.toarray().T
+            yield block
+
+    def _chunks(self, workspace: Workspace) -> Iterator[str]:
+        if self.units == "words":
+            return chunk_texts(workspace)
+        return (_numbers(workspace.chunks.chunk(row)[0]) for row in range(workspace.n_chunks))
+
+    def _queries(self, queries: QuerySet, rows: np.ndarray) -> list[str]:
+        if self.units == "words":
+            return query_texts(self._task, queries, rows)
+        return [_numbers(queries.ids[row]) for row in rows]
+
+
+class SharedPairs:
+    """Pairs of neighbouring tokens that a chunk shares with the query, weighted by their rarity.
+
+    See `stride_cli.attribution.shared_pairs`. No model takes part.
+
+    Parameters
+    ----------
+    smoothing : float      0 or more
+
+    Raises
+    ------
+    UsageError            an option out of range, or a workspace without text
+    """
+
+    name = "pairs"
+    bytes_per_chunk = 0.0
+
+    def __init__(self, *, smoothing: float = 1.0) -> None:
+        if smoothing < 0:
+            raise UsageError(f"pairs: smoothing should be 0 or more, found {smoothing:g}")
+        self.smoothing = smoothing
+
+    def fit(self, workspace: Workspace) -> None:
+        require_text(workspace, self.name)
+        self._task = workspace
+
+    def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        base = self._task.model.vocab_size
+        for rows in query_blocks(queries):
+            yield shared_pairs(queries.take(rows), self._task.chunks, base, smoothing=self.smoothing)
+
+
+def sparse_bytes(matrix: Any) -> int:
+    """Count the bytes of a CSR matrix."""
+    return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
+
+
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
+
+
+def _numbers(tokens: np.ndarray) -> str:
+    return " ".join(map(str, np.asarray(tokens).tolist()))

@@ -1,4 +1,4 @@
-"""What every attribution method is to the evaluation: fitted once, then scored query by query."""
+"""The interface of every attribution method: fitted once, then scored query by query."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from stride_cli.data.query_set import QUERY_BLOCK
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -19,11 +21,10 @@ class Method(Protocol):
     ----------
     name : str             as on the command line
     bytes_per_chunk : float
-        What `fit` left for later queries (on disk, or where it would be), in bytes per chunk; 0 where a query
-        needs only the corpus itself.
+        What `fit` left for later queries, in bytes per chunk; 0 where a query needs only the corpus itself.
 
-    A class may say ``shares_a_pass = True``: all queries of a call of `score` share passes over the corpus,
-    which are most of what it takes.
+    A class may set ``shares_a_pass = True``: all queries of one call of `score` share passes over the corpus,
+    which are most of its cost.
     """
 
     name: str
@@ -45,6 +46,18 @@ class Method(Protocol):
 
 
 def score_all(method: Method, queries: QuerySet) -> np.ndarray:
-    """All blocks of `Method.score` as one array, (Q, n) float32."""
+    """Concatenate all blocks of `Method.score`: (Q, n) float32."""
     blocks = list(method.score(queries))
     return np.concatenate(blocks) if blocks else np.zeros((0, 0), np.float32)
+
+
+def query_blocks(queries: QuerySet) -> Iterator[np.ndarray]:
+    """Yield the rows of the queries, at most QUERY_BLOCK at a time, as (q,) int64."""
+    for start in range(0, len(queries), QUERY_BLOCK):
+        yield np.arange(start, min(start + QUERY_BLOCK, len(queries)))
+
+
+def in_blocks(scores: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield scores (Q, n) as blocks of at most QUERY_BLOCK rows."""
+    for start in range(0, len(scores), QUERY_BLOCK):
+        yield scores[start : start + QUERY_BLOCK]

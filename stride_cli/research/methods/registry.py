@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from stride_cli.research.methods.protocol import Method
 
 Needs = Literal["text", "model", "truth"]
-_HERE = "stride_cli.research.methods"
 
 
 @dataclass(frozen=True)
@@ -26,71 +25,55 @@ class MethodEntry:
 
     Attributes
     ----------
-    module, class_name : str
-    description : str      one line
+    place : str            module below `stride_cli.research.methods`, and class
     needs : str            "text": the tokens alone; "model": the model's states or gradients; "truth": models
                            retrained on subsets (`stride evaluate truth`), some of which it uses up
+    description : str      one line
     """
 
-    module: str
-    class_name: str
-    description: str
+    place: str
     needs: Needs
+    description: str
 
     def load(self) -> type:
-        """The class; what its module needs is imported now."""
-        return cast(type, getattr(importlib.import_module(self.module), self.class_name))
+        """Import the class."""
+        module, _, name = self.place.rpartition(".")
+        return cast(type, getattr(importlib.import_module(f"stride_cli.research.methods.{module}"), name))
 
 
-def _entry(module: str, class_name: str, description: str, needs: Needs) -> MethodEntry:
-    return MethodEntry(f"{_HERE}.{module}", class_name, description, needs)
-
-
+_TABLE = """
+stride      model  stride.StrideMethod            subset operators and sparse recovery
+direct      model  stride.DirectReadout           influence in gate space, what recovery approaches as K grows
+chance      text   chance.Chance                  random scores
+tfidf       text   lexical.TfIdf                  cosine of TF-IDF vectors (scikit-learn)
+bm25        text   lexical.BM25                   BM25 (bm25s)
+pairs       text   lexical.SharedPairs            shared pairs of neighbouring tokens, the rarer the more
+dsir        text   dsir.DSIR                      importance of hashed n-grams, query against corpus
+embeddings  text   embeddings.Embeddings          cosine of a sentence encoder's embeddings
+airrep      text   airrep.AirRep                  an encoder trained for attribution
+rds         model  representations.RDS            cosine of the model's mean final hidden states
+featsim     model  representations.FeatSim        cosine of the features that predictions read
+graddot     model  gradients.graddot.GradDot      dot product of loss gradients
+tracin      model  gradients.graddot.TracIn       gradient products summed over checkpoints
+logra       model  gradients.logra.LoGRA          low-rank projected gradients, inverse Fisher
+ekfac       model  gradients.ekfac.EKFAC          influence with Kronecker-factored curvature
+trackstar   model  gradients.trackstar.TrackStar  projected, optimizer-corrected unit gradients
+trak        model  gradients.trak.TRAK            random projections and a linearised model
+less        model  gradients.less.LESS            Adam's updates of a LoRA adapter after a warm-up (language)
+source      model  gradients.source.Source        training unrolled in segments (classifiers trained by SGD)
+unrolled    model  gradients.unrolled.Unrolled    fine-tuning unrolled backwards (language, by AdamW)
+lastlayer   model  gradients.last_layer.LastLayerInfluence  exact influence of the output layer
+datamodels  truth  datamodels.Datamodels          sparse regression on models retrained on subsets
+dsdm        truth  datamodels.DsDm                ridge regression on models retrained on subsets
+"""
 METHODS: Mapping[str, MethodEntry] = {
-    "stride": _entry("stride", "StrideMethod", "subset operators and sparse recovery", "model"),
-    "direct": _entry(
-        "stride", "DirectReadout", "influence in gate space, what recovery approaches as K grows", "model"
-    ),
-    "chance": _entry("chance", "Chance", "random scores", "text"),
-    "tfidf": _entry("lexical", "TfIdf", "cosine of TF-IDF vectors (scikit-learn)", "text"),
-    "bm25": _entry("lexical", "BM25", "BM25 (bm25s)", "text"),
-    "pairs": _entry(
-        "lexical", "SharedPairs", "shared pairs of neighbouring tokens, the rarer the more", "text"
-    ),
-    "dsir": _entry("dsir", "DSIR", "importance of hashed n-grams, query against corpus", "text"),
-    "embeddings": _entry("embeddings", "Embeddings", "cosine of a sentence encoder's embeddings", "text"),
-    "airrep": _entry("airrep", "AirRep", "an encoder trained for attribution", "text"),
-    "rds": _entry("representations", "RDS", "cosine of the model's mean final hidden states", "model"),
-    "featsim": _entry("representations", "FeatSim", "cosine of the features that predictions read", "model"),
-    "graddot": _entry("gradients.graddot", "GradDot", "dot product of loss gradients", "model"),
-    "tracin": _entry("gradients.graddot", "TracIn", "gradient products summed over checkpoints", "model"),
-    "logra": _entry("gradients.logra", "LoGRA", "low-rank projected gradients, inverse Fisher", "model"),
-    "ekfac": _entry("gradients.ekfac", "EKFAC", "influence with Kronecker-factored curvature", "model"),
-    "trackstar": _entry(
-        "gradients.trackstar", "TrackStar", "projected, optimizer-corrected unit gradients", "model"
-    ),
-    "trak": _entry("gradients.trak", "TRAK", "random projections and a linearised model", "model"),
-    "less": _entry(
-        "gradients.less", "LESS", "Adam's updates of a LoRA adapter after a warm-up (language)", "model"
-    ),
-    "source": _entry(
-        "gradients.source", "Source", "training unrolled in segments (classifiers trained by SGD)", "model"
-    ),
-    "unrolled": _entry(
-        "gradients.unrolled", "Unrolled", "fine-tuning unrolled backwards (language, by AdamW)", "model"
-    ),
-    "lastlayer": _entry(
-        "gradients.last_layer", "LastLayerInfluence", "exact influence of the output layer", "model"
-    ),
-    "datamodels": _entry(
-        "datamodels", "Datamodels", "sparse regression on models retrained on subsets", "truth"
-    ),
-    "dsdm": _entry("datamodels", "DsDm", "ridge regression on models retrained on subsets", "truth"),
+    name: MethodEntry(place, cast(Needs, needs), description)
+    for name, needs, place, description in (line.split(None, 3) for line in _TABLE.strip().splitlines())
 }
 
 
 def open_method(spec: str) -> Method:
-    """The method that ``name`` or ``name:option=value,option=value`` describes, not yet fitted.
+    """Open the method that ``name`` or ``name:option=value,option=value`` describes, not yet fitted.
 
     Every method also takes ``top=K``: each query's K scores of largest magnitude stay, the rest become zero;
     and ``shrink=true``: small scores are made smaller, as STRIDE's are in pre-training.
@@ -111,41 +94,35 @@ def open_method(spec: str) -> Method:
     name, _, rest = spec.partition(":")
     entry = METHODS.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        guess = f" (did you mean '{near[0]}'?)" if near else ""
         raise UsageError(
-            f"there is no attribution method '{name}'{guess}", fix=f"choose from {', '.join(METHODS)}"
+            f"there is no attribution method '{name}'{_guess(name, METHODS)}",
+            fix=f"choose from {', '.join(METHODS)}",
         )
     kind = entry.load()
     known = method_options(kind)
+    listing = f"options of {name}: {', '.join(known)}"
     given: dict[str, Any] = {}
     for part in rest.split(",") if rest else []:
         option, equals, text = (piece.strip() for piece in part.partition("="))
         if not equals or not option or not text:
-            raise UsageError(
-                f"{name}: options are written option=value, found '{part}'", fix=_listing(name, known)
-            )
+            raise UsageError(f"{name}: options are written option=value, found '{part}'", fix=listing)
         if option not in known:
-            near = difflib.get_close_matches(option, known, 1)
-            guess = f" (did you mean '{near[0]}'?)" if near else ""
-            raise UsageError(f"{name} has no option '{option}'{guess}", fix=_listing(name, known))
+            raise UsageError(f"{name} has no option '{option}'{_guess(option, known)}", fix=listing)
         if option in given:
             raise UsageError(f"{name}: option '{option}' is given twice", fix="give it once")
         given[option] = _parse(name, option, text, known[option].annotation)
         if (declared := declared_options(kind).get(option)) is not None:
             declared.check(given[option], f"{name}: {option}", f"write {option}={declared.example}")
         else:
-            kinds = (type(given[option]),)
-            Entry(option, kinds, None, About()).check(
-                given[option], f"{name}: {option}", f"give another, or leave {option} out"
-            )
+            plain = Entry(option, (type(given[option]),), None, About())
+            plain.check(given[option], f"{name}: {option}", f"give another, or leave {option} out")
     own = inspect.signature(kind).parameters
     top = given.pop("top", None) if "top" not in own else None
     shrunk = given.pop("shrink", False) if "shrink" not in own else False
     try:
         method: Method = kind(**given)
     except UsageError as error:
-        raise UsageError(error.message, fix=error.fix or _listing(name, known)) from None
+        raise UsageError(error.message, fix=error.fix or listing) from None
     method.name = spec
     if top is not None or shrunk:
         from stride_cli.research.methods.truncation import Truncated
@@ -155,20 +132,24 @@ def open_method(spec: str) -> Method:
 
 
 def method_options(kind: type) -> dict[str, inspect.Parameter]:
-    """A method's options by name: its constructor's keyword arguments, and those that every method takes."""
-    parameters = dict(inspect.signature(kind).parameters)
+    """List a method's options: its constructor's keyword arguments, and those that every method takes."""
+    parameters = inspect.signature(kind).parameters
     options = {option: p for option, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    top = inspect.Parameter("top", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
-    shrunk = inspect.Parameter("shrink", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
-    return {**options, **{each.name: each for each in (top, shrunk) if each.name not in options}}
+    for name, default, annotation in (("top", None, "int | None"), ("shrink", False, "bool")):
+        added = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        options.setdefault(name, added)
+    return options
 
 
-def _listing(name: str, known: Mapping[str, inspect.Parameter]) -> str:
-    return f"options of {name}: {', '.join(known)}"
+def _guess(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 def _parse(name: str, option: str, text: str, annotation: Any) -> Any:
-    """A value of the kind that the constructor's annotation names; any other annotation leaves the text."""
+    """Convert a value to the kind that the constructor's annotation names; any other stays text."""
     written = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     kinds = {part.strip() for part in written.split("|")}
     if "None" in kinds and text.lower() == "none":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shrink_scores(block: np.ndarray) -> np.ndarray:
-    """Scores with the small ones made smaller, as `stride query` does in pre-training: (q, n) float32.
+    """Shrink small scores, as `stride query` does in pre-training: (q, n) float32.
 
     Each query's mean is taken off first, so that what every chunk has in common counts as nothing.
 
@@ -53,7 +53,7 @@ class Truncated:
             yield block if self.top is None else keep_top(block, self.top)
 
     def __getattr__(self, attribute: str) -> Any:
-        """What else the method tells, such as which rows of the truth it has used."""
+        """Pass on the method's other attributes, such as `used_truth_rows`."""
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         return getattr(self._method, attribute)

@@ -1,4 +1,4 @@
-"""Methods that learn from retrained subsets: which of them they use, so that the others can judge them."""
+"""Folds of the retrained subsets: methods that learn from some of them are judged by the others."""
 
 from __future__ import annotations
 
@@ -14,31 +14,23 @@ if TYPE_CHECKING:
 
 
 class LearnsFromTruth:
-    """The part of a method that takes a share of an index's truth and says so.
+    """A method that takes a share of an index's truth and says which.
 
     Attributes
     ----------
     used_truth_rows : (R,) bool
-        After `use_truth`: the rows of `Truth.from_index(index)`, every α included, that were learned from.
+        The rows of `Truth.from_index(index)`, every α included, that were learned from.
     """
 
     used_truth_rows: np.ndarray
 
-    def use_truth(
-        self, truth: Truth, *, fold: int, folds: int, seed: int, alpha: float | None, least: int, name: str
-    ) -> Truth:
-        """The rows to learn from; they are recorded.
-
-        Parameters
-        ----------
-        least : int      fewest rows that make sense
-        others           as `training_rows`
+    def learn_from(self, truth: Truth, used: np.ndarray, *, least: int, name: str) -> Truth:
+        """Record the rows (R,) bool that are learned from, and take them.
 
         Raises
         ------
-        UsageError      fewer rows than `least` are left
+        UsageError      fewer rows than `least`
         """
-        used = training_rows(truth.alpha, fold=fold, folds=folds, seed=seed, alpha=alpha)
         if used.sum() < least:
             raise UsageError(
                 f"{name}: {used.sum()} retrained subsets are left to learn from, expected {least} or more",
@@ -49,17 +41,17 @@ class LearnsFromTruth:
 
 
 def training_rows(
-    alphas: np.ndarray, *, fold: int, folds: int, seed: int, alpha: float | None = None
+    alphas: np.ndarray, fold: int, folds: int, seed: int, *, alpha: float | None = None
 ) -> np.ndarray:
-    """Which rows of a truth may be learned from: (R,) bool, False for the fold that is kept for scoring.
+    """Mark the rows of a truth that may be learned from: (R,) bool, False for the fold kept for scoring.
 
-    Rows are dealt into folds at random within each α, so that every fold has its share of every α, and all
-    methods with the same folds keep the same rows.
+    Rows are dealt into folds at random within each α: every fold has its share of every α, and all methods
+    with the same folds keep the same rows.
 
     Parameters
     ----------
     alphas : (R,) float64       share of the chunks in each row's subset
-    fold, folds : int           the fold kept for scoring
+    fold, folds : int           the fold kept for scoring, of how many
     alpha : float, optional     rows of another α are not used either
     """
     used = np.zeros(len(alphas), bool)
@@ -74,7 +66,7 @@ def training_rows(
 
 
 def check_folds(fold: int, folds: int, name: str) -> None:
-    """UsageError unless there are 2 folds or more and this is one of them."""
+    """Raise UsageError unless there are 2 folds or more and `fold` is one of them."""
     if folds < 2 or not 0 <= fold < folds:
         raise UsageError(
             f"{name}: folds should be 2 or more and fold between 0 and folds − 1, found {fold} of {folds}",

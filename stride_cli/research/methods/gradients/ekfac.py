@@ -1,7 +1,6 @@
 """EK-FAC influence functions (Grosse et al. 2023, arXiv:2308.03296; George et al. 2018, arXiv:1806.03884).
 
-Written here: kronfluence replaces the model's modules, knows no Conv1D and keeps its factors in files of its
-own; a test compares the scores.
+Written here: kronfluence replaces the model's modules and knows no Conv1D. A test compares the scores.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class EKFAC:
         workspace = self._task
         capture = open_capture(workspace, self.layers, self.checkpoints[number].load(workspace))
         passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
-        if len(self.checkpoints) == 1:
-            self._opened = passes
+        self._opened = passes if len(self.checkpoints) == 1 else None
         return passes
 
     def _preconditioned(self, number: int) -> Preconditioned:

@@ -1,4 +1,4 @@
-"""Projected gradients of every chunk and query as rows of a matrix, and what is solved with them."""
+"""Projected gradients of chunks and queries as rows of a matrix, and the solvers on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.research.methods.gradients.capture import Factors
 from stride_cli.research.methods.gradients.passes import Passes
 from stride_cli.research.methods.gradients.projection import Projector
+from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -52,7 +52,7 @@ def corpus_features(
     output: str = "loss",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Projected gradients of all chunks.
+    """Project the gradients of all chunks.
 
     Returns
     -------
@@ -71,19 +71,18 @@ def corpus_features(
 def query_features(
     passes: Passes, queries: QuerySet, projector: Projector, *, output: str = "loss"
 ) -> Iterator[np.ndarray]:
-    """Projected gradients of the queries, (q ≤ QUERY_BLOCK, width) float32 a block."""
+    """Project the gradients of the queries: blocks (q ≤ QUERY_BLOCK, width) float32."""
     collect = _Collector(projector)
-    for start in range(0, len(queries), QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, len(queries))
+    for rows in query_blocks(queries):
         parts = []
-        for _, batch in passes.query_batches(queries, start, stop):
+        for _, batch in passes.query_batches(queries, int(rows[0]), int(rows[-1]) + 1):
             passes.queries(batch, collect, output=output)
             parts.append(collect.take(len(batch.rows)).cpu().numpy())
         yield np.concatenate(parts)
 
 
 def second_moments(features: np.ndarray, spans: Sequence[slice]) -> list[np.ndarray]:
-    """ΦᵀΦ / n of each span, (k, k) float64."""
+    """Compute ΦᵀΦ / n of each span, (k, k) float64."""
     found = []
     for span in spans:
         total = np.zeros((span.stop - span.start,) * 2)
@@ -98,7 +97,7 @@ def second_moments(features: np.ndarray, spans: Sequence[slice]) -> list[np.ndar
 def sampled_moments(
     passes: Passes, workspace: Workspace, projector: Projector, title: str, draws: int
 ) -> list[np.ndarray]:
-    """As `second_moments`, of gradients with labels drawn from the model: the projected Gauss–Newton
+    """Compute `second_moments` of gradients with labels drawn from the model: the projected Gauss–Newton
     matrix."""
     totals = [np.zeros((span.stop - span.start,) * 2) for span in projector.spans]
     collect = _Collector(projector)
@@ -111,7 +110,7 @@ def sampled_moments(
 
 
 def damped_power(matrix: np.ndarray, damping: float, power: float) -> np.ndarray:
-    """(matrix + damping · mean eigenvalue · I)**power of a symmetric positive semi-definite matrix, float64.
+    """Compute (matrix + damping · mean eigenvalue · I)**power, float64, of a positive semi-definite matrix.
 
     Eigenvalues that are zero to rounding stay zero where there is no damping (a pseudo-inverse).
     """
@@ -133,13 +132,15 @@ class Solver:
 
     @classmethod
     def of_moment(cls, moment: np.ndarray, damping: float) -> Self:
-        """Of H (k, k)."""
+        """Solve with H (k, k)."""
         return cls(damped_power(moment, damping, -1.0))
 
     @classmethod
     def of_rows(cls, features: np.ndarray, damping: float) -> Self:
-        """Of H = ΦᵀΦ / n, Φ (n, k), which is not copied. Where there are fewer rows than numbers the rows'
-        products are inverted, which takes n³ in place of k³ and says the same (Woodbury)."""
+        """Solve with H = ΦᵀΦ / n, Φ (n, k), which is not copied.
+
+        With fewer rows than columns the rows' products are inverted, in n³ instead of k³ (Woodbury).
+        """
         n, k = features.shape
         if n >= k:
             return cls.of_moment(second_moments(features, [slice(0, k)])[0], damping)
@@ -164,7 +165,7 @@ class Solver:
 
 
 def products(vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """vectors · featuresᵀ, (q, n) float32, whatever the dtype of the features."""
+    """Compute vectors · featuresᵀ, (q, n) float32, whatever the dtype of the features."""
     vectors = np.asarray(vectors, np.float32)
     result = np.empty((len(vectors), len(features)), np.float32)
     at_once = max(1, _SCORE_FLOATS // max(1, features.shape[1]))

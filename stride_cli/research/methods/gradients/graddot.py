@@ -1,7 +1,7 @@
 """GradDot and TracIn: dot products of loss gradients (Pruthi et al. 2020, arXiv:2002.08484).
 
-Written here: kronfluence takes the model's modules over, and bergson keeps every gradient, in memory or on
-disk; a test compares bergson's products.
+Written here: kronfluence replaces the model's modules, bergson stores every gradient. A test compares with
+bergson's products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.research.methods.gradients.capture import Capture, Factors, Layer
 from stride_cli.research.methods.gradients.passes import (
     REDUCTIONS,
@@ -25,6 +24,7 @@ from stride_cli.research.methods.gradients.passes import (
     find_checkpoints,
     query_room,
 )
+from stride_cli.research.methods.protocol import in_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -68,16 +68,13 @@ class TracIn:
         batch_tokens: int = 2048,
         query_bytes: int | None = None,
     ) -> None:
-        self.layers = layers
-        self.checkpoints = find_checkpoints(checkpoints, rates)
-        self._given = checkpoints is not None
-        self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
         check_positive(self.name, batch_tokens=batch_tokens, query_bytes=query_bytes)
-        self.batch_tokens = batch_tokens
-        self.query_bytes = query_bytes
+        self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
+        self.checkpoints, self._given = find_checkpoints(checkpoints, rates), checkpoints is not None
+        self.layers, self.batch_tokens, self.query_bytes = layers, batch_tokens, query_bytes
 
     def fit(self, workspace: Workspace) -> None:
-        """Only remembers the workspace: scores need both gradients at once."""
+        """Find the checkpoints; scores need both gradients at once."""
         self._task = workspace
         path = workspace.model.path
         if self._by_default_all and not self._given and path and (Path(path) / "checkpoints").is_dir():
@@ -101,17 +98,12 @@ class TracIn:
             scores = np.zeros((stop - start, workspace.n_chunks), np.float32)
             for checkpoint in self.checkpoints:
                 model = checkpoint.load(workspace)
-                passes = Passes(
-                    Capture(model, probe, layers=self.layers),
-                    self.batch_tokens,
-                    self.reduction,
-                    workspace.seed,
-                )
+                capture = Capture(model, probe, layers=self.layers)
+                passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
                 bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)
                 del bank  # before there is the next: each may take all of the room
-            for first in range(0, len(scores), QUERY_BLOCK):
-                yield scores[first : first + QUERY_BLOCK]
+            yield from in_blocks(scores)
 
 
 class GradDot(TracIn):
@@ -138,10 +130,8 @@ class QueryBank:
 
     Parameters
     ----------
-    passes : Passes
-    queries : QuerySet
     explicit : sequence of bool, optional
-        Whether a layer has matrices. Default: all have, so that they can be transformed in `matrices`.
+        Which layers have matrices. Default: all, so that they can be transformed in `matrices`.
     """
 
     def __init__(
@@ -157,25 +147,24 @@ class QueryBank:
         self.matrices: dict[int, Tensor] = {}  # layer → (Q, n_out, n_in)
         self._tokens: list[list[tuple[slice, Tensor, Tensor]]] = [[] for _ in range(n_layers)]
         for rows, batch in passes.query_batches(queries, start, stop):
-            offset = rows.start - start
 
-            def visit(found: Factors, offset: int = offset) -> None:
-                layer = passes.capture.layers[found.layer]
+            def visit(found: Factors, offset: int = rows.start - start) -> None:
                 place = slice(offset + found.rows.start, offset + found.rows.stop)
-                if explicit is None or explicit[found.layer]:
-                    if found.layer not in self.matrices:
-                        shape = (self.n_queries, layer.n_out, layer.n_in)
-                        self.matrices[found.layer] = torch.zeros(shape, device=found.inputs.device)
-                    for block in found.blocks():
-                        where = slice(offset + block.rows.start, offset + block.rows.stop)
-                        self.matrices[found.layer][where] = block.gradients()
-                else:
+                if explicit is not None and not explicit[found.layer]:
                     self._tokens[found.layer].append((place, found.inputs, found.outputs))
+                    return
+                layer = passes.capture.layers[found.layer]
+                if found.layer not in self.matrices:
+                    shape = (self.n_queries, layer.n_out, layer.n_in)
+                    self.matrices[found.layer] = torch.zeros(shape, device=found.inputs.device)
+                for block in found.blocks():
+                    where = slice(offset + block.rows.start, offset + block.rows.stop)
+                    self.matrices[found.layer][where] = block.gradients()
 
             passes.queries(batch, visit)
 
     def dot(self, found: Factors, scores: Tensor) -> None:
-        """Add this layer's products with the rows of a batch to ``scores`` (Q, B)."""
+        """Add one layer's products with the rows of a batch to ``scores`` (Q, B)."""
         matrix = self.matrices.get(found.layer)
         if matrix is not None:
             flat = matrix.flatten(1)
@@ -185,7 +174,7 @@ class QueryBank:
             scores[place, found.rows] += _token_products(inputs, outputs, found)
 
     def dot_corpus(self, passes: Passes, workspace: Workspace, title: str) -> np.ndarray:
-        """Products with every chunk, (Q, n) float32."""
+        """Multiply with the gradients of every chunk: (Q, n) float32."""
         result = np.zeros((self.n_queries, workspace.n_chunks), np.float32)
         held: list[Tensor] = []
 
@@ -202,11 +191,10 @@ class QueryBank:
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """What transforms the gradients of one model.
+    """One model whose query gradients are transformed before they meet those of the corpus.
 
     Attributes
     ----------
-    passes : Passes          of the model
     apply : callable         (layer, (Q, n_out, n_in) float32) → the same shape
     weight : float           of the model's products in the sum over models
     """
@@ -224,13 +212,12 @@ def preconditioned_scores(
     query_bytes: int | None,
     title: str,
 ) -> Iterator[np.ndarray]:
-    """Products of every chunk's gradient with transformed gradients of the queries, summed over models.
+    """Multiply every chunk's gradient with the transformed gradients of the queries, summed over models.
 
     Parameters
     ----------
-    models : sequence of callables      open a model each, so that one is held at a time
-    query_bytes : int or None      most memory for the gradients of queries: so many share a pass over the
-        corpus; None: an eighth of what is free
+    models : sequence of callables      each opens a model, so that one is held at a time
+    query_bytes : as for `query_room`
 
     Yields
     ------
@@ -246,12 +233,11 @@ def preconditioned_scores(
             named = title if len(models) == 1 else f"{title} {number}/{len(models)}"
             scores += np.float32(model.weight) * bank.dot_corpus(model.passes, workspace, named)
             del bank, model  # before there are the next: each may take all of the room
-        for first in range(0, len(scores), QUERY_BLOCK):
-            yield scores[first : first + QUERY_BLOCK]
+        yield from in_blocks(scores)
 
 
 def shared_passes(passes: Passes, queries: QuerySet, query_bytes: int | None) -> Iterator[tuple[int, int]]:
-    """(start, stop) of queries whose gradients, as matrices of all layers, take at most so many bytes."""
+    """Yield (start, stop) of queries whose gradients, as matrices of all layers, fit in so many bytes."""
     room = query_room(query_bytes, passes.capture.model.device)
     at_once = max(1, room // (4 * passes.capture.n_parameters))
     for start in range(0, len(queries), at_once):
@@ -259,8 +245,8 @@ def shared_passes(passes: Passes, queries: QuerySet, query_bytes: int | None) ->
 
 
 def _explicit_is_cheaper(layer: Layer, tokens: int, sharing: int) -> bool:
-    """Whether matrices take fewer multiplications than `_token_products`, for one chunk and one query of so
-    many tokens; making the chunk's matrix is shared by ``sharing`` queries."""
+    """Tell whether matrices take fewer multiplications than `_token_products`, for one chunk and one query of
+    so many tokens; ``sharing`` queries share the cost of the chunk's matrix."""
     return layer.size * (1 + tokens / sharing) <= tokens**2 * (layer.n_in + layer.n_out)
 
 

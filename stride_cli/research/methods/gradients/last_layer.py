@@ -90,17 +90,14 @@ class LastLayerInfluence:
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         whole = Preconditioned(self._passes, lambda _, matrices: self._curvature.solve(matrices))
+        title = "last layer: products"
         yield from preconditioned_scores(
-            [lambda: whole],
-            self._task,
-            queries,
-            query_bytes=self.query_bytes,
-            title="last layer: products",
+            [lambda: whole], self._task, queries, query_bytes=self.query_bytes, title=title
         )
 
     def _tokens(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Of the positions that predict scored tokens: h (N, d) with a 1 for the bias, p (N, C), the slope
-        of the logits in what the layer writes (N, C), 1 but for soft caps, and the weight in the loss (N,).
+        """Yield, for the positions that predict scored tokens, h (N, d) with a 1 for the bias, p (N, C), the
+        slope of the logits in the layer's output (N, C), 1 but for soft caps, and the loss weight (N,).
         """
         model, layer = self._task.model, self._passes.capture.layers[0]
         weights = batch.weights[:, 1:].to(model.device)

@@ -1,4 +1,4 @@
-"""Passes over corpus and queries: options that every gradient method has, checkpoints, progress."""
+"""Passes over corpus and queries, and the options that gradient methods share."""
 
 from __future__ import annotations
 
@@ -29,23 +29,18 @@ if TYPE_CHECKING:
 REDUCTIONS = ("sum", "mean")
 LABELS = ("true", "sampled")
 _LEAST_ROOM = 1 << 30
-_DTYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-}
+_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def check_choice(method: str, option: str, value: str, known: tuple[str, ...]) -> str:
-    """The value; UsageError if it is not one of the known."""
+    """Return the value; UsageError if it is not one of the known."""
     if value not in known:
         raise UsageError(f"{method}: {option}={value} is unknown", fix=f"one of {', '.join(known)}")
     return value
 
 
 def check_positive(method: str, **numbers: float | None) -> None:
-    """UsageError for an option that is given and not more than 0."""
+    """Raise UsageError for an option that is given and not above 0."""
     for option, value in numbers.items():
         if value is not None and not value > 0:
             raise UsageError(
@@ -55,8 +50,8 @@ def check_positive(method: str, **numbers: float | None) -> None:
 
 
 def query_room(asked: int | None, device: torch.device) -> int:
-    """Bytes that gradients of queries may take: what is asked for, or an eighth of what is free where they
-    are: a pass holds several times as much beside them."""
+    """Return the bytes that gradients of queries may take: those asked for, or an eighth of the free memory,
+    as a pass holds several times as much beside them."""
     if asked is not None:
         return asked
     free = available_bytes() if device.type == "cpu" else free_bytes(device)
@@ -64,10 +59,10 @@ def query_room(asked: int | None, device: torch.device) -> int:
 
 
 def open_capture(workspace: Workspace, layers: str | None, model: AttributableModel | None = None) -> Capture:
-    """Hooks on the chosen layers of the task's model, or of another checkpoint of it.
+    """Hook the chosen layers of the workspace's model, or of another checkpoint of it.
 
-    Without a choice: the feed-forward parts of a language model, as in the paper's runs, or its whole body
-    where those are no linear layers (fused experts); all layers of a classifier.
+    Default: the feed-forward parts of a language model, as in the paper's runs, or its whole body where those
+    are no linear layers (fused experts); all layers of a classifier.
     """
     probe = workspace.chunks.batch(np.arange(1))
     model = workspace.model if model is None else model
@@ -80,15 +75,15 @@ def open_capture(workspace: Workspace, layers: str | None, model: AttributableMo
 
 @dataclass(frozen=True)
 class Passes:
-    """How the gradients of one model are taken.
+    """Forward and backward passes of one model.
 
     Attributes
     ----------
     capture : Capture
-    batch_tokens : int       padded tokens of one forward and backward pass
+    batch_tokens : int       padded tokens of one pass
     reduction : "sum" | "mean"
-        What a chunk's gradient is of: its loss summed over scored tokens, as training that averages over the
-        tokens of a batch weighs chunks, or the mean. A query's loss is the mean.
+        A chunk's loss is summed over its scored tokens, as training weighs chunks that averages over the
+        tokens of a batch, or the mean. A query's loss is the mean.
     seed : int               of drawn labels
     """
 
@@ -108,7 +103,7 @@ class Passes:
         draw: int = 0,
         rows: np.ndarray | None = None,
     ) -> Iterator[tuple[Batch, Outcome]]:
-        """Every batch of chunks, after ``visit`` has seen its factors.
+        """Yield every batch of chunks, after ``visit`` has seen its factors.
 
         With sampled labels, mean squares of the gradients estimate the Gauss–Newton matrix of the reduced
         loss; ``draw`` numbers independent sets of labels.
@@ -123,17 +118,17 @@ class Passes:
                 ticker.advance(len(batch.rows))
 
     def queries(self, batch: Batch, visit: Visitor, *, output: str = "loss") -> Outcome:
-        """One batch of queries: gradients of the mean over scored tokens."""
+        """Take the gradients of one batch of queries, of the mean over scored tokens."""
         return self.capture.run(batch, visit, output=output, power=1.0)
 
     def query_batches(self, queries: QuerySet, start: int, stop: int) -> Iterator[tuple[slice, Batch]]:
-        """Queries start … stop − 1 in order, in batches of at most `batch_tokens` padded tokens."""
+        """Yield queries start … stop − 1 in batches of at most `batch_tokens` padded tokens."""
         for group in queries.groups(self.batch_tokens, np.arange(start, stop)):
             yield slice(int(group[0]), int(group[-1]) + 1), queries.batch(group)
 
 
 def label_uniforms(seed: int, batch: Batch, draw: int) -> Tensor:
-    """Uniforms (B, T) float64 that draw labels: one stream per chunk, whatever the batching."""
+    """Draw uniforms (B, T) float64 for labels: one stream per chunk, whatever the batching."""
     length = batch.ids.shape[1]
     rows = [stream(seed, "gradient labels", int(row), draw).random(length) for row in batch.rows]
     return torch.from_numpy(np.stack(rows))
@@ -141,29 +136,26 @@ def label_uniforms(seed: int, batch: Batch, draw: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One of the models that a method averages over: `path` None is the task's own; `rate` its weight."""
+    """A model that a method averages over; `path` None is the workspace's own, `rate` its weight."""
 
     path: Path | None
     rate: float
 
     def load(self, workspace: Workspace) -> AttributableModel:
-        """The model, on the task's device in its dtype."""
-        if self.path is None:
-            return workspace.model
-        return load_checkpoint(workspace, self.path)
+        """Open the model on the workspace's device in its dtype."""
+        return workspace.model if self.path is None else load_checkpoint(workspace, self.path)
 
 
 def load_checkpoint(workspace: Workspace, path: Path) -> AttributableModel:
-    """Another checkpoint of the task's model.
+    """Load another checkpoint of the workspace's model.
 
     Raises
     ------
     ModelError      it cannot be loaded, or has another vocabulary
     """
-    device, dtype = str(workspace.model.device), _DTYPES[workspace.model.dtype]
     from stride_cli.models.loading import load_model
 
-    model = load_model(path, device=device, dtype=dtype)
+    model = load_model(path, device=str(workspace.model.device), dtype=_DTYPES[workspace.model.dtype])
     model.share_inputs(workspace.model)
     if model.vocab_size != workspace.model.vocab_size:
         raise ModelError(
@@ -174,16 +166,16 @@ def load_checkpoint(workspace: Workspace, path: Path) -> AttributableModel:
 
 
 def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:
-    """Checkpoints from options of a method.
+    """Find the checkpoints that a method's options name.
 
     Parameters
     ----------
     given : str, optional
         Paths separated by "|". A single directory of `stride model train --checkpoints` stands for all of its
-        checkpoints and its final model. None: the task's model only.
+        checkpoints and its final model. None: the workspace's model only.
     rates : str, optional
         A weight for each, separated by "|". Default: the learning rate that the training log records at the
-        checkpoint's step, or 1 for all where some has none.
+        checkpoint's step, or 1 for all where one has none.
 
     Raises
     ------
@@ -218,7 +210,7 @@ def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:
 
 
 def _recorded_rate(path: Path) -> float | None:
-    """Learning rate at a checkpoint's step, of the run's log; None where nothing is recorded."""
+    """Read the learning rate at a checkpoint's step from the run's log; None without one."""
     inside = path.parent.name == "checkpoints"
     log = (path.parent.parent if inside else path) / "training_log.jsonl"
     if not log.is_file():

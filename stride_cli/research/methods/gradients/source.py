@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.research.methods.gradients.graddot import QueryBank, shared_passes
@@ -27,6 +26,7 @@ from stride_cli.research.methods.gradients.passes import (
     load_checkpoint,
     open_capture,
 )
+from stride_cli.research.methods.protocol import in_blocks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 class Source:
     """g_qᵀ Σ_l (Π_{k>l} exp(−t_k H_k)) (1 − exp(−t_l H_l)) H_l⁻¹ ḡ_il over segments l of the training.
 
-    What a step on a chunk left of itself at the end: within a segment, curvature H and gradients ḡ are taken
-    to be as they are on average over its checkpoints. t is the sum of the segment's learning rates (of
-    momentum's total effect), g_q the gradient at the end. H is the Gauss–Newton matrix in EK-FAC's
-    eigenbasis, plus the weight decay. There is no damping: what training had no time for is left out.
+    Within a segment, curvature H and gradients ḡ are means over its checkpoints. t is the sum of the
+    segment's learning rates (of momentum's total effect), g_q the query's gradient at the end. H is the
+    Gauss–Newton matrix in EK-FAC's eigenbasis, plus the weight decay. There is no damping: directions that
+    training had no time for are left out.
 
     Parameters
     ----------
@@ -97,11 +97,7 @@ class Source:
         self._times = [float(np.sum(part)) for part in np.array_split(np.array(times), self.segments)]
         self._curvatures = [
             corrected_curvature(
-                members,
-                workspace,
-                f"SOURCE {number}/{self.segments}",
-                labels=self.labels,
-                draws=self.draws,
+                members, workspace, f"SOURCE {number}/{self.segments}", labels=self.labels, draws=self.draws
             )
             for number, members in enumerate(self._segments, 1)
         ]
@@ -113,11 +109,8 @@ class Source:
             remaining = dict(bank.matrices)  # g_q, and what the segments behind let through of it
             scores = np.zeros((stop - start, self._task.n_chunks), np.float32)
             for number in reversed(range(self.segments)):
-                members, curvature, time = (
-                    self._segments[number],
-                    self._curvatures[number],
-                    self._times[number],
-                )
+                members, curvature = self._segments[number], self._curvatures[number]
+                time = self._times[number]
                 for layer, matrices in remaining.items():
                     values = curvature[layer].values + self._decay
                     bank.matrices[layer] = curvature[layer].scaled(matrices, _learned(values, time))
@@ -125,8 +118,7 @@ class Source:
                 for open_model in members:
                     products = bank.dot_corpus(open_model(), self._task, f"SOURCE: products {number + 1}")
                     scores += products / len(members)
-            for first in range(0, len(scores), QUERY_BLOCK):
-                yield scores[first : first + QUERY_BLOCK]
+            yield from in_blocks(scores)
 
     def _open(self, path: Path | None) -> Passes:
         workspace = self._task
@@ -135,13 +127,13 @@ class Source:
 
 
 def _learned(values: Tensor, time: float) -> Tensor:
-    """(1 − exp(−t σ)) / σ; t where σ is 0."""
+    """Compute (1 − exp(−t σ)) / σ; t where σ is 0."""
     return torch.where(values > 0, -torch.expm1(-time * values) / values.clamp_min(1e-30), time)
 
 
 def _training(workspace: Workspace) -> tuple[list[Path | None], list[float], float]:
-    """Models along a classifier's training, the last of them its own (None); the time since the one before,
-    of each; and the weight decay."""
+    """Find the models along a classifier's training, its own (None) last; each one's time since the one
+    before; and the weight decay."""
     from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
     from stride_cli.models.classifier.training_path import training_path
 

@@ -1,8 +1,7 @@
 """TrackStar: cosines of projected gradients, normalised by second moments (Chang et al. 2024,
 arXiv:2410.17413).
 
-Written here: bergson's implementation writes gradients of a Hugging Face dataset to disk in several commands;
-a test compares the scores.
+Written here: bergson writes gradients of a Hugging Face dataset to disk. A test compares the scores.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ from stride_cli.research.methods.gradients.features import (
     query_features,
     second_moments,
 )
-from stride_cli.research.methods.gradients.passes import (
-    REDUCTIONS,
-    Passes,
-    check_choice,
-    check_positive,
-)
+from stride_cli.research.methods.gradients.passes import REDUCTIONS, Passes, check_choice, check_positive
 from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
 
 if TYPE_CHECKING:
@@ -44,11 +38,11 @@ _WEIGHED_DOWN = 1000 / 65_536  # of the directions: the publication's
 class TrackStar:
     """⟨u_q, u_i⟩ with u = R^{-½} P (∇ loss / √V), scaled to unit length.
 
-    V is Adafactor's second moment, a product of row and column means. Optimizer states are not kept with a
-    model, so it is estimated at the model, from the squared gradients of at most 1,024 chunks. P is a
-    two-sided random projection of each layer, R the second moment of the projected gradients of the corpus,
-    layer by layer; with ``mix`` it is λ R_queries + (1 − λ) R_corpus, which weighs down what all queries have
-    in common, and a query's scores then depend on which others are asked with it.
+    V is Adafactor's second moment, a product of row and column means, estimated at the model from the squared
+    gradients of at most 1,024 chunks, as optimizer states are not kept. P is a two-sided random projection of
+    each layer, R the second moment of the corpus's projected gradients, layer by layer. With ``mix`` it is
+    λ R_queries + (1 − λ) R_corpus: directions that all queries share are weighed down, and a query's scores
+    depend on the others asked with it.
 
     Parameters
     ----------
@@ -130,7 +124,7 @@ class TrackStar:
         yield from scores
 
     def _found_share(self, own: list[np.ndarray]) -> float:
-        """λ, from the second moments of the queries."""
+        """Find λ from the second moments of the queries."""
         if self.mix != "auto":
             return float(self.mix)
         place = max(0, round(self._projector.width * _WEIGHED_DOWN) - 1)

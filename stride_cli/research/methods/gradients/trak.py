@@ -1,7 +1,7 @@
 """TRAK: influence in a linearised model of the margin (Park et al. 2023, arXiv:2303.14186).
 
-Written here: `traker` differentiates the whole model under vmap with one projection per parameter count, has
-no CPU projector that is not dense, and no workspace for language modelling; a test compares the two formulas.
+Written here: `traker` has no CPU projector that is not dense, and no task for language modelling. A test
+compares the formulas.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TRAK:
     ----------
     dim : int, optional
         Numbers a gradient is projected to. Default: 2,048, or a quarter of the chunks where that is less:
-        with as many as there are chunks ΦᵀΦ fits every one of them, and nothing is left to compare.
+        with as many as there are chunks, ΦᵀΦ fits every one of them.
     checkpoints : str, optional
         As for `find_checkpoints`; independently trained models are the paper's choice. Each has a projection
         of its own, and all count the same. Default: the task's model.

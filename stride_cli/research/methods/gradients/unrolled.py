@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
 from stride_cli.output import progress
 from stride_cli.research.methods.gradients.passes import check_choice, check_positive, query_room
+from stride_cli.research.methods.protocol import in_blocks
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps, train
@@ -154,8 +154,7 @@ class Unrolled:
         at_once = max(1, room // (4 * _HELD * len(self._last)))
         for start in range(0, len(queries), at_once):
             scores = self._scores(queries, range(start, min(start + at_once, len(queries))))
-            for first in range(0, len(scores), QUERY_BLOCK):
-                yield scores[first : first + QUERY_BLOCK]
+            yield from in_blocks(scores)
 
     def _scores(self, queries: QuerySet, rows: range) -> np.ndarray:
         put(self._last, self._parameters)

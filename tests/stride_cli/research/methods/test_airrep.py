@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.research.methods.airrep import AirRep, attended
+from stride_cli.research.methods.airrep import AirRep, AirRepOptions, attended
 from stride_cli.research.methods.airrep_encoder import load_airrep, new_airrep
 from stride_cli.research.methods.airrep_training import (
-    Settings,
     Split,
     _backward_in_batches,
     group_scores,
@@ -143,7 +142,7 @@ def test_training_learns_what_words_alone_do_not_say(encoder, sentences, whole) 
         return float(np.mean([np.corrcoef(score, truth)[0, 1] for score, truth in pairs]))
 
     before = agreement()
-    settings = Settings(epochs=12, learning_rate=3e-3, whole_encoder=whole)
+    settings = AirRepOptions(epochs=12, learning_rate=3e-3, tune="all" if whole else "projector")
     frozen = {name: parameter.clone() for name, parameter in encoder.bert.named_parameters()}
     history = train_encoder(encoder, chunks, [split], settings, seed=0)
     assert history[-1] < 0.8 * history[0]
@@ -158,7 +157,7 @@ def test_training_is_deterministic(base, sentences) -> None:
     vectors = []
     for _ in range(2):
         encoder = new_airrep(base, device="cpu", seed=4)
-        train_encoder(encoder, sentences[:20], [split], Settings(epochs=2, pool=8, top_k=4), seed=4)
+        train_encoder(encoder, sentences[:20], [split], AirRepOptions(epochs=2, pool=8, top_k=4), seed=4)
         vectors.append(encoder.embed(sentences[:3]))
     assert torch.equal(*vectors)
 

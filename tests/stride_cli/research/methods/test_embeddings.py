@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.research.methods import embeddings
+from stride_cli.research.methods import vectors
 from stride_cli.research.methods.embeddings import Embeddings, load_encoder, packaged_encoder
 from stride_cli.research.methods.protocol import score_all
 
@@ -19,7 +19,7 @@ def encoder():
 
 
 def test_cosine_of_the_encoders_embeddings(encoder, task, make_queries, sentences, monkeypatch) -> None:
-    monkeypatch.setattr(embeddings, "TEXT_BLOCK", 20)  # several blocks of chunks
+    monkeypatch.setattr(vectors, "TEXT_BLOCK", 20)  # several blocks of chunks
     method = Embeddings(batch_size=16)
     method.fit(task)
     expected = encoder.encode(sentences[:3], normalize_embeddings=True) @ (

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
 from stride_cli.errors import UsageError
-from stride_cli.research.methods import words as lexical
+from stride_cli.research.methods import lexical
 from stride_cli.research.methods.lexical import BM25, SharedPairs, TfIdf
 from stride_cli.research.methods.protocol import score_all
 
