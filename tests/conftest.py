@@ -56,7 +56,7 @@ _FIRST = (
     "test_truth.py",
     "test_installation.py",
     "test_records.py",
-    "training/test_engines.py",
+    "test_parallel.py",
     "recovery/test_benchmark.py",
     "test_notebook.py",
     "recovery/test_compilation.py",
@@ -135,6 +135,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     made = Prepared(tmp_path_factory.mktemp("tools"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of several local workers is done in this process, one task after the other."""
+    from stride_cli import parallel
+
+    here = lambda work, count, threads, on_gpu: parallel._Here(work, threads)  # noqa: E731
+    monkeypatch.setattr(parallel, "_Processes", here)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
     *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
     *("stride_cli.research.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
-    *("stride_cli.training.engines", "stride_cli.training.jobs"),
+    *("stride_cli.parallel", "stride_cli.training.engines", "stride_cli.training.jobs"),
 )
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
@@ -381,7 +381,7 @@ def _run(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores interrupts
     random.seed()
-    if "compare" in request["line"]:
+    if {"compare", "--workers"} & set(request["line"]):
         _stand_by()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))

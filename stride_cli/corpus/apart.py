@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from index_format.location import local_directory
 from index_format.reader import Index
@@ -31,12 +30,11 @@ from stride_cli.corpus.plan import choose_block_size
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog, find_sources, total_bytes
 from stride_cli.errors import CorpusError, EmptyRange, UsageError
-
-# (what builds, groups of range numbers, workers) → (number of the group, what it built), as they finish
-Engine = Callable[[Any, Any, int | None], Generator[tuple[int, Any], None, None]]
+from stride_cli.parallel import Workers, check_engine, default_workers
 
 _RANGES_A_WORKER = 4  # so that no worker waits long for the last, and one that dies costs little
 _LEAST_BYTES = 1 << 22  # of a range, unless there are workers that would have none
+_PEAK_BYTES = 500 << 20  # of one worker
 _MOST_RANGES = 64  # where the number of workers is the cluster's
 
 
@@ -60,26 +58,18 @@ class RangeBuilder:
     count: int
     directory: Path
 
-    peak_bytes = 500 << 20
-    doing = "building a range"
-
-    def prepare(self) -> None:
-        """Import what `run` needs (unpickling has)."""
-
     def path(self, number: int) -> Path:
         return self.folder / f"{number}-of-{self.count}.stride"
 
-    def run(self, numbers: Sequence[int]) -> list[int]:
-        """Build these; those in which no document begins are left out of what is returned."""
-        built = []
-        for number in numbers:
-            options = replace(self.options, range=f"{number}/{self.count}")
-            # one that is there was published whole; one that a killed worker began is taken up
-            with contextlib.chdir(self.directory), contextlib.suppress(EmptyRange):
-                if not self.path(number).exists():
-                    build_index(self.sources, self.model, self.path(number), options, self.reading)
-                built.append(number)
-        return built
+    def build(self, number: int) -> bool:
+        """Build a range; False where no document begins in it."""
+        options = replace(self.options, range=f"{number}/{self.count}")
+        # one that is there was published whole; one that a killed worker began is taken up
+        with contextlib.chdir(self.directory), contextlib.suppress(EmptyRange):
+            if not self.path(number).exists():
+                build_index(self.sources, self.model, self.path(number), options, self.reading)
+            return True
+        return False
 
 
 def build_apart(
@@ -88,17 +78,11 @@ def build_apart(
     out: str | Path,
     options: BuildOptions = BuildOptions(),
     reading: ReadOptions = ReadOptions(),
-    *,
-    engine: Engine,
 ) -> Index:
-    """`build_index` by the workers of an engine: the same index, bit for bit.
+    """`build_index` by the workers of the options: the same index, bit for bit.
 
     Ranges of the corpus are built below OUT.partial, each whole as soon as it is there, and joined when all
     are. Interrupted, the same command goes on: a worker that died costs what it had not committed.
-
-    Parameters
-    ----------
-    engine : `run_local` or `run_ray` of `training.engines`
 
     Raises
     ------
@@ -106,6 +90,7 @@ def build_apart(
     CorpusError      as `build_index`; with ``on_bad="skip"`` also an id that two ranges share
     and what else `build_index` raises
     """
+    check_engine(options.engine)
     place = local_directory(out).absolute()
     block_size = choose_block_size(options.block_size, model.context)
     sources = [pinned(source) for source in sources]
@@ -130,7 +115,7 @@ def build_apart(
             count=_count_ranges(size, options.workers),
             directory=Path.cwd(),
         )
-        parts = [Index.open(path) for path in _built(builder, engine, options.workers)]
+        parts = [Index.open(path) for path in _built(builder, options)]
         if not parts:
             next(read_documents(sources, reading))  # which says that there is none
         try:
@@ -162,8 +147,8 @@ def _count_ranges(size: int, workers: int | None) -> int:
     return max(workers, min(_RANGES_A_WORKER * workers, size // _LEAST_BYTES))
 
 
-def _built(builder: RangeBuilder, engine: Engine, workers: int | None) -> list[Path]:
-    """Where the ranges are, in order, built by the engine's workers."""
+def _built(builder: RangeBuilder, options: BuildOptions) -> list[Path]:
+    """Build the ranges by workers; return where those are that have documents, in order."""
     try:
         pickle.dumps(builder)
     except Exception as error:
@@ -171,15 +156,18 @@ def _built(builder: RangeBuilder, engine: Engine, workers: int | None) -> list[P
             f"the model's tokenizer cannot be given to other processes: {error}",
             fix="build without --workers and --engine",
         ) from None
-    groups = [[number] for number in range(1, builder.count + 1)]
-    found: list[int] = []
-    finished = engine(builder, groups, workers)
+    workers = options.workers
+    if workers is None and options.engine == "local":
+        workers = default_workers(peak_bytes=_PEAK_BYTES, doing="building a range")
+    numbers = range(1, builder.count + 1)
+    found = []
     with (
         output.progress("building ranges", builder.count, unit="ranges") as ticker,
-        contextlib.closing(finished),
+        Workers(builder.build, workers, engine=options.engine) as pool,
     ):
-        for _, numbers in finished:
-            found += numbers
+        for place, some in pool.as_done(numbers):
+            if some:
+                found.append(numbers[place])
             ticker.advance()
     return [builder.path(number) for number in sorted(found)]
 

@@ -52,13 +52,11 @@ class ClassifierTrainer:
     at_once: int
     device: str = "cpu"
     peak_bytes: int = 0  # `choose_at_once` keeps it small
+    on_one_gpu: int = 1
 
     @property
     def n_chunks(self) -> int:
         return len(self.labels)
-
-    def prepare(self) -> None:
-        """See `stride_cli.training.jobs.Trainer`; all is imported with this class."""
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses and margins of the queries after training each job, in order.

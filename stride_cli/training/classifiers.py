@@ -28,9 +28,9 @@ from stride_cli.models.classifier.input_table import Standardisation
 from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.models.classifier.training_path import checkpoint_steps
 from stride_cli.models.devices import resolve_device
+from stride_cli.parallel import torch_threads
 from stride_cli.randomness import stream
 from stride_cli.training.classifier_loop import outcomes_of, train_network
-from stride_cli.training.engines import one_thread
 from stride_cli.training.marks import Marks
 from stride_cli.training.options import ClassifierOptions
 
@@ -146,7 +146,7 @@ def train_classifier(
 
     with (
         output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
-        one_thread() if small else contextlib.nullcontext(),
+        torch_threads(1) if small else contextlib.nullcontext(),
     ):
         marks = Marks(checkpoint_steps(recipe.steps(len(training)), wanted), keep)
         train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks)

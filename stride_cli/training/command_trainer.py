@@ -20,7 +20,7 @@ from index_format.durable import make_directory
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.models.loading import load_model
-from stride_cli.training.engines import die_with_parent
+from stride_cli.parallel import die_with_parent
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.language_trainer import query_losses
 from stride_cli.training.outcomes import job_key
@@ -58,6 +58,7 @@ class CommandTrainer:
     keep: Path | None = None
     at_once: int = 1
     peak_bytes: int = 0  # the program's own business
+    on_one_gpu: int = 1
     digest: str = field(init=False)
     weights_digest: str = field(init=False)
 
@@ -66,9 +67,6 @@ class CommandTrainer:
         self.weights_digest = hashlib.sha256(text.encode()).hexdigest()
         both = self.weights_digest + self.queries.fingerprint()
         self.digest = hashlib.sha256(both.encode()).hexdigest()
-
-    def prepare(self) -> None:
-        """See `stride_cli.training.jobs.Trainer`; all is imported with this class."""
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One run of the command per job.

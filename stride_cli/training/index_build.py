@@ -74,10 +74,8 @@ def build_index(
     if not options.in_ranges:
         return build.build_index(sources, model, out, options, reading or ReadOptions())
     from stride_cli.corpus.apart import build_apart
-    from stride_cli.training.engines import open_engine
 
-    engine = open_engine(options.engine)
-    return build_apart(sources, model, out, options, reading or ReadOptions(), engine=engine)
+    return build_apart(sources, model, out, options, reading or ReadOptions())
 
 
 def build_index_of_run(

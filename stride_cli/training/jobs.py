@@ -47,18 +47,20 @@ class Trainer(Protocol):
     n_chunks : int      n
     at_once : int       how many jobs are trained together
     peak_bytes : int    about what that takes in memory; 0 = not known
+    device : str        where a job is trained
+    on_one_gpu : int    most groups of jobs that are trained side by side on a GPU, each in a process
     """
 
     digest: str
     at_once: int
     peak_bytes: int
+    on_one_gpu: int
 
     @property
     def n_chunks(self) -> int: ...
 
-    def prepare(self) -> None:
-        """Import what `run` needs, and compute nothing: processes are forked from this one."""
-        ...
+    @property
+    def device(self) -> str: ...
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train one model per job, on one thread.

@@ -22,7 +22,6 @@ from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Reci
 from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
-from stride_cli.startup import preload
 from stride_cli.training.fast.stacked import can_stack, train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome
@@ -83,10 +82,6 @@ class LanguageTrainer:
     @property
     def n_chunks(self) -> int:
         return len(self.chunks)
-
-    def prepare(self) -> None:
-        """See `jobs.Trainer`."""
-        preload(any_model=self.recipe.architecture is None, optimizers=self.at_once == 1)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One model per job; see `jobs.Trainer`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.models.kinds import Kind
 from stride_cli.output import progress
+from stride_cli.parallel import Workers, check_engine, default_workers
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.outcomes import OutcomeStore, job_key
 
@@ -105,9 +105,7 @@ def retrain(
     IndexBusy         another process is using the store
     and what training raises
     """
-    from stride_cli.training.engines import default_workers, open_engine
-
-    run = open_engine(engine)
+    check_engine(engine)
     if workers is not None and workers < 1:
         raise UsageError(f"--workers is {workers}, expected 1 or more")
     for job in jobs:
@@ -121,14 +119,24 @@ def retrain(
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
         names = list(missing)
         if engine == "local" and names:
-            workers = workers or default_workers(trainer)
+            workers = workers or default_workers(
+                device=trainer.device,
+                peak_bytes=trainer.peak_bytes,
+                most_on_gpu=trainer.on_one_gpu,
+                doing="training one",
+            )
         groups = _groups(list(dict.fromkeys(keys)), max(1, trainer.at_once), workers)
         groups = [group for whole in groups if (group := [name for name in whole if name in missing])]
-        finished = run(trainer, [[missing[key] for key in group] for group in groups], workers)
-        # closed at once, whatever happens here: its workers end with it
-        with progress("retraining", len(keys), unit="models") as bar, contextlib.closing(finished):
+        if not names:
+            return [found[key] for key in keys]
+        with (
+            progress("retraining", len(keys), unit="models") as bar,
+            Workers(
+                trainer.run, workers and min(workers, len(groups)), engine=engine, device=trainer.device
+            ) as pool,
+        ):
             bar.advance(len(keys) - len(names))
-            for number, outcomes in finished:
+            for number, outcomes in pool.as_done([missing[key] for key in group] for group in groups):
                 for outcome in outcomes:
                     check_finite(outcome.losses)
                 kept.add(groups[number], outcomes)

@@ -24,7 +24,6 @@ from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import Kind
 from stride_cli.randomness import stream
-from stride_cli.startup import preload
 from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
@@ -125,6 +124,7 @@ class ContinuedTrainer:
     source: Path | None = None
     peak_bytes: int = 0
     at_once: int = 1
+    on_one_gpu: int = 1
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,9 +136,9 @@ class ContinuedTrainer:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def prepare(self) -> None:
-        """See `stride_cli.training.jobs.Trainer`."""
-        preload()
+    @property
+    def device(self) -> str:
+        return self.where.device
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Losses of the queries after further training on each job's chunks, in order."""

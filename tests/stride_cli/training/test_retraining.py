@@ -16,7 +16,6 @@ import torch
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
-from stride_cli.training import engines
 from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome
@@ -63,7 +62,6 @@ def test_a_job_is_what_train_gives(task_and_queries, tmp_path, monkeypatch):
     jobs = _jobs(trainer.n_chunks, 1)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)  # importing which takes longer than the training
-        trainer.prepare()
         found = retrain(trainer, jobs, store=tmp_path / "store", workers=1)
     recipe = read_recipe(task.model.path).with_seed(jobs[0].seed)
     model = initial_model(recipe)
@@ -209,6 +207,9 @@ class NamedTrainer:
     digest = "named"
     n_chunks = 8
     at_once = 2
+    device = "cpu"
+    peak_bytes = 0
+    on_one_gpu = 1
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         return [Outcome(self.losses(job)) for job in jobs]
@@ -244,16 +245,18 @@ def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_pat
         (17, 2, [2, 3, 3, 3, 3, 3]),
     ],
 )
-def test_no_worker_waits_while_another_has_a_whole_group_left(tmp_path, monkeypatch, count, workers, sizes):
+@pytest.mark.usefixtures("workers_here")
+def test_no_worker_waits_while_another_has_a_whole_group_left(
+    tmp_path, monkeypatch, workers_here, count, workers, sizes
+):
     trainer, seen = NamedTrainer(), []
     trainer.at_once = 4
 
-    def engine(trainer, groups, workers):
-        for number, group in enumerate(groups):
-            seen.append(len(group))
-            yield number, trainer.run(group)
+    def run(group):
+        seen.append(len(group))
+        return NamedTrainer.run(trainer, group)
 
-    monkeypatch.setattr(engines, "run_local", engine)
+    monkeypatch.setattr(trainer, "run", run, raising=False)
     jobs = [Job(np.ones(8, bool), seed) for seed in range(count)]
     retrain(trainer, jobs, store=tmp_path, workers=workers)
     assert seen == sizes

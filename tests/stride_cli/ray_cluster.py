@@ -27,7 +27,6 @@ from stride_cli import api
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import CorpusError
-from stride_cli.training import engines
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.retraining import open_trainer, retrain
 
@@ -111,7 +110,7 @@ def build(model_path: str, folder: Path) -> None:
 
 def fit(folder: Path) -> None:
     """Its operators, while a worker is killed over a range that it has saved."""
-    engines.available_cores = lambda: 2  # which get one thread each, as tasks do
+    os.sched_getaffinity = lambda process: {0, 1}  # which get one thread each, as tasks do
     index = Path(shutil.copytree(folder / "apart", folder / "ray.stride"))
     killed: list[int] = []
 
