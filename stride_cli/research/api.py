@@ -17,9 +17,9 @@ from stride_cli.training.options import TruthOptions
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
+    from stride_cli.research.evaluation.records import LdsRecord
     from stride_cli.research.selection.select import Selection
-    from stride_cli.schema.evaluation_records import LdsRecord
-    from stride_cli.schema.tuning_records import TrialRecord
+    from stride_cli.research.tuning.records import TrialRecord
 
 __all__ = ["SelectOptions", "TruthOptions", "TuneOptions", "evaluate", "select", "tune"]
 

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from stride_cli.schema import (
-    answer_records,
-    audit_records,
-    evaluation_records,
-    index_records,
-    input_records,
-    model_records,
-    selection_records,
-    serve_records,
-    train_records,
-    tuning_records,
-    verify_records,
-)
 from stride_cli.schema.derivation import name_of, object_schema, records_of
 
+# by name: research may import the product, not the product research
+_MODULES = (
+    "schema.answer_records",
+    "schema.input_records",
+    "schema.train_records",
+    "schema.index_records",
+    "schema.model_records",
+    "schema.audit_records",
+    "research.evaluation.records",
+    "research.selection.records",
+    "research.tuning.records",
+    "schema.verify_records",
+    "schema.serve_records",
+)
 RECORDS: dict[str, type] = {
     name_of(record): record
-    for module in (
-        answer_records,
-        input_records,
-        train_records,
-        index_records,
-        model_records,
-        audit_records,
-        evaluation_records,
-        selection_records,
-        tuning_records,
-        verify_records,
-        serve_records,
-    )
-    for record in records_of(module)
+    for module in _MODULES
+    for record in records_of(import_module(f"stride_cli.{module}"))
 }
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """One record's JSON Schema (draft 2020-12).
+    """Derive one record's JSON Schema (draft 2020-12).
 
     Raises
     ------

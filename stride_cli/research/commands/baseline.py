@@ -14,7 +14,7 @@ from stride_cli.research.commands.evaluate_options import open_bench
 from stride_cli.research.evaluation.options import BenchOptions, RankingOptions
 
 if TYPE_CHECKING:
-    from stride_cli.schema.evaluation_records import MethodRecord, RankedDocument, RankingRecord
+    from stride_cli.research.evaluation.records import MethodRecord, RankedDocument, RankingRecord
 
 EXAMPLE = """\b
 Examples:

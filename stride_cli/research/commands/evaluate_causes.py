@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.research.evaluation.cause_queries import CauseQuery
     from stride_cli.research.evaluation.cause_scores import CauseEntry, KeptRanks
-    from stride_cli.schema.evaluation_records import CausesRecord, KnownRecord
+    from stride_cli.research.evaluation.records import CausesRecord, KnownRecord
 
 EXAMPLE = """\b
 Examples:

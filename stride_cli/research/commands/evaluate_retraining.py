@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.prove.resampling import Interval
     from stride_cli.research.evaluation.bench import Bench
-    from stride_cli.schema.evaluation_records import EstimateRecord, LooRecord, RemovalRecord, TailPatchRecord
+    from stride_cli.research.evaluation.records import (
+        EstimateRecord,
+        LooRecord,
+        RemovalRecord,
+        TailPatchRecord,
+    )
 
 _LIFTS: tuple[Literal["lift", "attributed", "random"], ...] = ("lift", "attributed", "random")
 _RISES: tuple[

@@ -22,7 +22,7 @@ from stride_cli.commands.options import (
 from stride_cli.research.selection.options import SelectOptions
 
 if TYPE_CHECKING:
-    from stride_cli.schema.selection_records import SelectionRecord
+    from stride_cli.research.selection.records import SelectionRecord
 
 SHARED_QUERIES = "Share the queries out to N processes; default: this one scores all."
 EXAMPLE = """\b

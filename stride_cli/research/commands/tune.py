@@ -22,7 +22,7 @@ from stride_cli.research.tuning.options import TuneOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stride_cli.schema.tuning_records import TrialRecord
+    from stride_cli.research.tuning.records import TrialRecord
 
 EXAMPLE = """\b
 Examples:

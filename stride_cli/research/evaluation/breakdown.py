@@ -10,7 +10,7 @@ import numpy as np
 from stride_cli.research.evaluation.metrics import mid_ranks, row_pearson
 
 if TYPE_CHECKING:
-    from stride_cli.schema.evaluation_records import GroupMean
+    from stride_cli.research.evaluation.records import GroupMean
 
 _MOST_GROUPS = 12
 

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.research.evaluation.cause_queries import CauseQuery
-    from stride_cli.research.methods.protocol import Method
-    from stride_cli.schema.evaluation_records import (
+    from stride_cli.research.evaluation.records import (
         CauseMeasureRecord,
         CauseRanksRecord,
         CausesRecord,
         EstimateRecord,
     )
+    from stride_cli.research.methods.protocol import Method
 
 # every kind of evidence; what needs retrained models, or an encoder trained for it, is asked for by name
 DEFAULT_METHODS = (

@@ -24,7 +24,7 @@ from stride_cli.research.evaluation.scoring import Run
 from stride_cli.training.truth import seeds_in_words
 
 if TYPE_CHECKING:
-    from stride_cli.schema.evaluation_records import (
+    from stride_cli.research.evaluation.records import (
         ComparisonRecord,
         DistributionRecord,
         EstimateRecord,

@@ -12,7 +12,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.research.evaluation.metrics import active_set, gini, top_coverage, zero_share
 
 if TYPE_CHECKING:
-    from stride_cli.schema.evaluation_records import CurvePoint
+    from stride_cli.research.evaluation.records import CurvePoint
 
 CURVE_POINTS = 33
 FIELDS = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.research.evaluation.options import RemovalOptions
-    from stride_cli.schema.evaluation_records import GroupRemovalRecord, SeededRecord
+    from stride_cli.research.evaluation.records import GroupRemovalRecord, SeededRecord
     from stride_cli.training.jobs import Trainer
 
 CAUSES, RANDOM = "causes", "random"  # entries beside the methods

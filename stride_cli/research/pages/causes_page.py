@@ -10,7 +10,7 @@ from typing import Any
 from stride_cli.characters import html_text
 from stride_cli.report.drawing import COLOURS, STYLE, interval_plot, scrolled, write_whole
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
-from stride_cli.schema.evaluation_records import CausesRecord
+from stride_cli.research.evaluation.records import CausesRecord
 
 _PAGE_STYLE = (
     STYLE

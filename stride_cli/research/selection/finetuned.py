@@ -22,7 +22,7 @@ from stride_cli.research.selection.select import SETS
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.models.language.causal_lm import CausalLM
-    from stride_cli.schema.selection_records import SeedSpread, SelectionScoreRecord, TaskScore
+    from stride_cli.research.selection.records import SeedSpread, SelectionScoreRecord, TaskScore
     from stride_cli.training.finetuning import FinetuneOptions
 
 _QUERY_BATCH = 8

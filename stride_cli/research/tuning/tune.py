@@ -40,7 +40,7 @@ from stride_cli.research.tuning.search import (
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.kinds import Kind
-    from stride_cli.schema.tuning_records import (
+    from stride_cli.research.tuning.records import (
         LambdaScore,
         QueryMean,
         SettingsRecord,
