@@ -39,13 +39,6 @@ class Repeated(dict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A value of a table that is neither text nor a number: the name of its type."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
     """One document: a text, a prompt with its response, or a conversation; the other fields are None.
 
@@ -348,8 +341,6 @@ def type_name(value: Any) -> str:
         return "the number NaN"
     if isinstance(value, int | float):
         return "a number"
-    if isinstance(value, Foreign):
-        return f"a value of type {_clip(value.kind, 60)}"
     for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object"), (bytes, "raw bytes")):
         if isinstance(value, kind):
             return name

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stride_cli.corpus.arrow import read_arrow
 from stride_cli.corpus.documents import (
     FIX_OR_SKIP,
     Document,
@@ -21,7 +20,6 @@ from stride_cli.corpus.documents import (
     type_name,
 )
 from stride_cli.corpus.ids import SeenIds
-from stride_cli.corpus.parquet import read_parquet
 from stride_cli.corpus.ranges import Range, Share
 from stride_cli.corpus.streams import (
     DamagedStream,
@@ -35,6 +33,7 @@ from stride_cli.corpus.streams import (
     total_bytes,
     unreadable,
 )
+from stride_cli.corpus.tables import read_table
 from stride_cli.errors import CorpusError, EmptyRange, StrideError, UsageError
 from stride_cli.options import CORPUS, Options, option, own
 
@@ -209,10 +208,8 @@ def _read(
             log.take(share)
             if share is not None and share.whole:
                 share = None
-            if source.kind == "parquet":
-                documents = read_parquet(source, parser, log, share)
-            elif source.kind == "arrow":
-                documents = read_arrow(source, parser, log, share)
+            if source.kind in ("parquet", "arrow"):
+                documents = read_table(source, parser, log, share)
             elif source.kind == "jsonl":
                 documents = _read_jsonl(source, parser, log, share)
             elif share is None or share.low == 0:  # the file is one document, and begins here

@@ -373,17 +373,17 @@ def open_stream(source: Source, log: ReadLog) -> Iterator[BinaryIO]:
     except OSError as error:
         raise unreadable(source.name, error) from None
     with raw:
-        before = _version(raw)
+        before = version_of(raw)
         log.enter(raw.tell if raw.seekable() else None)
         try:
             yield _opened(source.name, raw, source.path.suffix.lower())
-            refuse_change(source.name, before, _version(raw))
+            refuse_change(source.name, before, version_of(raw))
         finally:
             log.leave()
 
 
-def _version(raw: BinaryIO) -> tuple[int, int]:
-    """Size and time of change of an open file; of a stream none."""
+def version_of(raw: BinaryIO) -> tuple[int, int]:
+    """Return (bytes, time of change) of an open file; (0, 0) of a stream."""
     state = os.fstat(raw.fileno())
     return (state.st_size, state.st_mtime_ns) if stat.S_ISREG(state.st_mode) else (0, 0)
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import zstandard
 
-from stride_cli.corpus import parquet, table_rows
+from stride_cli.corpus import tables as corpus_tables
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog
 from stride_cli.errors import StrideError
@@ -146,12 +146,11 @@ def _table(r: random.Random) -> None:
     data = damaged(r, whole)
     options = _options(r)
     found = read_file("a.parquet", data, options)
-    # as where texts are many and repeat, and value by value
-    for module, limit, value in ((parquet, "MOST_AT_ONCE", 1000), (table_rows, "_OBJECT_BYTES", 0)):
-        with mock.patch.object(module, limit, value):
-            other = read_file("a.parquet", data, options)
-        if data == whole and "row group" not in str(other[-1:]):
-            assert other == found, (limit, other, found)
+    # as row groups that are large, and batches of one row
+    with mock.patch.object(corpus_tables, "_BATCH_BYTES", 1):
+        other = read_file("a.parquet", data, options)
+    if data == whole:
+        assert other == found, (other, found)
 
 
 @cache

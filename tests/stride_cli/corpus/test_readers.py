@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import gzip
 import io
 import json
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.corpus import parquet as corpus_parquet
 from stride_cli.corpus import streams
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
 from stride_cli.corpus.streams import ReadLog
@@ -333,92 +331,6 @@ def test_text_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorpusError, match=message):
             list(read_documents([str(tmp_path / name)], ReadOptions(max_document_bytes=1000)))
-
-
-def test_parquet_that_cannot_be_used(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"PAR1 no table")
-    with pytest.raises(CorpusError, match=r"a.parquet:1: .*readable Parquet"):
-        list(read_documents([str(path)]))
-    parquet.write_table(pyarrow.table({"name": ["x"], "text": ["y"]}), path)
-    with pytest.raises(CorpusError, match=r"a.parquet:1: .*'id', found the fields 'name', 'text'"):
-        list(read_documents([str(path)]))
-    table = pyarrow.table({"id": list(range(1000)), "text": [f"t{n}" for n in range(999)] + [" "]})
-    parquet.write_table(table, path)
-    with pytest.raises(CorpusError, match=r"a.parquet:1000: .*empty"):
-        list(read_documents([str(path)]))
-    found = list(read_documents([str(path)], log=ReadLog("skip", lambda text: None)))
-    assert [(d.id, d.text) for d in found] == [(str(n), f"t{n}") for n in range(999)]
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CorpusError, match="readable Parquet"):
-        list(read_documents([str(path)]))
-
-
-ROWS = 600
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_repeated_messages_are_read_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
-) -> None:
-    """Where they might be more than memory holds, each text is held once."""
-    if not large:
-        monkeypatch.setattr(corpus_parquet, "MOST_AT_ONCE", 10_000)
-        monkeypatch.setattr(corpus_parquet, "_refused", None)  # is not called
-    texts = [f"long text {number % 7}" * (number % 5) for number in range(ROWS)]
-    talks = [
-        [{"role": "user", "content": "?", "n": 1}, {"role": "assistant", "content": text}] * (number % 3 + 1)
-        for number, text in enumerate(texts)
-    ]
-    talks[5] = None
-    for size in (ROWS, 100):
-        table = pyarrow.table({"id": [str(n) for n in range(ROWS)], "messages": talks})
-        parquet.write_table(table, tmp_path / "a.parquet", row_group_size=size)
-        if not large:
-            monkeypatch.setattr(corpus_parquet, "MOST_AT_ONCE", 30_000)
-        found = list(read_documents([str(tmp_path / "a.parquet")], log=ReadLog("skip", lambda text: None)))
-        expected = [
-            tuple({"role": each["role"], "content": each["content"]} for each in talk)
-            for talk in talks
-            if talk and any(each["content"].strip() for each in talk)
-        ]
-        assert [document.messages for document in found] == expected
-
-
-def test_parquet_of_other_types(tmp_path: Path) -> None:
-    moment = datetime.datetime(2026, 1, 1)
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"id": ["a"], "text": [["x"]]}, "'text' to be a string, found a value of type list<"),
-        ({"id": [[1]], "text": ["x"]}, "'id' to be a string or an integer, found a value of type list<"),
-        ({"id": [moment], "text": ["x"]}, "found a value of type timestamp"),
-        (
-            {"id": ["a"], "text": pyarrow.array([b"x" * 8], pyarrow.binary(8))},
-            "a value of type fixed_size_binary",
-        ),
-        (
-            {"id": ["a"], "messages": [[{"from": "x", "value": "y"}]]},
-            r"a list of {role, content}, found a value of",
-        ),
-        ({"id": ["a"], "messages": ["[]"]}, r"a list of {role, content}, found a string"),
-        ({"id": ["a"], "text": [b"x\xff"]}, "found raw bytes"),
-        ({"a": ["a"], "b": ["x"]}, "expected an id in the field 'id', found the fields 'a', 'b'"),
-    ]
-    for columns, message in cases:
-        parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-        with pytest.raises(CorpusError, match=f"a.parquet:1: .*{message}"):
-            list(read_documents([str(tmp_path / "a.parquet")]))
-    # what is not needed does not matter
-    table = pyarrow.table({"id": ["a"], "text": ["x"], "response": [[1]], "other": [{"a": 1}]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    assert next(read_documents([str(tmp_path / "a.parquet")])).text == "x"
-    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 3, names=["id", "text", "text"])
-    parquet.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=r"a.parquet: expected one column 'text', found 2"):
-        list(read_documents([str(tmp_path / "a.parquet")]))
-    values = pyarrow.table({"id": ["a", "b"], "text": ["é" * 600, "x"]})
-    parquet.write_table(values, tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=r"a.parquet:1: expected a row of at most 1,000 bytes"):
-        list(read_documents([str(tmp_path / "a.parquet")], ReadOptions(max_document_bytes=1000)))
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

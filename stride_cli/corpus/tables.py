@@ -1,0 +1,250 @@
+"""Documents of Parquet and Arrow files, read by pyarrow in batches of rows.
+
+In a small file one text can stand for a million rows. So texts of small row groups stay dictionary-encoded
+until their row is read: a batch takes no more than its different texts, and a row that is too long is
+refused before its texts are copied. Large row groups are read as they are, for pyarrow keeps the different
+texts of a dictionary-encoded row group until its end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stride_cli.corpus.documents import (
+    MOST_MESSAGES,
+    Document,
+    DocumentParser,
+    not_utf8,
+    too_long,
+    too_many_messages,
+)
+from stride_cli.corpus.ranges import Share
+from stride_cli.corpus.streams import (
+    DamagedStream,
+    ReadLog,
+    Source,
+    refuse_change,
+    refuse_expansion,
+    unreadable,
+    version_of,
+)
+from stride_cli.errors import CorpusError, first_line, require_extra
+
+_ROWS = 256  # at most, of a batch
+_BATCH_BYTES = 64 << 20  # about, of a batch
+_VALUE_BYTES = 32  # counted for a row or a message besides its texts, as JSON would take
+_ARROW_FILE = b"ARROW1\0\0"  # start of the file format; `datasets` writes the stream format
+_OTHERWISE = "can be piped in as JSON Lines"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """An open file: the names of its columns, its rows, and its batches.
+
+    `batches(names, first, stop)` yields (number of the first row, batch) for the batches that have some of
+    the rows first … stop-1.
+    """
+
+    columns: list[str]
+    n_rows: int
+    batches: Callable[[Sequence[str], int, int], Iterator[tuple[int, Any]]]
+
+
+def read_table(
+    source: Source, parser: DocumentParser, log: ReadLog, share: Share | None = None
+) -> Iterator[Document]:
+    """Yield the documents of a Parquet or Arrow file, or of a share of its rows; a row counts as a line.
+
+    Raises:
+        CorpusError: The file is damaged, changes meanwhile, or expands to far more than it has; a row is no
+            document, unless the log skips these.
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise require_extra("pyarrow", "parquet") from None
+    assert source.path is not None  # stdin is never a table
+    if not source.path.is_file():
+        raise CorpusError(
+            f"{source.name}: expected a {source.kind.capitalize()} file, found a pipe or a device",
+            fix="copy it to a file: tables are read from their end",
+        )
+    try:
+        raw = source.path.open("rb")
+    except OSError as error:
+        raise unreadable(source.name, error) from None
+    with raw:
+        before = version_of(raw)
+        size = os.fstat(raw.fileno()).st_size
+        row = 0
+        with _damage(source, row):
+            table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
+            names = _wanted(table.columns, parser.fields.names(), source.name)
+        first, stop = (0, table.n_rows) if share is None else share.of(table.n_rows)
+        log.enter(lambda: size * row // max(1, table.n_rows))
+        try:
+            batches = table.batches(names, first, stop)
+            given = 0
+            while True:
+                with _damage(source, row):
+                    start, batch = next(batches, (0, None))
+                if batch is None:
+                    break
+                for index in range(max(first - start, 0), min(stop - start, batch.num_rows)):
+                    row = start + index + 1
+                    values = _Row(f"{source.name}:{row}", parser)
+                    try:
+                        with _damage(source, row - 1):
+                            record = {name: values.take(batch.column(name)[index], name) for name in names}
+                        document = parser.document(record, source.name, row, table.columns)
+                    except CorpusError as error:
+                        log.reject(error)
+                    else:
+                        yield document
+                    given += values.taken + _VALUE_BYTES
+                    with _damage(source, row - 1):
+                        refuse_expansion(size, given, _OTHERWISE)
+            refuse_change(source.name, before, version_of(raw))
+        finally:
+            log.leave()
+
+
+@contextmanager
+def _damage(source: Source, row: int) -> Iterator[None]:
+    """Turn whatever pyarrow raises of a damaged file into a CorpusError."""
+    where = f"{source.name}:{row + 1}"
+    try:
+        yield
+    except CorpusError:
+        raise
+    except DamagedStream as error:
+        raise CorpusError(f"{where}: {error.message}", fix=error.fix) from None
+    except UnicodeDecodeError as error:
+        raise not_utf8(where, error) from None
+    except Exception as error:  # ArrowInvalid, and ValueError, KeyError, OverflowError … of names and types
+        raise CorpusError(
+            f"{where}: expected a readable {source.kind.capitalize()} file, found: {first_line(error)}",
+            fix="write the file again; a copy or download may have been cut off",
+        ) from None
+
+
+def _wanted(columns: list[str], fields: list[str], called: str) -> list[str]:
+    """Those of the fields that are columns."""
+    names = [name for name in dict.fromkeys(fields) if name in columns]
+    for name in names:
+        if columns.count(name) > 1:
+            raise CorpusError(
+                f"{called}: expected one column '{name}', found {columns.count(name)}",
+                fix="rename the others",
+            )
+    return names
+
+
+def _open_parquet(path: Path) -> _Table:
+    from pyarrow import parquet
+
+    metadata = parquet.read_metadata(path)
+    leaves = (metadata.schema.column(number) for number in range(metadata.num_columns))
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    plain, coded = (
+        parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, read_dictionary=columns)
+        for columns in (None, texts)
+    )
+
+    def batches(names: Sequence[str], first: int, stop: int) -> Iterator[tuple[int, Any]]:
+        expanded = ended = 0
+        for number in range(metadata.num_row_groups):
+            # not of the group's columns: asked for one of a damaged file, pyarrow 26 ends the process
+            group = metadata.row_group(number)
+            row, ended = ended, ended + group.num_rows
+            if ended <= first or row >= stop:
+                continue
+            size = group.total_byte_size
+            expanded += size
+            refuse_expansion(path.stat().st_size, expanded, _OTHERWISE)
+            rows = max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(1, size)))
+            read = partial(
+                parquet.ParquetFile.iter_batches,
+                batch_size=rows, row_groups=[number], columns=names, use_threads=False,
+            )  # fmt: skip
+            yield from _numbered(read, [coded, plain] if size <= _BATCH_BYTES else [plain], row)
+
+    return _Table(plain.schema_arrow.names, metadata.num_rows, batches)
+
+
+def _numbered(read: Callable[[Any], Iterator[Any]], files: list[Any], row: int) -> Iterator[tuple[int, Any]]:
+    """Yield (number of the first row, batch) of a row group that begins at a row.
+
+    Files are tried in order: pyarrow 26 reads some encodings (DELTA_BYTE_ARRAY) into no dictionary, and a
+    writer may change to one in the middle of a row group.
+    """
+    done = 0
+    for file in files:
+        seen = 0
+        try:
+            for batch in read(file):
+                new = batch.slice(max(0, done - seen))
+                seen += batch.num_rows
+                if new.num_rows:
+                    yield row + done, new
+                    done += new.num_rows
+            return
+        except OSError:
+            if file is files[-1]:
+                raise
+
+
+def _open_arrow(path: Path) -> _Table:
+    import pyarrow
+    from pyarrow import ipc
+
+    data = pyarrow.memory_map(str(path)).read_buffer()
+    if data[: len(_ARROW_FILE)].to_pybytes() == _ARROW_FILE:
+        data = data.slice(len(_ARROW_FILE))  # a stream follows
+
+    def batches(names: Sequence[str], first: int, stop: int) -> Iterator[tuple[int, Any]]:
+        row = expanded = 0
+        for batch in ipc.open_stream(data):
+            if row + batch.num_rows > first and row < stop:
+                batch = batch.select(names)
+                batch.validate(full=True)  # else offsets that lead nowhere end the process
+                expanded += batch.nbytes
+                refuse_expansion(data.size, expanded, _OTHERWISE)
+                yield row, batch
+            row += batch.num_rows
+
+    n_rows = sum(batch.num_rows for batch in ipc.open_stream(data))
+    return _Table(ipc.open_stream(data).schema.names, n_rows, batches)
+
+
+class _Row:
+    """Takes the values of one row as Python objects, up to the bytes that a document may have."""
+
+    def __init__(self, where: str, parser: DocumentParser) -> None:
+        self._where, self._limit = where, parser.max_bytes
+        self.taken = 0
+
+    def take(self, scalar: Any, name: str) -> Any:
+        """A value as a line of JSON would have it; of a message, its role and content."""
+        if not scalar.is_valid:
+            return None
+        if hasattr(scalar, "keys"):
+            self.taken += _VALUE_BYTES
+            return {key: self.take(scalar[key], name) for key in ("role", "content") if key in scalar}
+        if hasattr(scalar, "values"):
+            if len(scalar.values) > MOST_MESSAGES:
+                raise too_many_messages(self._where, name, len(scalar.values))
+            return [self.take(item, name) for item in scalar]
+        value = scalar.as_py()
+        if isinstance(value, str | bytes):
+            self.taken += len(value.encode()) if isinstance(value, str) else len(value)
+        if self.taken > self._limit:
+            raise too_long(self._where, self._limit, "row")
+        return value
